@@ -1,0 +1,44 @@
+"""Numbers as people read them. Pure; takes ints and floats, returns plain text."""
+
+NANO = 1_000_000_000
+NO_VALUE = "–"
+
+
+def percent(share: float | None) -> str:
+    """Write a share; `None`, nothing to divide by, is a dash and never 0 %."""
+    return NO_VALUE if share is None else f"{share:.1%}"
+
+
+def compact(count: int) -> str:
+    """Write a count in at most four digits: 950, 12.3K, 4.56M."""
+    size = float(count)
+    for suffix in ("", "K", "M", "G"):
+        if abs(size) < 999.5:
+            digits = 0 if suffix == "" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+            return f"{size:.{digits}f}{suffix}"
+        size /= 1000
+    return f"{size:.3g}T"
+
+
+def dollars(nanos: int | None) -> str:
+    """Write money; below a cent with the digits that make it differ from nothing."""
+    if nanos is None:
+        return NO_VALUE
+    value = nanos / NANO
+    sign = "−" if value < 0 else ""  # a true minus sign
+    size = abs(value)
+    if size == 0:
+        return "$0"
+    if size < 0.000_001:
+        return f"{sign}<$0.000001"
+    digits = 2 if size >= 1 else 4 if size >= 0.01 else 6
+    return f"{sign}${size:,.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """Write an uptime in its two largest units."""
+    whole = int(seconds)
+    for size, unit, part, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m")):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // part}{smaller}"
+    return f"{whole // 60}m {whole % 60:02}s" if whole >= 60 else f"{whole}s"

@@ -1,0 +1,98 @@
+"""`python -m engine`: one engine on one port. Settings: the environment, see `settings.py`."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import structlog
+import uvicorn
+from pydantic import ValidationError
+
+from engine.backends.base import Backend, Parts, Progress
+from engine.backends.looped import LoopedBackend
+from engine.clock import Clock, ManualClock, MonotonicClock
+from engine.host import EngineHost
+from engine.server import create_app
+from engine.settings import Settings
+
+log = structlog.get_logger()
+
+GRACE_SECONDS = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    parser.add_argument("--backend", choices=["native", "synthetic"])
+    backend = parser.parse_args(arguments).backend
+    try:
+        settings = Settings(**({"backend": backend} if backend else {}))
+    except ValidationError as error:
+        for problem in error.errors(include_input=False, include_url=False):
+            name = "ENGINE_" + "_".join(map(str, problem["loc"])).upper()
+            print(f"{name}: {problem['msg']}", file=sys.stderr)
+        return 2
+    _configure_logs(settings.log_level)
+    if settings.ttl_scale != 1:
+        log.warning("TTLS ARE SCALED: not for production", ttl_scale=settings.ttl_scale)
+    if settings.clock == "manual":
+        log.warning("THE CLOCK IS MANUAL: for tests only")
+    failed: list[bool] = []
+
+    def fail() -> None:
+        failed.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    app = create_app(
+        _backend_factory(settings),
+        settings.secret.get_secret_value(),
+        EngineHost(fail),
+        speaks_openai=settings.backend == "synthetic",
+    )
+    uvicorn.run(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return 1 if failed else 0
+
+
+def _backend_factory(settings: Settings) -> Callable[[EngineHost], Backend]:
+    clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
+    load_parts = _load_parts(settings.backend)
+    return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
+
+
+def _load_parts(backend: str) -> Callable[[Settings, Progress], Parts]:
+    """torch is imported only where it is used: the synthetic engine starts without it."""
+    if backend == "synthetic":
+        from engine.backends.synthetic import load_synthetic
+
+        return load_synthetic
+    from engine.backends.native import load_native
+
+    return load_native
+
+
+def _configure_logs(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        cache_logger_on_first_use=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What the server asks of an engine, whichever it is.
+
+The lifecycle, in this order; the server keeps it and every backend MUST:
+1. construction is cheap and touches nothing outside;
+2. `load` (in a thread) brings the model up and reports progress; raising ends the start;
+3. after it returns, every other method works, from the event loop's thread, concurrently;
+4. `open` either raises an EngineError with nothing changed, or leaves a request that ends on every
+   path: by itself, by `cancel`, or by closing its stream;
+5. `stop` ends everything; it may come at any time, also after a failed `load`.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from engine.core.output import OutputParser
+from engine.core.runner import Runner
+from engine.prompt.rendered import RenderedPrompt
+from engine.protocol import (
+    CountReply,
+    CountRequest,
+    Description,
+    DropReply,
+    DropRequest,
+    EntryInfo,
+    EventFrame,
+    FinalCounts,
+    Frame,
+    GenerateRequest,
+    Prompt,
+    Snapshot,
+    Stats,
+)
+
+Progress = Callable[[str, float], None]
+"""Takes a stage's name and the fraction of the load that is done, 0 to 1."""
+
+
+class Generation(Protocol):
+    """A request's frames; None is a heartbeat. Closing it, or dropping it, cancels the request."""
+
+    def __aiter__(self) -> AsyncIterator[Frame | None]: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable  # Litestar checks dependencies by isinstance
+class Backend(Protocol):
+    def load(self, progress: Progress) -> None: ...
+    async def stop(self) -> None: ...
+    def describe(self) -> Description: ...
+    async def open(self, request: GenerateRequest) -> Generation: ...
+    async def cancel(self, request_id: str) -> bool: ...
+    async def count(self, request: CountRequest) -> CountReply: ...
+    def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]: ...
+    async def snapshot(self) -> Snapshot: ...
+    async def entries(self) -> list[EntryInfo]: ...
+    async def stats(self) -> Stats: ...
+    async def drop(self, request: DropRequest) -> DropReply: ...
+    async def unacknowledged(self) -> list[FinalCounts]: ...
+    async def acknowledge(self, request_ids: Sequence[str]) -> None: ...
+    async def advance_clock(self, seconds: float) -> float: ...
+
+
+class Renderer(Protocol):
+    """Prompt to tokens, tokens to deltas. `render` may be slow and runs on its own thread.
+
+    What is remembered of a render is kept apart by `scope`: its speed tells nobody anything.
+    """
+
+    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...
+    def parser(self, request: GenerateRequest) -> OutputParser: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a loaded engine consists of; `description` lacks only the epoch.
+
+    `step_tokens` is what it computes in one step where the settings say nothing: a step is as long
+    as others' decode and every cancel may have to wait, so it should take about 0.1 s. A copy of
+    one block moves `block_bytes`.
+    """
+
+    runner: Runner
+    renderer: Renderer
+    description: Description
+    step_tokens: int
+    block_bytes: int

@@ -1,0 +1,321 @@
+"""A backend over our own engine loop: native and synthetic differ only in the parts they load."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from engine.backends.base import Parts, Progress, Renderer
+from engine.backends.events import EventLog
+from engine.backends.generation import QueuedGeneration
+from engine.backends.queries import check_request, new_query, new_samples
+from engine.blocks.block import Digest
+from engine.blocks.cache import PrefixCache
+from engine.blocks.entries import Entries
+from engine.blocks.hashing import ChainHasher
+from engine.blocks.pool import BlockPool
+from engine.blocks.tiers import HostTier
+from engine.clock import Clock, ManualClock
+from engine.core.accounts import Accounts, block_stats
+from engine.core.lifecycle import Lifecycle
+from engine.core.loop import EngineLoop
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import RequestState
+from engine.errors import InvalidRequest, NotFound, NotReady
+from engine.prompt.rendered import RenderedPrompt
+from engine.protocol import (
+    ChainHeld,
+    CountReply,
+    CountRequest,
+    Description,
+    DropReply,
+    DropRequest,
+    EntryInfo,
+    EventFrame,
+    FinalCounts,
+    GenerateRequest,
+    HeldName,
+    Snapshot,
+    Stats,
+    Tier,
+)
+from engine.settings import Settings
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class LoopedBackend:
+    """`load_parts` builds the model and what goes with it; called once, in a thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        load_parts: Callable[[Settings, Progress], Parts],
+        on_crash: Callable[[Exception], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._load_parts = load_parts
+        self._on_crash = on_crash
+        self._events = EventLog(epoch=uuid4().hex)
+        self._renders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._event_loop = asyncio.get_running_loop()
+        self._born_at = clock.now()
+        self._loaded: _Loaded | None = None
+
+    # Life.
+
+    def load(self, progress: Progress) -> None:
+        parts = self._load_parts(self._settings, progress)
+        capabilities = list(parts.description.capabilities)
+        if isinstance(self._clock, ManualClock):
+            capabilities.append("manual_clock")
+        description = msgspec.structs.replace(
+            parts.description, epoch=self._events.epoch, capabilities=capabilities
+        )
+        self._loaded = self._assemble(parts, description)
+        self._loaded.loop.start(self._on_crash)
+
+    async def stop(self) -> None:
+        self._renders.shutdown(wait=False, cancel_futures=True)
+        if self._loaded is not None:
+            await asyncio.to_thread(self._loaded.loop.stop)
+
+    # Generation.
+
+    async def open(self, request: GenerateRequest) -> QueuedGeneration:
+        loaded = self._ready()
+        check_request(request, loaded.description)
+        received_at = self._clock.now()
+        rendered = await self._render(loaded, request)
+        # Standing time has no age: a manual clock's present is the time of arrival.
+        age = 0.0 if isinstance(self._clock, ManualClock) else request.age_seconds
+        query = await self._in_thread(
+            partial(
+                new_query,
+                request,
+                rendered,
+                loaded.cache,
+                loaded.description,
+                arrived_at=received_at - age,
+            )
+        )
+        generation = QueuedGeneration(
+            self._event_loop, cancel=partial(self._cancel_soon, loaded, request.request_id)
+        )
+        state = RequestState(
+            request=request,
+            query=query,
+            parsers=[loaded.renderer.parser(request) for _ in range(request.sampling.num_choices)],
+            emit=generation.emit,
+            submitted_at=received_at,
+        )
+        samples = new_samples(request, loaded.description)
+        await self._call(loaded, partial(loaded.lifecycle.submit, state, samples))
+        generation.is_open = True
+        return generation
+
+    async def cancel(self, request_id: str) -> bool:
+        loaded = self._ready()
+        return await self._call(loaded, partial(loaded.lifecycle.cancel, request_id))
+
+    async def count(self, request: CountRequest) -> CountReply:
+        loaded = self._ready()
+        rendered = await self._render(loaded, request)
+        ends = [span.end for span in rendered.segments]
+        return CountReply(input_tokens=len(rendered.token_ids), segment_tokens=ends)
+
+    # Reports.
+
+    def describe(self) -> Description:
+        return self._ready().description
+
+    def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]:
+        self._ready()
+        return self._events.subscribe(epoch, after, self.snapshot)
+
+    async def snapshot(self) -> Snapshot:
+        loaded = self._ready()
+        return await self._call(loaded, partial(_snapshot, loaded))
+
+    async def entries(self) -> list[EntryInfo]:
+        loaded = self._ready()
+        return await self._call(loaded, partial(_entry_infos, loaded.cache, self._clock))
+
+    async def stats(self) -> Stats:
+        loaded = self._ready()
+        return await self._call(loaded, partial(self._stats, loaded))
+
+    async def drop(self, request: DropRequest) -> DropReply:
+        loaded = self._ready()
+        try:
+            key = None if request.entry is None else Digest(bytes.fromhex(request.entry))
+        except ValueError:
+            raise InvalidRequest("entry: not hexadecimal") from None
+        return await self._call(loaded, partial(loaded.lifecycle.drop, request.scope, key))
+
+    async def unacknowledged(self) -> list[FinalCounts]:
+        loaded = self._ready()
+        return await self._call(loaded, loaded.accounts.unacknowledged)
+
+    async def acknowledge(self, request_ids: Sequence[str]) -> None:
+        loaded = self._ready()
+        await self._call(loaded, partial(loaded.accounts.acknowledge, request_ids))
+
+    async def advance_clock(self, seconds: float) -> float:
+        clock = self._clock
+        if not isinstance(clock, ManualClock):
+            raise NotFound("the clock is not manual")
+        if not 0 <= seconds < 1e9:
+            raise InvalidRequest("seconds: must not be negative")
+        loaded = self._ready()
+
+        def advance() -> float:
+            clock.advance(seconds)
+            loaded.lifecycle.expire(clock.now())
+            loaded.lifecycle.publish()
+            return clock.now()
+
+        return await self._call(loaded, advance)
+
+    # Inside.
+
+    def _assemble(self, parts: Parts, description: Description) -> "_Loaded":
+        """The composition of one engine."""
+        settings = self._settings
+        pool = BlockPool(description.num_blocks, description.block_size)
+        host = None
+        if settings.host_blocks:
+            max_copies = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
+            host = HostTier(pool, settings.host_blocks, max_copies)
+        entries = Entries(
+            pool,
+            lease_share=settings.lease_share,
+            scope_lease_share=settings.scope_lease_share,
+            ttl_scale=settings.ttl_scale,
+            host=host.pool if host is not None else None,
+        )
+        hasher = ChainHasher(os.urandom(32), description.block_size)
+        cache = PrefixCache(pool, entries, hasher, host)
+        scheduler = Scheduler(
+            cache,
+            max_step_tokens=settings.max_step_tokens or parts.step_tokens,
+            max_running=settings.max_running,
+        )
+        accounts = Accounts()
+        lifecycle = Lifecycle(
+            cache,
+            scheduler,
+            accounts,
+            self._clock,
+            epoch=description.epoch,
+            max_waiting=settings.max_waiting,
+            max_context_tokens=description.max_context_tokens,
+            publish=lambda events: self._to_event_loop(partial(self._events.publish, events)),
+        )
+        loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
+        return _Loaded(description, parts.renderer, cache, accounts, lifecycle, loop)
+
+    def _ready(self) -> "_Loaded":
+        if self._loaded is None:
+            raise NotReady("the model is loading")
+        return self._loaded
+
+    async def _render(
+        self, loaded: "_Loaded", request: GenerateRequest | CountRequest
+    ) -> RenderedPrompt:
+        render = partial(
+            loaded.renderer.render, request.prompt, thinking=request.thinking, scope=request.scope
+        )
+        try:
+            return await self._in_thread(render)
+        except RecursionError:
+            raise InvalidRequest("prompt: nested too deeply") from None
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await self._event_loop.run_in_executor(self._renders, function)
+
+    async def _call(self, loaded: "_Loaded", function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(loaded.loop.call(function))
+
+    def _cancel_soon(self, loaded: "_Loaded", request_id: str) -> None:
+        future: Future[bool] = loaded.loop.call(partial(loaded.lifecycle.cancel, request_id))
+        future.add_done_callback(_log_failure)
+
+    def _to_event_loop(self, function: Callable[[], None]) -> None:
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(function)
+
+    def _stats(self, loaded: "_Loaded") -> Stats:
+        scheduler, cache = loaded.loop.scheduler, loaded.cache
+        return Stats(
+            epoch=loaded.description.epoch,
+            uptime_seconds=self._clock.now() - self._born_at,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks=block_stats(cache),
+            counters=loaded.accounts.counters(cache, scheduler),
+            num_entries=len(cache.entries),
+            num_leases=cache.entries.num_leases,
+            unacknowledged=loaded.accounts.num_unacknowledged,
+            prefill_seconds=loaded.accounts.prefill_seconds,
+            host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
+            host_blocks_used=cache.host.num_used if cache.host is not None else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    description: Description
+    renderer: Renderer
+    cache: PrefixCache
+    accounts: Accounts
+    lifecycle: Lifecycle
+    loop: EngineLoop
+
+
+def _log_failure(future: "Future[bool]") -> None:
+    error = future.exception()
+    if error is not None:
+        log.error("cancel failed", error=type(error).__name__)
+
+
+def _snapshot(loaded: _Loaded) -> Snapshot:
+    """What is held, block by block: names of one block are one chain's."""
+    chains = []
+    host = loaded.cache.host
+    for block in [*loaded.cache.pool.blocks, *(host.pool.blocks if host is not None else ())]:
+        if block.names:
+            names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
+            num_leased = len(names) if block.lease_count else 0
+            tier: Tier = "host" if block.is_host else "device"
+            chains.append(ChainHeld(seq=0, names=names, tier=tier, num_leased=num_leased))
+    # Counted on the engine's thread: events published later are not in these chains.
+    seq, epoch = loaded.lifecycle.num_published, loaded.description.epoch
+    return Snapshot(seq=seq, epoch=epoch, chains=chains)
+
+
+def _entry_infos(cache: PrefixCache, clock: Clock) -> list[EntryInfo]:
+    now = clock.now()
+    return [
+        EntryInfo(
+            entry=entry.key.hex(),
+            scope=entry.scope,
+            tokens=entry.tokens,
+            blocks=len(entry.blocks),
+            ttl=entry.ttl,
+            state=entry.state,
+            expires_in_seconds=entry.expires_at - now,
+            reads=entry.reads,
+        )
+        for entry in cache.entries.live()
+    ]

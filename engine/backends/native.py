@@ -1,0 +1,69 @@
+"""The native engine: torch runs a Hugging Face model on our paged blocks."""
+
+from pathlib import Path
+
+from engine.backends.base import Parts, Progress
+from engine.model.loading import LoadedModel, load_model
+from engine.prompt.renderer import ChatRenderer
+from engine.protocol import Capability, Description
+from engine.settings import Settings
+
+STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+MEMORY_SHARE = 0.25
+DEFAULT_CONTEXTS = 8
+"""Where ENGINE_NUM_BLOCKS says nothing the pool has room for this many full contexts, but takes no
+more than this share of the free memory."""
+
+
+def load_native(settings: Settings, progress: Progress) -> Parts:
+    """Load the model and size the pool. Raises ModelRefused."""
+    loaded = load_model(
+        settings.model,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        progress=lambda stage, fraction: progress(stage, 0.9 * fraction),
+    )
+    progress("allocating blocks", 0.9)
+    num_blocks = settings.num_blocks or _affordable_blocks(loaded, settings.block_size)
+    runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
+    progress("loading tokenizer", 0.95)
+    renderer = ChatRenderer.from_model(settings.model)
+    return Parts(
+        runner=runner,
+        renderer=renderer,
+        step_tokens=STEP_TOKENS[loaded.device.type],
+        block_bytes=loaded.layout.bytes_per_block(settings.block_size),
+        description=Description(
+            backend="native",
+            model=Path(settings.model).name,
+            epoch="",
+            max_context_tokens=loaded.max_context_tokens,
+            block_size=settings.block_size,
+            num_blocks=num_blocks,
+            granularity=1,
+            min_cache_tokens=settings.min_cache_tokens,
+            capabilities=_capabilities(renderer),
+            prefix_order=renderer.prefix_order,
+            tool_format=renderer.tool_format,
+            reasoning_format=renderer.reasoning_format,
+            kv_bytes_per_token=loaded.layout.bytes_per_token,
+            default_temperature=loaded.sampling.temperature,
+            default_top_p=loaded.sampling.top_p,
+            default_top_k=loaded.sampling.top_k,
+            ttl_scale=settings.ttl_scale,
+        ),
+    )
+
+
+def _capabilities(renderer: ChatRenderer) -> list[Capability]:
+    """Calls can be parsed only where the template's format is known."""
+    always: list[Capability] = ["copy_on_write", "multiple_choices"]
+    return [*always, "tools"] if renderer.tool_format is not None else always
+
+
+def _affordable_blocks(loaded: LoadedModel, block_size: int) -> int:
+    """Room for some contexts, within a share of the device's free memory."""
+    affordable = int(loaded.free_bytes() * MEMORY_SHARE) // loaded.layout.bytes_per_block(
+        block_size
+    )
+    return max(min(affordable, DEFAULT_CONTEXTS * loaded.max_context_tokens // block_size), 8)

@@ -1,0 +1,173 @@
+"""From a request on the wire to what the cache and the scheduler work with."""
+
+from typing import TypeVar, get_args
+from zlib import crc32
+
+from engine.blocks.cache import CacheQuery, PrefixCache
+from engine.blocks.lookback import Segment
+from engine.core.runner import SampleParams
+from engine.errors import InvalidRequest, PromptTooLong, Unsupported
+from engine.prompt.rendered import RenderedPrompt, SegmentSpan
+from engine.protocol import (
+    MAX_BREAKPOINTS,
+    MAX_NAMES,
+    Capability,
+    Description,
+    GenerateRequest,
+    HeldName,
+    Part,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    ToolResultPart,
+    ToolUsePart,
+)
+
+T = TypeVar("T")
+
+MAX_CHOICES = 16
+SPARE_BLOCKS = 2
+"""What a prompt must leave of the pool: its next token's block, and one for copy-on-write."""
+
+
+def check_request(request: GenerateRequest, description: Description) -> None:
+    """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
+    num_segments = request.prompt.num_segments
+    for index, point in enumerate(request.breakpoints):
+        if not 0 <= point.segment < num_segments:
+            raise InvalidRequest(f"breakpoints[{index}].segment: no such segment")
+    for index, name in enumerate(request.names):
+        if not 0 <= name.segment < num_segments:
+            raise InvalidRequest(f"names[{index}].segment: no such segment")
+    sampling = request.sampling
+    checks = (
+        (request.request_id != "", "request_id: must not be empty"),
+        (request.scope != "", "scope: must not be empty"),
+        (num_segments > 0, "prompt: must not be empty"),
+        (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
+        (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
+        (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
+        (request.sampling.max_tokens >= 0, "sampling.max_tokens: must not be negative"),
+        (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
+        (
+            sampling.top_p is None or 0 < sampling.top_p <= 1,
+            "sampling.top_p: must be above 0 and at most 1",
+        ),
+        ((sampling.top_k or 0) >= 0, "sampling.top_k: must not be negative"),
+        (
+            1 <= request.sampling.num_choices <= MAX_CHOICES,
+            f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
+        ),
+        (
+            request.sampling.num_choices == 1 or request.sampling.max_tokens > 0,
+            "sampling.num_choices: must be 1 where max_tokens is 0",
+        ),
+        (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
+    )
+    for is_good, message in checks:
+        if not is_good:
+            raise InvalidRequest(message)
+    for capability in _needed(request):
+        if capability not in description.capabilities:
+            raise Unsupported(f"this engine does not declare the capability {capability!r}")
+
+
+def _needed(request: GenerateRequest) -> list[Capability]:
+    needed: dict[Capability, bool] = {
+        "multiple_choices": request.sampling.num_choices > 1,
+        "tools": bool(request.prompt.tools),
+        "forced_tools": request.tool_choice.mode in ("any", "tool"),
+        "thinking": request.thinking,
+    }
+    assert set(needed) <= set(get_args(Capability))
+    return [capability for capability, is_needed in needed.items() if is_needed]
+
+
+def new_query(
+    request: GenerateRequest,
+    rendered: RenderedPrompt,
+    cache: PrefixCache,
+    description: Description,
+    *,
+    arrived_at: float,
+) -> CacheQuery:
+    """The prompt as the cache sees it; raises PromptTooLong."""
+    tokens = rendered.token_ids
+    room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
+    longest = min(description.max_context_tokens - 1, room)
+    if len(tokens) > longest:
+        raise PromptTooLong(len(tokens), longest)
+    return CacheQuery(
+        scope=request.scope,
+        tokens=tokens,
+        digests=cache.digests(request.scope, tokens),
+        segments=new_segments(request.prompt, rendered.segments, description.granularity),
+        breakpoints=request.breakpoints,
+        names=_held_names(request, rendered),
+        min_tokens=_min_tokens(request, description),
+        arrived_at=arrived_at,
+    )
+
+
+def _min_tokens(request: GenerateRequest, description: Description) -> int:
+    asked = request.min_cache_tokens
+    return max(description.min_cache_tokens if asked is None else asked, 1)
+
+
+def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> list[Segment]:
+    """Kinds and turns for the look-back; ends floored to what the engine can share."""
+    segments: list[Segment] = []
+
+    def end() -> int | None:
+        tokens = spans[len(segments)].end
+        return None if tokens is None else tokens - tokens % granularity
+
+    for _ in prompt.tools:
+        segments.append(Segment("tool", end()))
+    for _ in prompt.system:
+        segments.append(Segment("text", end()))
+    for turn, message in enumerate(prompt.messages):
+        for part in message.parts:
+            segments.append(_segment(part, end(), turn))
+    return segments
+
+
+def _segment(part: Part, end: int | None, turn: int) -> Segment:
+    match part:
+        case TextPart():
+            return Segment("text", end, turn)
+        case ThinkingPart():
+            return Segment("thinking", end, turn)
+        case ToolUsePart():
+            return Segment("tool_use", end, turn)
+        case ToolResultPart():
+            return Segment("tool_result", end, turn)
+
+
+def _held_names(request: GenerateRequest, rendered: RenderedPrompt) -> list[HeldName]:
+    """Names with their token offsets; an unknown boundary counts as the one before it."""
+    names, reached = [], 0
+    for name in request.names:
+        offset = rendered.segments[name.segment].offset(name.characters)
+        reached = max(reached, offset or 0)
+        names.append(HeldName(name.digest, reached))
+    return names
+
+
+def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
+    """One choice's draws differ from another's by the seed; without one it is the request's own."""
+    sampling = request.sampling
+    seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
+    return [
+        SampleParams(
+            temperature=_given(sampling.temperature, description.default_temperature),
+            top_p=_given(sampling.top_p, description.default_top_p),
+            top_k=_given(sampling.top_k, description.default_top_k),
+            seed=seed + choice,
+        )
+        for choice in range(sampling.num_choices)
+    ]
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,73 @@
+"""The words of the block pool: ids, digests and the block itself."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NewType
+
+from engine.protocol import EntryState, Ttl
+
+if TYPE_CHECKING:
+    from engine.blocks.free_list import FreeList
+    from engine.blocks.pool import BlockPool
+
+BlockId = NewType("BlockId", int)
+TokenId = int
+Digest = NewType("Digest", bytes)
+"""A 16-byte keyed chain digest: of a scope and all tokens up to a point."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One fixed-size piece of KV memory and what is known of its content.
+
+    `tokens` (4 bytes each) only ever grows until the block is allocated anew: content that somebody
+    may rely on is never overwritten. `digest` is set once the block is full and indexed.
+    `lease_count` says how many of `ref_count` are leases. `dependents` are the best-effort entries
+    that die with the block's content, `names` the gateway's names anchored here. `home` is the pool
+    it belongs to, `index` its place in the chain that it was allocated for.
+    """
+
+    block_id: BlockId
+    home: "BlockPool"
+    index: int = 0
+    ref_count: int = 0
+    lease_count: int = 0
+    digest: Digest | None = None
+    tokens: bytearray = field(default_factory=bytearray)
+    dependents: "set[Entry]" = field(default_factory=set)
+    names: dict[str, int] = field(default_factory=dict)
+    queue: "FreeList | None" = None
+    before: "Block | None" = None
+    after: "Block | None" = None
+
+    @property
+    def is_host(self) -> bool:
+        """In host memory: its content must be brought back before it can be used."""
+        return self.home.is_host
+
+    @property
+    def has_content(self) -> bool:
+        return self.digest is not None or bool(self.dependents)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What a breakpoint wrote: one scope's first `tokens` tokens can be read until it expires.
+
+    `ready_at`: when its writer's response began; `expires_at`: the first moment it is dead.
+    `is_broken`: best-effort, and one of its blocks was reused.
+    """
+
+    scope: str
+    key: Digest
+    tokens: int
+    ttl: Ttl
+    blocks: list[Block]
+    ready_at: float
+    expires_at: float
+    is_leased: bool = False
+    is_broken: bool = False
+    reads: int = 0
+
+    @property
+    def state(self) -> EntryState:
+        return "leased" if self.is_leased else "best_effort"

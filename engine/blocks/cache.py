@@ -1,0 +1,306 @@
+"""The prefix cache: pool, entries and names as one thing, in the order a request meets them.
+
+`look_up` at arrival, `begin` when it gets to run, `write` when its response begins. It knows
+nothing of sampling, scheduling or time beyond the numbers it is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.blocks.block import Block, Digest, Entry, TokenId
+from engine.blocks.entries import Entries
+from engine.blocks.hashing import ChainHasher, PromptDigests
+from engine.blocks.lookback import Mark, Segment, bill, eligible, longest_hit
+from engine.blocks.pool import BlockPool, NoFreeBlocks
+from engine.blocks.table import BlockCopy, BlockTable, Source
+from engine.blocks.tiers import HostTier
+from engine.protocol import (
+    Breakpoint,
+    BreakpointReport,
+    ChainHeld,
+    HeldName,
+    InputUsage,
+    MissReason,
+    Receipt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheQuery:
+    """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
+
+    `segments` ends are floored to the granularity already.
+    """
+
+    scope: str
+    tokens: Sequence[TokenId]
+    digests: PromptDigests
+    segments: Sequence[Segment]
+    breakpoints: Sequence[Breakpoint]
+    names: Sequence[HeldName]
+    min_tokens: int
+    arrived_at: float
+
+
+@dataclass(slots=True)
+class Found:
+    """What a look-up decided; the hit's blocks are held until `begin` or `let_go`.
+
+    `raced` tokens of it were being computed by somebody else when it would have run.
+    """
+
+    marks: list[Mark]
+    hit: Entry | None
+    read: int
+    miss_reason: MissReason | None
+    held: list[Block] = field(default_factory=list)
+    reused: int = 0
+    raced: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a request left: its counters and what the engine now holds of its prefix."""
+
+    usage: InputUsage
+    breakpoints: list[BreakpointReport]
+    receipt: Receipt
+    held: ChainHeld | None
+    miss_reason: MissReason | None
+
+
+class PrefixCache:
+    def __init__(
+        self,
+        pool: BlockPool,
+        entries: Entries,
+        hasher: ChainHasher,
+        host: HostTier | None = None,
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self.entries = entries
+        self._hasher = hasher
+
+    def digests(self, scope: str, tokens: Sequence[TokenId]) -> PromptDigests:
+        return PromptDigests(self._hasher, scope, tokens, self.pool.block_size)
+
+    def new_table(self, query: CacheQuery) -> BlockTable:
+        return BlockTable(self.pool, self._hasher, query.digests.root)
+
+    def look_up(self, query: CacheQuery) -> Found:
+        """Find and hold the longest entry the breakpoints may read; refresh what it touches."""
+        now = query.arrived_at
+        marks = eligible(query.segments, query.breakpoints, query.min_tokens)
+        hit = longest_hit(
+            query.segments, marks, lambda tokens: self.entries.find(query.digests, tokens, now)
+        )
+        reason = self._miss_reason(query, marks, hit)
+        for mark in marks:
+            entry = self.entries.find(query.digests, mark.tokens, now)
+            if entry is not None:
+                self.entries.refresh(entry, now)
+        found = Found(marks, hit, 0, reason)
+        if hit is not None:
+            self.entries.refresh(hit, now)
+            # The last token is always computed: its logits are the first answer.
+            found.read = min(hit.tokens, len(query.tokens) - 1)
+            found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
+            for block in found.held:
+                block.home.acquire(block)
+        return found
+
+    def let_go(self, found: Found) -> None:
+        """Give up what a look-up held."""
+        for block in reversed(found.held):
+            block.home.release(block)
+        found.held = []
+
+    def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
+        """Fill an empty table with what is reused and allocate the prompt's other blocks.
+
+        Full blocks beyond the entry are reused too where they are in memory (automatic reuse), also
+        behind a hole. Raises NoFreeBlocks with nothing changed but the order of reuse.
+        """
+        sources = self._sources(query.digests, found)
+        held = found.held
+        self._acquire(sources)
+        self.let_go(found)
+        try:
+            copies = table.fill(sources, query.digests.full, len(query.tokens))
+        except NoFreeBlocks:
+            for block in held:
+                block.home.acquire(block)
+            found.held = held
+            self._release(sources)
+            raise
+        found.reused = sum(source.num_tokens for source in sources.values())
+        return copies
+
+    def resume(self, scope: str, tokens: Sequence[TokenId], table: BlockTable) -> list[BlockCopy]:
+        """Fill the empty table of a preempted sequence again; raises NoFreeBlocks like `begin`."""
+        digests = self.digests(scope, tokens)
+        sources = self._sources(digests)
+        self._acquire(sources)
+        try:
+            return table.fill(sources, digests.full, len(tokens))
+        except NoFreeBlocks:
+            self._release(sources)
+            raise
+
+    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
+        """Write the breakpoints' entries, tie the names to the blocks; the counters are final."""
+        if found.hit is not None:
+            found.hit.reads += 1
+            self.entries.bring_back(found.hit, table.blocks)
+        reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
+        reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
+        receipt, held = self._hold_names(query, table, now)
+        return Written(
+            usage=bill(found.marks, len(query.tokens), found.read, found.reused),
+            breakpoints=[
+                reports.get(point.segment) or self._not_written(query, point)
+                for point in sorted(query.breakpoints, key=lambda point: point.segment)
+            ],
+            receipt=receipt,
+            held=held,
+            miss_reason=reason,
+        )
+
+    # Inside.
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
+        """Another wrote or computed what the last breakpoint asks for since it was looked up."""
+        if not found.marks:
+            return False
+        last = found.marks[-1].tokens
+        if found.hit is not None and found.hit.tokens >= last:
+            return False
+        if found.raced and found.raced >= last - last % self.pool.block_size:
+            return True
+        return self.entries.find(query.digests, last, now) is not None
+
+    def _sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
+        """What is at hand of a prompt, by logical block: the hold, and every full block.
+
+        Short of the last token, which is always computed. A hold's tail gives way to a full block.
+        """
+        size, sources = self.pool.block_size, {}
+        held = found.held if found is not None else []
+        num_held = found.read // size if found is not None and held else 0
+        for index, block in enumerate(held[:num_held]):
+            better = self._find_full(digests, index) if block.home.is_host else None
+            sources[index] = Source(better or block, size)
+        for index in range(num_held, (digests.num_tokens - 1) // size):
+            full = self._find_full(digests, index)
+            if full is not None:
+                sources[index] = Source(full, size)
+        if found is not None and len(held) > num_held and num_held not in sources:
+            sources[num_held] = Source(held[num_held], found.read % size)
+        return dict(sorted(sources.items()))
+
+    def _acquire(self, sources: Mapping[int, Source]) -> None:
+        for source in sources.values():
+            source.block.home.acquire(source.block)
+
+    def _release(self, sources: Mapping[int, Source]) -> None:
+        for source in reversed(list(sources.values())):
+            source.block.home.release(source.block)
+
+    def _find_full(self, digests: PromptDigests, index: int) -> Block | None:
+        digest, packed = digests.full[index], digests.block_tokens(index)
+        block = self.pool.find(digest, packed)
+        if block is None and self.host is not None:
+            block = self.host.pool.find(digest, packed)
+        return block
+
+    def _write_mark(
+        self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
+    ) -> BreakpointReport:
+        entry = self.entries.write(
+            query.scope,
+            query.digests.at(mark.tokens),
+            table.blocks[: -(-mark.tokens // self.pool.block_size)],
+            tokens=mark.tokens,
+            ttl=mark.ttl,
+            arrived_at=query.arrived_at,
+            now=now,
+        )
+        if entry is None:
+            return BreakpointReport(
+                segment=mark.segment, state="none", tokens=mark.tokens, reason="ttl_expired"
+            )
+        return BreakpointReport(
+            segment=mark.segment,
+            state=entry.state,
+            tokens=mark.tokens,
+            ttl=entry.ttl,
+            expires_in_seconds=entry.expires_at - now,
+        )
+
+    def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
+        end = query.segments[point.segment].end
+        reason: MissReason = "no_boundary" if end is None else "below_minimum"
+        return BreakpointReport(segment=point.segment, state="none", tokens=end, reason=reason)
+
+    def _hold_names(
+        self, query: CacheQuery, table: BlockTable, now: float
+    ) -> tuple[Receipt, ChainHeld | None]:
+        """Anchor each name at the last full block of its prefix."""
+        size, is_news, num_held, num_leased = self.pool.block_size, False, 0, 0
+        held: list[HeldName] = []
+        for name in query.names:
+            if name.tokens > table.num_tokens:
+                break
+            num_held += 1
+            full = name.tokens // size
+            if not full:
+                continue
+            block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
+            is_news |= self.pool.anchor(name.digest, block, full * size)
+            held.append(HeldName(name.digest, full * size))
+            if block.lease_count:
+                num_leased = len(held)
+        lease = self._lease_seconds(query, now) if num_leased else None
+        receipt = Receipt(
+            name_tokens=[name.tokens for name in query.names],
+            num_held=num_held,
+            num_leased=num_leased + num_held - len(held) if num_leased else 0,
+            lease_seconds=lease,
+        )
+        if not held or not (is_news or num_leased):
+            return receipt, None
+        return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
+
+    def _lease_seconds(self, query: CacheQuery, now: float) -> float | None:
+        """How long the longest of this prompt's leases still lives."""
+        ends = [segment.end for segment in query.segments if segment.end]
+        for end in reversed(ends):
+            key: Digest = query.digests.at(end)
+            entry = self.entries.get(key)
+            if entry is not None and entry.is_leased:
+                return entry.expires_at - now
+        return None
+
+    def _miss_reason(
+        self, query: CacheQuery, marks: Sequence[Mark], hit: Entry | None
+    ) -> MissReason | None:
+        """Why the last breakpoint was not read in full, None when it was or merely grew."""
+        if not query.breakpoints:
+            return "no_breakpoint"
+        if not marks:
+            ends = [query.segments[point.segment].end for point in query.breakpoints]
+            return "below_minimum" if any(end is not None for end in ends) else "no_boundary"
+        if hit is not None and hit.tokens >= marks[-1].tokens:
+            return None
+        now = query.arrived_at
+        for mark in reversed(marks):
+            reason = self.entries.why_missing(query.digests.at(mark.tokens), now)
+            if reason is not None:
+                return reason
+        if hit is not None:
+            return None
+        for segment in query.segments[: marks[-1].segment + 1]:
+            if segment.end and self.entries.find(query.digests, segment.end, now):
+                return "lookback_exceeded"
+        return "cold"

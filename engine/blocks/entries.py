@@ -1,0 +1,311 @@
+"""Entries and their leases: what breakpoints wrote, who may read it and until when.
+
+An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
+expires. A leased entry holds a reference on each of its blocks; over the budget, sacrificed, or
+yielded to another scope, it is best-effort: it holds none, and it is gone when the first of its
+blocks is reused. A scope may lease the whole budget until another needs its share of it. Time comes
+in as a number: this module reads no clock.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+from engine.blocks.block import Block, Digest, Entry
+from engine.blocks.hashing import PromptDigests
+from engine.blocks.pool import BlockPool
+from engine.protocol import TTL_SECONDS, MissReason, Ttl
+
+MAX_TOMBSTONES = 65_536
+
+EndReason = Literal["expired", "sacrificed", "yielded", "dropped"]
+
+
+class EndedLease(NamedTuple):
+    entry: Entry
+    reason: EndReason
+    names: list[str]
+
+
+class Entries:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        lease_share: float,
+        scope_lease_share: float = 0.5,
+        ttl_scale: float = 1.0,
+        host: BlockPool | None = None,
+    ) -> None:
+        """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
+
+        `scope_lease_share`: the part of that which a scope may claim from others that have more.
+        """
+        self._pool = pool
+        self._host = host
+        self.max_leased_blocks = int(pool.num_blocks * lease_share)
+        self.scope_leased_blocks = int(self.max_leased_blocks * scope_lease_share)
+        self._leases: dict[str, dict[Entry, None]] = {}
+        self._leased_by: dict[str, int] = {}
+        self._ttl_scale = ttl_scale
+        self._by_key: dict[Digest, Entry] = {}
+        self._expiries: list[tuple[float, int, Entry]] = []
+        self._tombstones: dict[Digest, MissReason] = {}
+        self._ended: list[EndedLease] = []
+        self._pushes = 0
+        self.num_leases = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    # Reading.
+
+    def get(self, key: Digest) -> Entry | None:
+        """The entry at this key, readable or not."""
+        return self._by_key.get(key)
+
+    def find(self, digests: PromptDigests, tokens: int, now: float) -> Entry | None:
+        """The entry at this offset that was readable at `now` and whose content is these tokens."""
+        entry = self._by_key.get(digests.at(tokens))
+        if entry is None or entry.tokens != tokens:
+            return None
+        if entry.is_broken:
+            self._remove(entry, "best_effort_evicted")
+            return None
+        if not entry.ready_at <= now < entry.expires_at:
+            return None
+        return entry if self._has_content(entry, digests) else None
+
+    def refresh(self, entry: Entry, now: float) -> None:
+        """A read, or a breakpoint on it: its own TTL starts again, a lost lease is taken again."""
+        self._extend(entry, now + self.seconds(entry.ttl))
+        if not entry.is_leased:
+            self._try_lease(entry)
+
+    def seconds(self, ttl: Ttl) -> float:
+        return TTL_SECONDS[ttl] * self._ttl_scale
+
+    def why_missing(self, key: Digest, now: float) -> MissReason | None:
+        """Why nothing readable is at this key, as far as it is remembered."""
+        entry = self._by_key.get(key)
+        if entry is not None:
+            if entry.is_broken:
+                return "best_effort_evicted"
+            if entry.ready_at > now:
+                return "in_progress_race"
+            return "ttl_expired" if entry.expires_at <= now else None
+        return self._tombstones.get(key)
+
+    # Writing.
+
+    def write(
+        self,
+        scope: str,
+        key: Digest,
+        blocks: Sequence[Block],
+        *,
+        tokens: int,
+        ttl: Ttl,
+        arrived_at: float,
+        now: float,
+    ) -> Entry | None:
+        """What a breakpoint leaves: a new entry, or an extended one where an equal stands.
+
+        The TTL counts from `arrived_at`; readable from `now` on. None when it is over already.
+        """
+        expires_at = arrived_at + self.seconds(ttl)
+        entry = self._by_key.get(key)
+        if entry is not None and not entry.is_broken and entry.expires_at > now:
+            if entry.ready_at > arrived_at:
+                self._extend(entry, expires_at)  # written meanwhile by another that paid as well
+            else:
+                self._extend(entry, arrived_at + self.seconds(entry.ttl))
+            self.bring_back(entry, blocks)
+            return entry
+        if entry is not None:
+            self._remove(entry, "ttl_expired")
+        if expires_at <= now:
+            return None
+        entry = Entry(scope, key, tokens, ttl, list(blocks), now, expires_at)
+        self._by_key[key] = entry
+        self._tombstones.pop(key, None)
+        self._push(entry)
+        if not self._try_lease(entry):
+            self._depend(entry)
+        return entry
+
+    def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
+        """A reader has the entry's content on the device: it is there again, leased if it can be.
+
+        Nothing happens where it was there, or is an entry no more.
+        """
+        if self._by_key.get(entry.key) is not entry or entry.is_broken:
+            return
+        if self._is_partly_on_host(entry):
+            self._undepend(entry)
+            entry.blocks = list(blocks[: len(entry.blocks)])
+            if not self._try_lease(entry):
+                self._depend(entry)
+
+    # Ending.
+
+    def next_expiry(self) -> float | None:
+        """When something expires next, None if nothing does."""
+        while self._expiries:
+            due, _, entry = self._expiries[0]
+            if self._by_key.get(entry.key) is entry and entry.expires_at == due:
+                return due
+            heappop(self._expiries)
+        return None
+
+    def expire(self, now: float) -> None:
+        """End everything whose time is over, exactly at its expiry, and what was evicted."""
+        broken = self._pool.take_broken()
+        if self._host is not None:
+            broken += self._host.take_broken()
+        for entry in broken:
+            if self._by_key.get(entry.key) is entry:
+                self._remove(entry, "best_effort_evicted")
+        while (due := self.next_expiry()) is not None and due <= now:
+            _, _, entry = heappop(self._expiries)
+            self._remove(entry, "ttl_expired", "expired")
+
+    def sacrifice(self) -> bool:
+        """Turn the lease that would end first into best-effort; False when there is none."""
+        leased = [entry for entry in self._by_key.values() if entry.is_leased]
+        if not leased:
+            return False
+        entry = min(leased, key=lambda entry: entry.expires_at)
+        self._end_lease(entry, "sacrificed")
+        self._depend(entry)
+        return True
+
+    def drop(self, scope: str, key: Digest | None = None) -> int:
+        """End a scope's entry, or all of them, by an operator's hand; how many there were."""
+        doomed = [
+            entry
+            for entry in self._by_key.values()
+            if entry.scope == scope and key in (None, entry.key)
+        ]
+        for entry in doomed:
+            self._remove(entry, "dropped", "dropped")
+        return len(doomed)
+
+    def take_ended(self) -> list[EndedLease]:
+        """The leases that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def live(self) -> list[Entry]:
+        """Every entry whose content is there."""
+        return [entry for entry in self._by_key.values() if not entry.is_broken]
+
+    # Inside.
+
+    def _has_content(self, entry: Entry, digests: PromptDigests) -> bool:
+        """Compare token ids block by block: a digest alone never gives a hit."""
+        for index, block in enumerate(entry.blocks):
+            wanted = digests.block_tokens(index)
+            if index == len(entry.blocks) - 1:
+                wanted = wanted[: (entry.tokens - index * self._pool.block_size) * 4]
+            if not block.tokens.startswith(wanted):
+                return False
+        return True
+
+    def _is_partly_on_host(self, entry: Entry) -> bool:
+        return self._host is not None and any(block.is_host for block in entry.blocks)
+
+    def _extend(self, entry: Entry, expires_at: float) -> None:
+        if expires_at > entry.expires_at:
+            entry.expires_at = expires_at
+            self._push(entry)
+
+    def _push(self, entry: Entry) -> None:
+        self._pushes += 1
+        heappush(self._expiries, (entry.expires_at, self._pushes, entry))
+
+    def _try_lease(self, entry: Entry) -> bool:
+        if self._is_partly_on_host(entry):
+            return False
+        scope, new = entry.scope, self._pool.num_unleased(entry.blocks)
+        excess = self._pool.num_leased + new - self.max_leased_blocks
+        if excess > 0 and not self._make_others_yield(scope, new, excess):
+            return False
+        self._undepend(entry)
+        self._pool.lease(entry.blocks)
+        entry.is_leased = True
+        self.num_leases += 1
+        self._leases.setdefault(scope, {})[entry] = None
+        self._leased_by[scope] = self._leased_by.get(scope, 0) + new
+        return True
+
+    def _make_others_yield(self, scope: str, new: int, excess: int) -> bool:
+        """Scopes above their share make way for one within its own, the soonest expiry first.
+
+        No scope ends below its share for that by more than its last lease; nothing ends in vain.
+        """
+        share = self.scope_leased_blocks
+        above = {other: held - share for other, held in self._leased_by.items() if held > share}
+        if self._leased_by.get(scope, 0) + new > share or sum(above.values()) < excess:
+            return False
+        candidates = [entry for other in above for entry in self._leases[other]]
+        for entry in sorted(candidates, key=lambda entry: entry.expires_at):
+            if self._pool.num_leased + new <= self.max_leased_blocks:
+                break
+            if self._leased_by.get(entry.scope, 0) > share:
+                self._end_lease(entry, "yielded")
+                self._depend(entry)
+        return True
+
+    def _end_lease(self, entry: Entry, reason: EndReason) -> None:
+        scope, before = entry.scope, self._pool.num_leased
+        entry.is_leased = False
+        self.num_leases -= 1
+        names = self._pool.end_lease(entry.blocks)
+        self._leased_by[scope] -= before - self._pool.num_leased
+        del self._leases[scope][entry]
+        if not self._leases[scope]:
+            del self._leases[scope], self._leased_by[scope]
+        self._ended.append(EndedLease(entry, reason, names))
+
+    def _depend(self, entry: Entry) -> None:
+        for block in reversed(entry.blocks):
+            block.dependents.add(entry)
+            block.home.requeue(block)
+
+    def _undepend(self, entry: Entry) -> None:
+        for block in reversed(entry.blocks):
+            if entry in block.dependents:
+                block.dependents.remove(entry)
+                block.home.requeue(block)
+
+    def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+        del self._by_key[entry.key]
+        if entry.is_leased:
+            self._end_lease(entry, reason or "expired")
+        else:
+            self._undepend(entry)
+        self._tombstones[entry.key] = why
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    def check(self) -> None:
+        """Prove that leases and references agree; raises AssertionError."""
+        leases: dict[int, int] = {}
+        leased_by: dict[str, set[int]] = {}
+        for key, entry in self._by_key.items():
+            assert entry.key == key
+            for index, block in enumerate(entry.blocks):
+                assert entry.is_broken or block.index == index
+                if entry.is_leased:
+                    leases[block.block_id] = leases.get(block.block_id, 0) + 1
+                    leased_by.setdefault(entry.scope, set()).add(block.block_id)
+                elif not entry.is_broken:
+                    assert entry in block.dependents
+            assert entry.is_leased == (entry in self._leases.get(entry.scope, {}))
+            assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
+        for block in self._pool.blocks:
+            assert block.lease_count == leases.get(block.block_id, 0)
+        assert self._pool.num_leased <= self.max_leased_blocks
+        assert self.num_leases == sum(map(len, self._leases.values()))
+        assert self._leased_by == {scope: len(blocks) for scope, blocks in leased_by.items()}

@@ -1,0 +1,112 @@
+"""Which entry a breakpoint may read: the 20-position window, and who bills what.
+
+The rules are those of the public prompt-caching contract ("Lookback window", "Mixed TTL"), decided
+where it is silent as PROTOCOL.md says. Pure: entries are asked for through a callable.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+from engine.protocol import Breakpoint, InputUsage, Ttl
+
+WINDOW = 20
+"""Positions that one breakpoint looks at, its own included."""
+
+SegmentKind = Literal["tool", "text", "thinking", "tool_use", "tool_result"]
+_RUNS: frozenset[SegmentKind] = frozenset({"tool_use", "tool_result"})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment's place in the rendered prompt: `end` in tokens, None without a boundary.
+
+    `turn` numbers messages; tools and system blocks have turn None.
+    """
+
+    kind: SegmentKind
+    end: int | None
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An eligible breakpoint: where its prefix ends and what its writer pays for."""
+
+    segment: int
+    tokens: int
+    ttl: Ttl
+
+
+class Readable(Protocol):
+    """What the walk needs to know of an entry."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+E = TypeVar("E", bound=Readable)
+
+
+def eligible(
+    segments: Sequence[Segment], breakpoints: Sequence[Breakpoint], min_tokens: int
+) -> list[Mark]:
+    """The breakpoints that have a boundary at or above the minimum, in order."""
+    marks = []
+    for point in sorted(breakpoints, key=lambda point: point.segment):
+        end = segments[point.segment].end
+        if end is not None and end >= min_tokens:
+            marks.append(Mark(point.segment, end, point.ttl))
+    return marks
+
+
+def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
+    """The segments that a breakpoint at `start` may read, nearest first.
+
+    A run of `tool_use` or of `tool_result` within one turn is one position.
+    """
+    position = 1
+    for index in range(start, -1, -1):
+        if index < start and not _same_run(segments[index], segments[index + 1]):
+            position += 1
+        if position > WINDOW:
+            return
+        yield index
+
+
+def _same_run(one: Segment, other: Segment) -> bool:
+    return one.kind in _RUNS and one.kind == other.kind and one.turn == other.turn
+
+
+def longest_hit(
+    segments: Sequence[Segment], marks: Sequence[Mark], find: Callable[[int], E | None]
+) -> E | None:
+    """The longest entry that any mark finds, each stopping at its first; `find` takes tokens."""
+    best: E | None = None
+    for mark in marks:
+        for index in window(segments, mark.segment):
+            end = segments[index].end
+            entry = find(end) if end else None
+            if entry is not None:
+                if best is None or entry.tokens > best.tokens:
+                    best = entry
+                break
+    return best
+
+
+def bill(marks: Sequence[Mark], prompt_tokens: int, read: int, reused: int) -> InputUsage:
+    """Split the prompt by class: read up to A, 1h writes up to B, 5m writes up to C, the rest.
+
+    `read` is A, the longest hit; `reused` what came from memory, entries or not (at least A).
+    """
+    last = max((mark.tokens for mark in marks), default=0)
+    last = max(last, read)
+    hour = max((m.tokens for m in marks if m.ttl == "1h" and m.tokens > read), default=read)
+    return InputUsage(
+        input_tokens=prompt_tokens - last,
+        cache_read_tokens=read,
+        cache_write_1h_tokens=hour - read,
+        cache_write_5m_tokens=last - hour,
+        automatic_tokens=reused - read,
+        computed_tokens=prompt_tokens - reused,
+    )

@@ -1,0 +1,74 @@
+"""The engine's metrics in Prometheus text. Names no tenant and no content."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.protocol import Stats
+
+BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
+TOKEN_CLASSES = {
+    "cache_read": "cache_read_tokens",
+    "cache_write_5m": "cache_write_5m_tokens",
+    "cache_write_1h": "cache_write_1h_tokens",
+    "input": "input_tokens",
+    "automatic": "automatic_tokens",
+    "computed": "computed_tokens",
+    "output": "output_tokens",
+}
+
+
+class _StatsCollector(Collector):
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        stats, counters = self._stats, self._stats.counters
+        blocks = GaugeMetricFamily(
+            "engine_kv_blocks", "KV blocks by what holds them", labels=["state"]
+        )
+        for state in BLOCK_STATES:
+            blocks.add_metric([state], getattr(stats.blocks, state))
+        yield blocks
+        yield GaugeMetricFamily(
+            "engine_kv_blocks_shared", "KV blocks with more than one reference", stats.blocks.shared
+        )
+        tokens = CounterMetricFamily("engine_tokens", "Tokens by class", labels=["class"])
+        for label, name in TOKEN_CLASSES.items():
+            tokens.add_metric([label], getattr(counters, name))
+        yield tokens
+        ended = CounterMetricFamily(
+            "engine_leases_ended", "Leases that ended, by reason", labels=["reason"]
+        )
+        for reason in ("expired", "sacrificed", "yielded", "dropped"):
+            ended.add_metric([reason], getattr(counters, f"leases_{reason}"))
+        yield ended
+        for name, text, value in (
+            ("engine_requests", "Requests whose response began", counters.requests),
+            ("engine_copied_blocks", "Blocks copied on write", counters.copied_blocks),
+            ("engine_evicted_blocks", "Blocks with content reused", counters.evicted_blocks),
+            ("engine_demoted_blocks", "Blocks copied to the host", counters.demoted_blocks),
+            ("engine_promoted_blocks", "Blocks copied back", counters.promoted_blocks),
+            ("engine_preempted_requests", "Sequences preempted", counters.preempted_requests),
+            ("engine_prefill_seconds", "Time spent before first tokens", stats.prefill_seconds),
+        ):
+            yield CounterMetricFamily(name, text, value)
+        for name, text, value in (
+            ("engine_running_sequences", "Sequences being computed", stats.running),
+            ("engine_waiting_sequences", "Sequences waiting for blocks", stats.waiting),
+            ("engine_host_blocks", "KV blocks in the host tier", stats.host_blocks),
+            ("engine_host_blocks_used", "Those with content", stats.host_blocks_used),
+            ("engine_entries", "Cache entries whose content is in memory", stats.num_entries),
+            ("engine_leases", "Entries under a lease", stats.num_leases),
+            ("engine_unacknowledged", "Final counts not yet acknowledged", stats.unacknowledged),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+
+
+def render(stats: Stats) -> bytes:
+    """The exposition text of one moment."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_StatsCollector(stats))
+    return generate_latest(registry)

@@ -1,0 +1,9 @@
+"""Why a prompt or a model's prompt files are of no use.
+
+TemplateRefused          the files can't be used: ends the start
+InvalidRequest           (engine.errors) the template refuses this prompt: 400
+"""
+
+
+class TemplateRefused(Exception):
+    """The message is for the operator: what is missing or wrong in the model's files."""

@@ -1,0 +1,34 @@
+"""What rendering a prompt yields, whoever renders it."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """Where one segment ended in the tokens, and where its text's characters fall.
+
+    `end` is the token offset of the segment's end, None where the template leaves no boundary.
+    `character_ends[i]` is the number of characters of the segment's text that lie before
+    token `first_token + i + 1`; empty when the renderer does not know.
+    """
+
+    end: int | None
+    first_token: int = 0
+    character_ends: Sequence[int] = field(default=())
+
+    def offset(self, characters: int | None) -> int | None:
+        """The token offset of a point in the segment: never past that point."""
+        if characters is None or self.end is None:
+            return self.end
+        whole = bisect_right(self.character_ends, characters)
+        return min(self.first_token + whole, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """`segments` in the canonical order of `engine.protocol.Prompt`."""
+
+    token_ids: list[int]
+    segments: list[SegmentSpan]

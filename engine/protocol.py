@@ -1,0 +1,516 @@
+"""The engine protocol: every request, frame, event and report that crosses the engine's socket.
+
+`PROTOCOL.md` beside this module says what they promise. This is the only module of the engine
+that the gateway imports; it knows nothing but msgspec. All counts are tokens, all durations are
+seconds, all digests are lower-case hex.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+MAX_NAMES = 512
+MAX_BREAKPOINTS = 4
+
+Ttl = Literal["5m", "1h"]
+TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}
+Role = Literal["user", "assistant", "system"]
+Tier = Literal["device", "host"]
+EntryState = Literal["leased", "best_effort", "none"]
+FinishReason = Literal[
+    "stop", "length", "stop_sequence", "tool_use", "cancelled", "context", "failed"
+]
+Capability = Literal[
+    "copy_on_write", "multiple_choices", "tools", "forced_tools", "thinking", "manual_clock"
+]
+MissReason = Literal[
+    "cold",
+    "no_breakpoint",
+    "no_boundary",
+    "below_minimum",
+    "ttl_expired",
+    "best_effort_evicted",
+    "sacrificed",
+    "dropped",
+    "lookback_exceeded",
+    "in_progress_race",
+]
+ErrorCode = Literal[
+    "invalid_request",
+    "unauthorized",
+    "prompt_too_long",
+    "duplicate_request",
+    "unsupported",
+    "not_found",
+    "overloaded",
+    "not_ready",
+    "cancelled",
+    "internal",
+]
+STATUS_OF: dict[ErrorCode, int] = {
+    "invalid_request": 400,
+    "unauthorized": 401,
+    "prompt_too_long": 400,
+    "duplicate_request": 409,
+    "unsupported": 400,
+    "not_found": 404,
+    "overloaded": 529,
+    "not_ready": 503,
+    "cancelled": 499,
+    "internal": 500,
+}
+
+
+# The prompt, in the order in which its segments are numbered: tools, system, message parts.
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tool definition; `input_schema` keeps the client's key order."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
+    text: str
+
+
+class ToolUsePart(msgspec.Struct, frozen=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
+    tool_use_id: str
+    text: str
+    is_error: bool = False
+
+
+Part = TextPart | ThinkingPart | ToolUsePart | ToolResultPart
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn. Consecutive messages of one role are merged before they get here."""
+
+    role: Role
+    parts: list[Part]
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    messages: list[Message]
+    tools: list[Tool] = []
+    system: list[TextPart] = []
+
+    @property
+    def num_segments(self) -> int:
+        """Segments are numbered from 0: each tool, each system block, each message part."""
+        return len(self.tools) + len(self.system) + sum(len(m.parts) for m in self.messages)
+
+
+class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A segment end whose prefix the client wants held for `ttl`."""
+
+    segment: int
+    ttl: Ttl = "5m"
+
+
+class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The gateway's digest (16 hex digits) of the prefix that ends in `segment`.
+
+    `characters` None means at the segment's end, else after that many characters of its text.
+    """
+
+    digest: str
+    segment: int
+    characters: int | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`max_tokens` 0 pre-warms: the prompt is read and written, nothing is generated.
+
+    `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; what is None is the model's own
+    default, see `Description`. `seed` makes sampling repeatable on one engine build.
+    """
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] = []
+    seed: int | None = None
+    num_choices: int = 1
+
+
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`any` and `tool` need the capability `forced_tools`; `none` parses no calls."""
+
+    mode: Literal["auto", "none", "any", "tool"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One turn for an engine.
+
+    `request_id` is the turn's id and the idempotence key; `scope` the tenant salt (32 hex digits);
+    `age_seconds` the time since the turn arrived at the gateway: TTLs count from then.
+    `min_cache_tokens` None means the engine's own minimum.
+    """
+
+    request_id: str
+    scope: str
+    prompt: Prompt
+    sampling: Sampling
+    breakpoints: list[Breakpoint] = []
+    names: list[Name] = []
+    age_seconds: float = 0.0
+    min_cache_tokens: int | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: bool = False
+
+
+class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Same prompt rules as `GenerateRequest`; touches no entry and no lease."""
+
+    scope: str
+    prompt: Prompt
+    thinking: bool = False
+
+
+class CountReply(msgspec.Struct, frozen=True):
+    """`segment_tokens[i]` is the offset of segment i's end, None where it has no boundary."""
+
+    input_tokens: int
+    segment_tokens: list[int | None]
+
+
+# Frames of one generation, in the order in which they come.
+
+
+class InputUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt's tokens by class; the first four add up to the prompt.
+
+    `automatic_tokens` were reused from memory beyond the read without being billed as one: they
+    are part of the writes or of `input_tokens`. `computed_tokens` went through the model.
+    """
+
+    input_tokens: int
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    automatic_tokens: int = 0
+    computed_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return (
+            self.input_tokens
+            + self.cache_read_tokens
+            + self.cache_write_5m_tokens
+            + self.cache_write_1h_tokens
+        )
+
+
+class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one breakpoint; `expires_in_seconds` only where an entry stands."""
+
+    segment: int
+    state: EntryState
+    tokens: int | None = None
+    ttl: Ttl | None = None
+    expires_in_seconds: float | None = None
+    reason: MissReason | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine now holds of the request's names.
+
+    `name_tokens` is aligned with the request's `names`; the first `num_held` of them are in
+    `tier`, the first `num_leased` under a lease for `lease_seconds` more.
+    """
+
+    name_tokens: list[int]
+    num_held: int
+    num_leased: int = 0
+    lease_seconds: float | None = None
+    tier: Tier = "device"
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The first frame: final input counters. From here on the entries are readable."""
+
+    request_id: str
+    epoch: str
+    usage: InputUsage
+    breakpoints: list[BreakpointReport]
+    receipt: Receipt
+    miss_reason: MissReason | None = None
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+    choice: int = 0
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking"):
+    text: str
+    choice: int = 0
+
+
+class ToolUseStart(msgspec.Struct, frozen=True, tag="tool_use"):
+    """Opens a call; `ToolInputDelta`s follow until another block opens or the choice finishes."""
+
+    id: str
+    name: str
+    choice: int = 0
+
+
+class ToolInputDelta(msgspec.Struct, frozen=True, tag="tool_input"):
+    partial_json: str
+    choice: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """One choice ended. `output_tokens` counts every sampled token, the end marker included."""
+
+    reason: FinishReason
+    output_tokens: int
+    thinking_tokens: int = 0
+    stop_sequence: str | None = None
+    choice: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """The last frame of a generation that worked."""
+
+    request_id: str
+    output_tokens: int
+    decode_seconds: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The last frame of one that did not."""
+
+    code: ErrorCode
+    message: str
+
+
+Delta = TextDelta | ThinkingDelta | ToolUseStart | ToolInputDelta
+Frame = (
+    Started | TextDelta | ThinkingDelta | ToolUseStart | ToolInputDelta | Finished | Done | Failed
+)
+
+
+# Control.
+
+
+class CancelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_id: str
+
+
+class CancelReply(msgspec.Struct, frozen=True):
+    """False when the request is unknown or has ended: cancelling is idempotent."""
+
+    cancelled: bool
+
+
+class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_ids: list[str]
+
+
+class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request used, kept until acknowledged. `usage` None: it ended before it started."""
+
+    request_id: str
+    epoch: str
+    reason: FinishReason
+    usage: InputUsage | None = None
+    output_tokens: int = 0
+    thinking_tokens: int = 0
+
+
+class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End leases of a scope by an operator's hand; `entry` None drops all of them."""
+
+    scope: str
+    entry: str | None = None
+
+
+class DropReply(msgspec.Struct, frozen=True):
+    dropped: int
+
+
+class ClockAdvance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    seconds: float
+
+
+class ClockReply(msgspec.Struct, frozen=True):
+    now: float
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    code: ErrorCode
+    message: str
+
+
+# Reports.
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
+
+    `prefix_order` says whether tools are rendered before the system prompt or where the model's
+    own template puts them. `epoch` changes with every start: nothing of an older one is held.
+    """
+
+    backend: Literal["native", "vllm", "synthetic"]
+    model: str
+    epoch: str
+    max_context_tokens: int
+    block_size: int
+    num_blocks: int
+    granularity: int
+    min_cache_tokens: int
+    capabilities: list[Capability]
+    prefix_order: Literal["tools_first", "template"] = "template"
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    kv_bytes_per_token: int = 0
+    default_temperature: float = 1.0
+    default_top_p: float = 1.0
+    default_top_k: int = 0
+    ttl_scale: float = 1.0
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks by what holds them; the five add up to `total`.
+
+    active: referenced by a sequence; leased: by leases only; best_effort: unreferenced, of a
+    best-effort entry; cached: unreferenced, content reusable; free: nothing of use.
+    `shared` (more than one reference) cuts across.
+    """
+
+    total: int
+    free: int
+    active: int
+    leased: int
+    best_effort: int
+    cached: int
+    shared: int = 0
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals since the epoch began; tokens by class count started requests only.
+
+    `evicted_blocks` with content were reused on the device; `demoted_blocks` were copied to the
+    host, then or before, `promoted_blocks` were copied back.
+    """
+
+    requests: int = 0
+    input_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    automatic_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    copied_blocks: int = 0
+    evicted_blocks: int = 0
+    demoted_blocks: int = 0
+    promoted_blocks: int = 0
+    preempted_requests: int = 0
+    leases_expired: int = 0
+    leases_sacrificed: int = 0
+    leases_yielded: int = 0
+    leases_dropped: int = 0
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: str
+    uptime_seconds: float
+    running: int
+    waiting: int
+    blocks: BlockStats
+    counters: Counters
+    num_entries: int = 0
+    num_leases: int = 0
+    unacknowledged: int = 0
+    prefill_seconds: float = 0.0
+    host_blocks: int = 0
+    host_blocks_used: int = 0
+
+
+class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One live entry; `entry` (32 hex digits) identifies it within its scope."""
+
+    entry: str
+    scope: str
+    tokens: int
+    blocks: int
+    ttl: Ttl
+    state: EntryState
+    expires_in_seconds: float
+    reads: int
+
+
+# Events: what the engine holds, told by names. One event per chain, not per block.
+
+
+class HeldName(msgspec.Struct, frozen=True):
+    digest: str
+    tokens: int
+
+
+class ChainHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
+    """These names (a chain, shortest first) are in `tier`, the leased ones for `lease_seconds`."""
+
+    seq: int
+    names: list[HeldName]
+    tier: Tier = "device"
+    num_leased: int = 0
+    lease_seconds: float | None = None
+
+
+class ChainGone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+    """These names are no longer in memory."""
+
+    seq: int
+    names: list[str]
+    reason: Literal["evicted", "dropped"]
+
+
+class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="lease_ended"):
+    """A lease ended; `names` are those that lost it. The blocks may still be in memory."""
+
+    seq: int
+    entry: str
+    names: list[str]
+    reason: Literal["expired", "sacrificed", "yielded", "dropped"]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """Everything held as of `seq`; events after it follow with `seq + 1`, `seq + 2`, …"""
+
+    seq: int
+    epoch: str
+    chains: list[ChainHeld]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """Sent when nothing happened for a while; `seq` is the last event's."""
+
+    seq: int
+
+
+Event = ChainHeld | ChainGone | LeaseEnded
+EventFrame = Snapshot | ChainHeld | ChainGone | LeaseEnded | Heartbeat

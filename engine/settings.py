@@ -1,0 +1,78 @@
+"""The engine's settings: environment variables `ENGINE_*`, read once at start."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+DEMO_MODEL = str(Path(__file__).with_name("demo_model"))
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Settings(BaseSettings):
+    """Raises pydantic.ValidationError, naming every wrong variable at once."""
+
+    model_config = SettingsConfigDict(env_prefix="ENGINE_", extra="forbid", frozen=True)
+
+    secret: SecretStr = Field(min_length=16, description="Shared secret that every call carries")
+    host: str = Field("127.0.0.1", description="Address to listen on")
+    port: int = Field(8100, ge=0, le=65535, description="Port to listen on")
+    backend: Literal["native", "synthetic"] = Field("native", description="What computes")
+    model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Type of weights and KV memory"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: its own")
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
+    num_blocks: int | None = Field(
+        None,
+        ge=8,
+        description="Blocks in the pool; default: 8 contexts, within a quarter of free memory",
+    )
+    host_blocks: int = Field(
+        0, ge=0, description="Blocks in host memory, for what the pool has no room for"
+    )
+    copy_bytes_per_step: int = Field(
+        64 * 2**20, ge=1, description="Bytes that one step may copy to the host, and back, at most"
+    )
+    min_cache_tokens: int = Field(
+        1024, ge=1, description="Shortest prefix that is cached, where the request says nothing"
+    )
+    lease_share: Share = Field(0.5, description="Part of the pool that leases may hold")
+    scope_lease_share: Share = Field(
+        0.5, description="Part of the lease budget that a scope gets even where others have it all"
+    )
+    ttl_scale: float = Field(
+        1.0, gt=0, le=1, description="Multiplies every TTL; below 1 for demonstrations only"
+    )
+    clock: Literal["monotonic", "manual"] = Field(
+        "monotonic", description="`manual` stands still until moved; tests only, on loopback only"
+    )
+    max_step_tokens: int | None = Field(
+        None,
+        ge=16,
+        description="Tokens computed in one step at most; default: 256 on a CPU, 2048 on a GPU",
+    )
+    max_running: int = Field(32, ge=1, description="Sequences computed together at most")
+    max_waiting: int = Field(256, ge=1, description="Requests that may wait; more are refused")
+    synthetic_prefill_us: float = Field(
+        50.0, ge=0, description="Synthetic engine: microseconds per prefilled token"
+    )
+    synthetic_decode_ms: float = Field(
+        20.0, ge=0, description="Synthetic engine: milliseconds per decode step"
+    )
+    synthetic_context: int = Field(
+        131_072, ge=1024, description="Synthetic engine: context in tokens"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line that is written"
+    )
+
+    @model_validator(mode="after")
+    def _manual_clock_stays_home(self) -> "Settings":
+        if self.clock == "manual" and self.host not in LOOPBACK:
+            raise ValueError("ENGINE_CLOCK=manual needs a loopback address in ENGINE_HOST")
+        return self

@@ -1,0 +1,94 @@
+"""Every failure leaves in the one envelope that clients know, with the request's id."""
+
+import secrets
+from typing import Any
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap, Message, Scope
+
+from gateway.errors import (
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    Unauthenticated,
+    UnsupportedMedia,
+)
+from gateway.logs import get_logger
+from gateway.wire.anthropic.response import ErrorBody, ErrorDetail, StreamError
+
+_BY_STATUS: dict[int, type[GatewayError]] = {
+    error.status: error
+    for error in (
+        InvalidRequest,
+        Unauthenticated,
+        Forbidden,
+        NotFound,
+        MethodNotAllowed,
+        TooLarge,
+        UnsupportedMedia,
+    )
+}
+
+
+def request_id(scope: Scope) -> str:
+    """The id of this request; made when it is first asked for."""
+    state: dict[str, Any] = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = f"req_{secrets.token_hex(12)}"
+    made: str = state["request_id"]
+    return made
+
+
+async def before_send(message: Message, scope: Scope) -> None:
+    """Put the request's id on every response and count it, whoever made it."""
+    if message["type"] != "http.response.start":
+        return
+    headers = [*message.get("headers", []), (b"request-id", request_id(scope).encode())]
+    message["headers"] = headers
+    services = getattr(scope["litestar_app"].state, "services", None)
+    if services is not None:
+        route = str(scope.get("path_template") or "unknown")
+        services.metrics.requests.labels(route, str(message["status"])).inc()
+
+
+async def after_exception(error: Exception, scope: Scope) -> None:
+    if not isinstance(error, GatewayError | HTTPException):
+        get_logger("api").error("unhandled", request_id=request_id(scope), exc_info=error)
+
+
+def as_gateway_error(error: Exception) -> GatewayError:
+    match error:
+        case GatewayError():
+            return error
+        case HTTPException(status_code=status) if status in _BY_STATUS:
+            return _BY_STATUS[status](_detail(error) if status == 400 else None)
+        case _:
+            return GatewayError()
+
+
+def _detail(error: HTTPException) -> str:
+    """Which parameter is wrong and why, where the framework knows."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    reasons = [
+        f"{item['key']}: {item['message']}"
+        for item in extra
+        if isinstance(item, dict) and "key" in item and "message" in item
+    ]
+    return "; ".join(reasons) or "invalid request"
+
+
+def stream_error(error: GatewayError) -> StreamError:
+    return StreamError(ErrorDetail(error.type, str(error)))
+
+
+def render(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+    failure = as_gateway_error(error)
+    body = ErrorBody(ErrorDetail(failure.type, str(failure)), request_id(request.scope))
+    return Response(body, status_code=failure.status, media_type="application/json")
+
+
+handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}

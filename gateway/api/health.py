@@ -1,0 +1,55 @@
+"""Probes and metrics. They name no tenant and no content, so they need no key."""
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.di import NamedDependency
+
+from gateway.api.services import Services
+from gateway.engines import EngineStatus
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`detail` is the engine's own readiness report, with the progress of loading its model."""
+
+    name: str
+    status: EngineStatus
+    model: str | None
+    detail: dict[str, Any]
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    ready: bool
+    engines: list[EngineHealth]
+    journal_backlog: int
+
+
+class HealthController(Controller):
+    @get("/healthz")
+    async def healthz(self) -> dict[str, str]:
+        return {"status": "ok"}
+
+    @get("/readyz")
+    async def readyz(self, services: NamedDependency[Services]) -> Response[Readiness]:
+        """Ready while at least one engine is."""
+        engines = [
+            EngineHealth(
+                name=engine.name,
+                status=engine.status,
+                model=engine.description.model if engine.description else None,
+                detail=engine.readiness,
+            )
+            for engine in services.fleet.engines
+        ]
+        is_ready = bool(services.fleet.ready)
+        body = Readiness(ready=is_ready, engines=engines, journal_backlog=services.journal.backlog)
+        return Response(body, status_code=200 if is_ready else 503)
+
+    @get("/metrics")
+    async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
+        for engine in services.fleet.engines:
+            services.metrics.engine_up.labels(engine.name).set(engine.is_ready)
+        return Response(
+            services.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )

@@ -1,0 +1,30 @@
+"""What handlers may use: built once by the composition root, the same for every request."""
+
+from dataclasses import dataclass
+
+from gateway.api.auth import AdminGate, KeyRing
+from gateway.catalogue import Catalogue, Model
+from gateway.clock import Clock
+from gateway.engines import Fleet
+from gateway.journal.writer import Journal
+from gateway.ledger.keys import Keys
+from gateway.ledger.queries import Queries
+from gateway.metrics import Metrics
+from gateway.turn import TurnService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    turns: TurnService
+    fleet: Fleet
+    catalogue: Catalogue
+    keyring: KeyRing
+    admin: AdminGate
+    keys: Keys
+    queries: Queries
+    journal: Journal
+    metrics: Metrics
+    clock: Clock
+
+    def find_model(self, requested: str) -> Model:
+        return self.catalogue.find(requested, self.fleet.served)

@@ -1,0 +1,161 @@
+"""The composition root: the only place where the parts meet."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.di import Provide
+
+from gateway.admission import Admission
+from gateway.api import errors
+from gateway.api.admin import AdminController
+from gateway.api.auth import DEFAULT_WORKSPACE, AdminGate, KeyRing
+from gateway.api.health import HealthController
+from gateway.api.messages import MessagesController
+from gateway.api.models import ModelsController
+from gateway.api.services import Services
+from gateway.background import Background
+from gateway.catalogue import Catalogue, load_catalogue
+from gateway.clock import Clock
+from gateway.engines import Engine, Fleet, make_http
+from gateway.errors import LedgerUnavailable
+from gateway.journal.drain import Drain
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import Keys
+from gateway.ledger.queries import Queries
+from gateway.logs import get_logger
+from gateway.metering import Accounts
+from gateway.metrics import Metrics
+from gateway.pricing import PriceSheets, load_prices
+from gateway.settings import Settings
+from gateway.turn import TurnService
+
+_SETTLE_SECONDS = 3.0
+_STOP_SECONDS = 6.0
+
+Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+
+
+def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
+    clock = clock or Clock()
+    catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
+    prices = load_prices()
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            app.state.services = await _start(stack, settings, clock, catalogue, prices)
+            yield
+
+    return Litestar(
+        [MessagesController, ModelsController, HealthController, AdminController],
+        lifespan=[lifespan],
+        dependencies={"services": Provide(_services, sync_to_thread=False)},
+        exception_handlers=errors.handlers,
+        before_send=[errors.before_send],
+        after_exception=[errors.after_exception],
+        request_max_body_size=settings.body_limit_bytes,
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _services(state: State) -> Services:
+    services: Services = state.services
+    return services
+
+
+async def _start(
+    stack: AsyncExitStack,
+    settings: Settings,
+    clock: Clock,
+    catalogue: Catalogue,
+    prices: PriceSheets,
+) -> Services:
+    """Start what lives as long as the gateway; it is stopped in the reverse order."""
+    metrics = Metrics()
+    journal = Journal(settings.data / "journal")
+    stack.push_async_callback(journal.stop)
+    metrics.watch_backlog(lambda: journal.backlog)
+    ledger = Ledger(settings.ledger_url)
+    stack.push_async_callback(ledger.close)
+    keys = Keys(ledger)
+    keyring = KeyRing(keys, settings.master_secret, clock.monotonic, settings.api_key)
+    fleet = await _start_fleet(stack, settings)
+    accounts = Accounts(prices, metrics)
+    reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
+    recovered = await reconciler.recover()
+    drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
+    background = Background()
+    _run_beside(stack, drain.run, "drain")
+    _run_beside(stack, reconciler.run, "reconcile")
+    _run_beside(stack, keyring.run, "keys")
+    stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
+    stack.push_async_callback(background.close, _SETTLE_SECONDS)
+    await _ensure_key(keys, settings, clock)
+    get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
+    turns = TurnService(
+        fleet=fleet,
+        journal=journal,
+        reconciler=reconciler,
+        admission=Admission(),
+        accounts=accounts,
+        metrics=metrics,
+        background=background,
+        clock=clock,
+    )
+    return Services(
+        turns=turns,
+        fleet=fleet,
+        catalogue=catalogue,
+        keyring=keyring,
+        admin=AdminGate(settings.admin_key),
+        keys=keys,
+        queries=Queries(ledger),
+        journal=journal,
+        metrics=metrics,
+        clock=clock,
+    )
+
+
+async def _start_fleet(stack: AsyncExitStack, settings: Settings) -> Fleet:
+    http = make_http()
+    stack.push_async_callback(http.aclose)
+    secret = settings.engine_secret.get_secret_value()
+    engines = [
+        Engine(f"engine-{number}", url, secret, http) for number, url in enumerate(settings.engines)
+    ]
+    fleet = Fleet(engines)
+    await fleet.start()
+    stack.push_async_callback(fleet.stop)
+    return fleet
+
+
+def _run_beside(stack: AsyncExitStack, loop: Loop, name: str) -> None:
+    """Run a loop until the gateway stops; it ends between two rounds, not in the middle of one."""
+    stopping = asyncio.Event()
+    task = asyncio.create_task(loop(stopping), name=name)
+
+    async def stop() -> None:
+        stopping.set()
+        await asyncio.wait({task}, timeout=_STOP_SECONDS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(stop)
+
+
+async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:
+    """Store the configured key; without a database it works from memory all the same."""
+    if settings.api_key is None:
+        return
+    key = settings.api_key.get_secret_value()
+    try:
+        await keys.create(key, DEFAULT_WORKSPACE, "configured", clock.wall())
+    except LedgerUnavailable as error:
+        get_logger("gateway").warning("key_not_stored", error=str(error))

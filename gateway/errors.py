@@ -1,0 +1,109 @@
+"""Every way a request to the gateway can fail. The message is for the client, in the wire's words.
+
+GatewayError               500 api_error
+├── InvalidRequest         400 invalid_request_error
+├── Unauthenticated        401 authentication_error
+├── Forbidden              403 permission_error
+├── NotFound               404 not_found_error
+├── MethodNotAllowed       405 invalid_request_error
+├── TooLarge               413 request_too_large
+├── UnsupportedMedia       415 invalid_request_error
+├── ClientGone             499 api_error                 nobody is left to read it
+├── EngineFailed           500 api_error                 the engine gave up or broke the protocol
+├── EngineLost             500 api_error                 the connection to the engine broke
+├── JournalUnavailable     500 api_error                 the turn could not be recorded
+├── EngineTimeout          504 timeout_error             the engine fell silent
+└── Overloaded             529 overloaded_error
+    ├── NoEngineReady      529 overloaded_error
+    └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
+"""
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "api_error"
+    default: ClassVar[str] = "internal server error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or self.default)
+
+
+class InvalidRequest(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+    default = "invalid request"
+
+
+class Unauthenticated(GatewayError):
+    status = 401
+    type = "authentication_error"
+    default = "invalid x-api-key"
+
+
+class Forbidden(GatewayError):
+    status = 403
+    type = "permission_error"
+    default = "not permitted"
+
+
+class NotFound(GatewayError):
+    status = 404
+    type = "not_found_error"
+    default = "not found"
+
+
+class MethodNotAllowed(GatewayError):
+    status = 405
+    type = "invalid_request_error"
+    default = "method not allowed"
+
+
+class TooLarge(GatewayError):
+    status = 413
+    type = "request_too_large"
+    default = "request exceeds the maximum size"
+
+
+class UnsupportedMedia(GatewayError):
+    status = 415
+    type = "invalid_request_error"
+    default = "content-type: must be application/json"
+
+
+class ClientGone(GatewayError):
+    status = 499
+    default = "client closed the connection"
+
+
+class EngineFailed(GatewayError):
+    default = "the engine failed"
+
+
+class EngineLost(GatewayError):
+    default = "the connection to the engine was lost"
+
+
+class JournalUnavailable(GatewayError):
+    default = "the turn could not be recorded"
+
+
+class EngineTimeout(GatewayError):
+    status = 504
+    type = "timeout_error"
+    default = "the engine did not answer in time"
+
+
+class Overloaded(GatewayError):
+    status = 529
+    type = "overloaded_error"
+    default = "Overloaded"
+
+
+class NoEngineReady(Overloaded):
+    default = "no engine is ready for this model"
+
+
+class LedgerUnavailable(Overloaded):
+    default = "the database is not available"

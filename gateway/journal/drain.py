@@ -1,0 +1,72 @@
+"""Copies closed turns from the journal to the ledger, exactly once, then acknowledges the engine.
+
+The order makes it safe: insert (a repeated one changes nothing), acknowledge, forget. A crash in
+between repeats the insert.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from gateway.background import pause
+from gateway.errors import GatewayError
+from gateway.journal.writer import Journal
+from gateway.logs import get_logger
+from gateway.metrics import Metrics
+from gateway.record import TurnRecord
+
+Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
+Acknowledge = Callable[[str, list[str]], Awaitable[None]]
+
+_BATCH = 500
+_IDLE_SECONDS = 0.25
+_MAX_BACKOFF_SECONDS = 5.0
+
+
+class Drain:
+    def __init__(
+        self, journal: Journal, insert: Insert, acknowledge: Acknowledge, metrics: Metrics
+    ) -> None:
+        self._journal = journal
+        self._insert = insert
+        self._tell = acknowledge
+        self._metrics = metrics
+        self._log = get_logger("drain")
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until stopping, and once more then: a clean stop leaves an empty journal."""
+        backoff = _IDLE_SECONDS
+        is_last = False
+        while not is_last:
+            is_last = stopping.is_set()
+            try:
+                moved = await self.step()
+                backoff = _IDLE_SECONDS
+            except GatewayError as error:
+                self._metrics.drain_failures.inc()
+                self._log.warning("drain_failed", error=str(error), retry_seconds=backoff)
+                moved = 0
+                backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+            if moved < _BATCH:
+                await pause(stopping, backoff)
+
+    async def step(self) -> int:
+        """Move one batch; return how many turns it held."""
+        turns = await self._journal.closed_turns(_BATCH)
+        if not turns:
+            return 0
+        await self._insert(turns)
+        await self._acknowledge(turns)
+        await self._journal.forget([turn.id for turn in turns])
+        return len(turns)
+
+    async def _acknowledge(self, turns: list[TurnRecord]) -> None:
+        """Best effort: what an engine does not hear now, the reconciler tells it later."""
+        by_engine: dict[str, list[str]] = {}
+        for turn in turns:
+            if turn.engine:
+                by_engine.setdefault(turn.engine, []).append(turn.id)
+        for name, turn_ids in by_engine.items():
+            try:
+                await self._tell(name, turn_ids)
+            except GatewayError as error:
+                self._log.warning("ack_failed", engine=name, error=str(error))

@@ -1,0 +1,148 @@
+"""Closes turns that ended without their last frame, from the engine's own final counts.
+
+Two kinds come here: turns whose client or engine went away, and turns that a killed gateway left
+open in its journal. The engine keeps every request's final counts until they are acknowledged. A
+turn that no engine knows after a while is closed with what was known of it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.protocol import FinalCounts
+from gateway.background import pause
+from gateway.errors import GatewayError
+from gateway.journal.writer import Journal
+from gateway.logs import get_logger
+from gateway.metrics import Metrics
+from gateway.record import TurnRecord
+
+_POLL_SECONDS = 0.1
+_SWEEP_SECONDS = 30.0
+_PATIENCE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Leftover:
+    record: TurnRecord
+    since: float
+
+
+class Witness(Protocol):
+    """An engine, as far as it can testify what a turn used."""
+
+    name: str
+
+    @property
+    def is_ready(self) -> bool: ...
+    async def unacknowledged(self) -> list[FinalCounts]: ...
+    async def ack(self, request_ids: list[str], /) -> None: ...
+
+
+Charge = Callable[[TurnRecord], None]
+
+
+class Reconciler:
+    def __init__(
+        self,
+        journal: Journal,
+        engines: Sequence[Witness],
+        metrics: Metrics,
+        charge: Charge,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._journal = journal
+        self._engines = {engine.name: engine for engine in engines}
+        self._metrics = metrics
+        self._charge = charge
+        self._monotonic = monotonic
+        self._pending: dict[str, _Leftover] = {}
+        self._log = get_logger("reconcile")
+
+    def settle(self, record: TurnRecord) -> None:
+        """Take over a turn that will get no more frames; never awaits."""
+        self._pending[record.id] = _Leftover(record, self._monotonic())
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    async def recover(self) -> int:
+        """Take over every turn that an earlier run of this gateway left open."""
+        records = await self._journal.open_turns()
+        for record in records:
+            record.outcome = "gateway_killed"
+            self.settle(record)
+        return len(records)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        swept = self._monotonic()
+        while not stopping.is_set():
+            is_sweep = self._monotonic() - swept >= _SWEEP_SECONDS
+            if is_sweep:
+                swept = self._monotonic()
+            if is_sweep or self._pending:
+                try:
+                    await self.step(is_sweep=is_sweep)
+                except GatewayError as error:
+                    self._log.warning("reconcile_failed", error=str(error))
+            await pause(stopping, _POLL_SECONDS)
+
+    async def step(self, *, is_sweep: bool = False) -> None:
+        for engine in [engine for engine in self._engines.values() if engine.is_ready]:
+            try:
+                counts = await engine.unacknowledged()
+            except GatewayError as error:
+                self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
+                continue
+            await self._match(engine, counts)
+            if is_sweep:
+                await self._sweep(engine, counts)
+        await self._give_up()
+
+    async def finish(self, deadline_seconds: float) -> None:
+        """At shutdown: settle what can be settled soon; the rest stays open for the next start."""
+        deadline = self._monotonic() + deadline_seconds
+        while self._pending and self._monotonic() < deadline:
+            await self.step()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
+        for final in counts:
+            leftover = self._pending.get(final.request_id)
+            if leftover is None:
+                continue
+            record = leftover.record
+            record.engine, record.epoch = engine.name, final.epoch
+            if final.usage is not None:
+                record.take_usage(final.usage)
+            record.output_tokens = final.output_tokens
+            record.thinking_tokens = final.thinking_tokens
+            await self._close(leftover, "engine_counts")
+
+    async def _give_up(self) -> None:
+        """Close what no engine knows; while the turn's engine is away, wait."""
+        now = self._monotonic()
+        for leftover in list(self._pending.values()):
+            engine = self._engines.get(leftover.record.engine or "")
+            is_away = engine is not None and not engine.is_ready
+            patience = _PATIENCE_SECONDS * (6 if is_away else 1)
+            if now - leftover.since >= patience:
+                await self._close(leftover, "lost")
+
+    async def _close(self, leftover: _Leftover, result: str) -> None:
+        self._charge(leftover.record)
+        await self._journal.close(leftover.record)
+        self._pending.pop(leftover.record.id, None)
+        self._metrics.reconciled.labels(result).inc()
+
+    async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
+        """Acknowledge turns of ours that the journal has already forgotten."""
+        mine = [final.request_id for final in counts if self._is_mine(final.request_id)]
+        done = [turn_id for turn_id in mine if not await self._journal.knows(turn_id)]
+        if done:
+            await engine.ack(done)
+
+    def _is_mine(self, turn_id: str) -> bool:
+        return turn_id.startswith(f"msg_{self._journal.instance}")

@@ -1,0 +1,107 @@
+"""The one place that makes engines and sessions. Every wait on the database has a deadline."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from gateway.errors import LedgerUnavailable
+from gateway.ledger.models import TurnRow
+from gateway.record import TurnRecord
+
+_DEADLINE_SECONDS = 5.0
+_STATEMENT_MS = 4000
+
+
+class Ledger:
+    def __init__(self, url: str) -> None:
+        self.engine = make_engine(url)
+
+    @asynccontextmanager
+    async def transaction(
+        self, deadline_seconds: float = _DEADLINE_SECONDS
+    ) -> AsyncIterator[AsyncConnection]:
+        """One transaction, committed at the end of the block, within the deadline."""
+        try:
+            async with asyncio.timeout(deadline_seconds), self.engine.begin() as connection:
+                yield connection
+        except TimeoutError:
+            raise LedgerUnavailable from None
+        except (SQLAlchemyError, OSError) as error:
+            raise LedgerUnavailable from error
+
+    async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
+        """Insert closed turns; those already there stay as they are."""
+        insert = postgresql.insert if self.is_postgres else sqlite.insert
+        statement = insert(TurnRow).on_conflict_do_nothing()
+        async with self.transaction() as connection:
+            await connection.execute(statement, [_row(record) for record in records])
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.engine.dialect.name == "postgresql"
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def make_engine(url: str) -> AsyncEngine:
+    if url.startswith("postgresql"):
+        return create_async_engine(
+            url,
+            pool_size=5,
+            max_overflow=5,
+            pool_timeout=2,
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": 3,
+                "options": f"-c statement_timeout={_STATEMENT_MS} -c timezone=UTC",
+                "tcp_user_timeout": _STATEMENT_MS,
+            },
+        )
+    engine = create_async_engine(url, connect_args={"timeout": _STATEMENT_MS / 1000})
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _row(record: TurnRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "instance": record.instance,
+        "workspace_id": record.workspace,
+        "key_id": record.key_id,
+        "model": record.model,
+        "engine": record.engine,
+        "engine_model": record.engine_model,
+        "epoch": record.epoch,
+        "stream": record.stream,
+        "opened_at": record.opened_at,
+        "opened_ms": int(record.opened_at.timestamp() * 1000),
+        "outcome": record.outcome,
+        "miss_reason": record.miss_reason,
+        "input_tokens": record.input_tokens,
+        "cache_read_tokens": record.cache_read_tokens,
+        "cache_write_5m_tokens": record.cache_write_5m_tokens,
+        "cache_write_1h_tokens": record.cache_write_1h_tokens,
+        "automatic_tokens": record.automatic_tokens,
+        "computed_tokens": record.computed_tokens,
+        "output_tokens": record.output_tokens,
+        "thinking_tokens": record.thinking_tokens,
+        "first_token_seconds": record.first_token_seconds,
+        "duration_seconds": record.duration_seconds,
+        "price": record.price,
+        "cost_nano": record.cost,
+        "cost_without_cache_nano": record.cost_without_cache,
+    }

@@ -1,0 +1,41 @@
+"""JSON lines on stderr. Nothing logs prompt text, headers or keys; a last filter drops them."""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+NEVER_LOGGED = frozenset(
+    {"authorization", "api_key", "x-api-key", "prompt", "text", "body", "content", "secret"}
+)
+
+
+def drop_private(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    return {key: value for key, value in event.items() if key.lower() not in NEVER_LOGGED}
+
+
+def configure(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            drop_private,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(part=name)
+    return logger

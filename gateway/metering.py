@@ -1,0 +1,73 @@
+"""From the engine's counts to what a turn used and cost. The engine's counts are never adjusted."""
+
+from dataclasses import dataclass, field
+
+from engine.protocol import Done, Finished, Started
+from gateway.metrics import Metrics
+from gateway.pricing import Price, PriceSheets, TokenCounts
+from gateway.record import TurnRecord
+
+
+def token_counts(record: TurnRecord) -> TokenCounts:
+    return TokenCounts(
+        input=record.input_tokens,
+        write_5m=record.cache_write_5m_tokens,
+        write_1h=record.cache_write_1h_tokens,
+        read=record.cache_read_tokens,
+        output=record.output_tokens,
+    )
+
+
+def charge(record: TurnRecord, price: Price | None) -> None:
+    """Price what was counted; without a price the cost stays unknown."""
+    if price is None:
+        return
+    cost = price.cost(token_counts(record))
+    record.price = price.id
+    record.cost, record.cost_without_cache = cost.actual, cost.without_cache
+
+
+class Accounts:
+    """Prices a closed turn and counts it in the metrics; called once for each turn."""
+
+    def __init__(self, prices: PriceSheets, metrics: Metrics) -> None:
+        self._prices = prices
+        self._metrics = metrics
+
+    def settle(self, record: TurnRecord) -> None:
+        charge(record, self._price(record))
+        self._metrics.turns.labels(record.outcome).inc()
+        self._metrics.turn_seconds.observe(record.duration_seconds or 0.0)
+        self._metrics.count_tokens("input", record.input_tokens)
+        self._metrics.count_tokens("cache_read", record.cache_read_tokens)
+        self._metrics.count_tokens("cache_write_5m", record.cache_write_5m_tokens)
+        self._metrics.count_tokens("cache_write_1h", record.cache_write_1h_tokens)
+        self._metrics.count_tokens("output", record.output_tokens)
+
+    def _price(self, record: TurnRecord) -> Price | None:
+        """The record is opened with the model to price it by; pricing leaves the sheet's id."""
+        if record.price is None:
+            return None
+        return self._prices.find(record.price.split("@")[0], record.opened_at.date())
+
+
+@dataclass(slots=True)
+class Meter:
+    """Follows one turn's frames and keeps its record up to date."""
+
+    record: TurnRecord
+    finished: list[Finished] = field(default_factory=list)
+
+    def started(self, frame: Started, seconds: float) -> None:
+        self.record.epoch = frame.epoch
+        self.record.miss_reason = frame.miss_reason
+        self.record.first_token_seconds = seconds
+        self.record.take_usage(frame.usage)
+
+    def finish(self, frame: Finished) -> None:
+        self.finished.append(frame)
+        self.record.thinking_tokens += frame.thinking_tokens
+
+    def done(self, frame: Done) -> None:
+        self.record.output_tokens = frame.output_tokens
+        self.record.outcome = self.finished[0].reason if self.finished else "stop"

@@ -1,0 +1,71 @@
+"""All metrics of the gateway, in its own registry. Labels are bounded: no tenants, no paths."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "holdfast_gateway_requests",
+            "HTTP requests by route template and status",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        self.turns = Counter(
+            "holdfast_gateway_turns",
+            "Turns closed, by outcome",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "holdfast_gateway_tokens", "Tokens by billing class", ["class"], registry=self.registry
+        )
+        self.turn_seconds = Histogram(
+            "holdfast_gateway_turn_seconds",
+            "From arrival to close",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.first_token_seconds = Histogram(
+            "holdfast_gateway_first_token_seconds",
+            "From arrival to the engine's first frame",
+            ["cache"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.engine_up = Gauge(
+            "holdfast_gateway_engine_up", "1 while ready", ["engine"], registry=self.registry
+        )
+        self.journal_backlog = Gauge(
+            "holdfast_gateway_journal_backlog",
+            "Turns in the journal that are not in the ledger yet",
+            registry=self.registry,
+        )
+        self.drain_failures = Counter(
+            "holdfast_gateway_drain_failures",
+            "Failed attempts to copy the journal to the ledger",
+            registry=self.registry,
+        )
+        self.reconciled = Counter(
+            "holdfast_gateway_reconciled_turns",
+            "Turns closed from the engine's own counts, or given up",
+            ["result"],
+            registry=self.registry,
+        )
+
+    def count_tokens(self, token_class: TokenClass, amount: int) -> None:
+        self.tokens.labels(token_class).inc(amount)
+
+    def watch_backlog(self, read: Callable[[], float]) -> None:
+        self.journal_backlog.set_function(read)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,49 @@
+"""The record of one turn: what the journal keeps, the ledger stores and the admin API shows."""
+
+from datetime import datetime
+
+import msgspec
+
+from engine.protocol import InputUsage
+
+
+class TurnRecord(msgspec.Struct, kw_only=True):
+    """One turn as journal and ledger keep it. Written twice: at the opening and at the close.
+
+    `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
+    never started are 0. Money is in nano-dollars and None where the model has no price.
+    """
+
+    id: str
+    instance: str
+    workspace: str
+    key_id: str
+    model: str
+    stream: bool
+    opened_at: datetime
+    engine: str | None = None
+    engine_model: str | None = None
+    epoch: str | None = None
+    outcome: str = "open"
+    price: str | None = None
+    input_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    automatic_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    thinking_tokens: int = 0
+    miss_reason: str | None = None
+    first_token_seconds: float | None = None
+    duration_seconds: float | None = None
+    cost: int | None = None
+    cost_without_cache: int | None = None
+
+    def take_usage(self, usage: InputUsage) -> None:
+        self.input_tokens = usage.input_tokens
+        self.cache_read_tokens = usage.cache_read_tokens
+        self.cache_write_5m_tokens = usage.cache_write_5m_tokens
+        self.cache_write_1h_tokens = usage.cache_write_1h_tokens
+        self.automatic_tokens = usage.automatic_tokens
+        self.computed_tokens = usage.computed_tokens

@@ -1,0 +1,183 @@
+"""All settings of the gateway. Read once at start; a bad value stops the start and names itself.
+
+Any variable NAME may come from a file instead: set NAME_FILE to its path.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+PREFIX = "HOLDFAST_"
+BODY_LIMIT_BYTES = 32 * 1024 * 1024
+
+
+SettingsT = TypeVar("SettingsT", bound="DatabaseSettings")
+
+
+class SettingsError(Exception):
+    """One line for each setting that is missing or wrong."""
+
+
+class Setting(NamedTuple):
+    """One row of the documented settings table."""
+
+    name: str
+    default: str | None
+    description: str
+
+
+class DatabaseSettings(BaseSettings):
+    """What a migration needs; the rest of the settings builds on it."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+
+    data: Path = Field(
+        default=Path("data"), description="Directory of the journal and the default database"
+    )
+    database_url: str = Field(
+        default="",
+        description="SQLAlchemy URL of the ledger (`sqlite+aiosqlite://` or `postgresql+psycopg://`);"
+        " empty means SQLite under HOLDFAST_DATA",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values come from `load` only, so that one place decides what the environment means."""
+        return (init_settings,)
+
+    @property
+    def ledger_url(self) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{self.data / 'ledger.db'}"
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """Where the ledger lies, if it is a SQLite file."""
+        prefix = "sqlite+aiosqlite:///"
+        path = self.ledger_url.removeprefix(prefix)
+        return Path(path) if self.ledger_url.startswith(prefix) and path else None
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_driver(cls, url: str) -> str:
+        if url and not url.startswith(("sqlite+aiosqlite://", "postgresql+psycopg://")):
+            raise ValueError("must start with sqlite+aiosqlite:// or postgresql+psycopg://")
+        return url
+
+
+class Settings(DatabaseSettings):
+    api_key: SecretStr | None = Field(
+        default=None, description="API key of the workspace `default`, created when absent"
+    )
+    admin_key: SecretStr | None = Field(
+        default=None, description="Key of the admin API; unset switches the admin API off"
+    )
+    engines: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=("http://127.0.0.1:8100",), description="Engine URLs, separated by commas"
+    )
+    engine_secret: SecretStr = Field(description="Secret shared with the engines")
+    master_secret: SecretStr = Field(
+        description="Secret from which each workspace's cache scope is derived"
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on")
+    models: Path | None = Field(
+        default=None, description="Path of a models.toml that replaces the shipped one"
+    )
+    claude_alias: bool = Field(
+        default=False, description="Whether `claude-*` ids mean the default model"
+    )
+    log_level: str = Field(default="info", description="debug, info, warning or error")
+    body_limit_bytes: int = Field(
+        default=BODY_LIMIT_BYTES, ge=1024, description="Largest request body, in bytes"
+    )
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        urls = tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
+        if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+            raise ValueError("must be http(s) URLs separated by commas")
+        if len(set(urls)) != len(urls):
+            raise ValueError("names an engine twice")
+        return urls
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, level: str) -> str:
+        if level.lower() not in {"debug", "info", "warning", "error"}:
+            raise ValueError("must be debug, info, warning or error")
+        return level.lower()
+
+    @field_validator("engine_secret", "master_secret", "api_key", "admin_key")
+    @classmethod
+    def _not_blank(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and not secret.get_secret_value().strip():
+            raise ValueError("must not be empty")
+        return secret
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read all settings, or raise SettingsError with every problem at once."""
+    return _load(Settings, os.environ if environ is None else environ)
+
+
+def load_database(environ: Mapping[str, str] | None = None) -> DatabaseSettings:
+    return _load(DatabaseSettings, os.environ if environ is None else environ)
+
+
+def table() -> list[Setting]:
+    """Name, default and description of every setting, for the documentation tests."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = None if field.is_required() else field.default
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        rows.append(
+            Setting(
+                PREFIX + name.upper(),
+                None if shown is None else str(shown).lower() if shown is False else str(shown),
+                field.description or "",
+            )
+        )
+    return rows
+
+
+def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
+    given: dict[str, str] = {}
+    problems: list[str] = []
+    for name in kind.model_fields:
+        variable = PREFIX + name.upper()
+        if value := environ.get(variable):
+            given[name] = value
+        elif path := environ.get(f"{variable}_FILE"):
+            try:
+                given[name] = Path(path).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                problems.append(f"{variable}_FILE: {error.strerror}: {path}")
+    try:
+        settings = kind.model_validate(given)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            field = str(problem["loc"][0]).upper()
+            problems.append(f"{PREFIX}{field}: {problem['msg'].removeprefix('Value error, ')}")
+    else:
+        if not problems:
+            return settings
+    raise SettingsError("\n".join(problems))

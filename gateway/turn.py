@@ -1,0 +1,172 @@
+"""THE MAIN PATH: one turn, served and accounted for.
+
+`run` is the whole of it, in the order of the design: open, admit, route, generate, close. Whatever
+way a turn ends, its record is closed: on the last frame before that frame is passed on; otherwise
+by the reconciler, with the engine's own counts.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from engine.protocol import Done, Finished, Frame, Started
+from gateway.admission import Admission
+from gateway.ask import Ask, TurnId
+from gateway.background import Background
+from gateway.clock import Clock
+from gateway.engines import Engine, Fleet, Generation
+from gateway.errors import EngineLost, EngineTimeout, GatewayError
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.metering import Accounts, Meter
+from gateway.metrics import Metrics
+from gateway.record import TurnRecord
+from gateway.routing import choose
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is open while one turn runs."""
+
+    id: TurnId
+    ask: Ask
+    meter: Meter
+    engine: Engine | None = None
+    generation: Generation | None = None
+    is_closed: bool = False
+    was_refused: bool = False
+    outcome: str = "client_disconnect"
+
+    @property
+    def record(self) -> TurnRecord:
+        return self.meter.record
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first item of every turn: an engine has accepted it."""
+
+    engine: str
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnService:
+    fleet: Fleet
+    journal: Journal
+    reconciler: Reconciler
+    admission: Admission
+    accounts: Accounts
+    metrics: Metrics
+    background: Background
+    clock: Clock
+
+    def new_id(self) -> TurnId:
+        """Begins with this journal's id, so that each gateway knows its own turns again."""
+        return TurnId(f"msg_{self.journal.instance}{secrets.token_hex(10)}")
+
+    async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | Frame | None, None]:
+        """Yield Taken once an engine has the turn, then its frames; None is a heartbeat.
+
+        An error before the first item is the response's status; after it, the stream's error.
+        """
+        turn = await self._open(ask, turn_id)
+        try:
+            self.admission.admit(self.journal.backlog)
+            try:
+                turn.engine = self._route(turn)
+                turn.generation = await self._generate(turn)
+                yield Taken(turn.engine.name)
+                async for frame in turn.generation.frames():
+                    self._note(turn, frame)
+                    if isinstance(frame, Done):
+                        await self._close(turn)
+                    yield frame
+            finally:
+                self.admission.leave()
+        except GatewayError as error:
+            turn.outcome = error.type
+            turn.was_refused = turn.generation is None and not _is_unsure(error)
+            raise
+        finally:
+            self._leave(turn)
+
+    async def count(self, ask: Ask) -> int:
+        """The exact tokens of the prompt, from the engine that would serve it."""
+        reply = await choose(ask, self.fleet.ready).count(ask.count_request())
+        return reply.input_tokens
+
+    async def _open(self, ask: Ask, turn_id: TurnId) -> Turn:
+        now = self.clock.wall()
+        record = TurnRecord(
+            id=turn_id,
+            instance=self.journal.instance,
+            workspace=ask.principal.workspace,
+            key_id=ask.principal.key_id,
+            model=ask.model.id,
+            stream=ask.stream,
+            opened_at=now,
+            price=ask.model.price,
+        )
+        await self.journal.open(record)
+        return Turn(turn_id, ask, Meter(record))
+
+    def _route(self, turn: Turn) -> Engine:
+        engine = choose(turn.ask, self.fleet.ready)
+        assert engine.description is not None
+        turn.record.engine = engine.name
+        turn.record.engine_model = engine.description.model
+        return engine
+
+    async def _generate(self, turn: Turn) -> Generation:
+        assert turn.engine is not None
+        request = turn.ask.generate_request(turn.id, self.clock.monotonic())
+        return await turn.engine.generate(request)
+
+    def _note(self, turn: Turn, frame: Frame | None) -> None:
+        match frame:
+            case Started():
+                turn.meter.started(frame, self._seconds(turn))
+                cache = "read" if frame.usage.cache_read_tokens else "cold"
+                self.metrics.first_token_seconds.labels(cache).observe(self._seconds(turn))
+            case Finished():
+                turn.meter.finish(frame)
+            case Done():
+                turn.meter.done(frame)
+
+    async def _close(self, turn: Turn) -> None:
+        """Durable before the last event goes out."""
+        turn.record.duration_seconds = self._seconds(turn)
+        self.accounts.settle(turn.record)
+        turn.is_closed = True
+        await self.journal.close(turn.record)
+
+    def _leave(self, turn: Turn) -> None:
+        """Every other way out. Awaits nothing: it may run while the client's task is cancelled."""
+        if turn.generation is not None:
+            self.background.spawn(turn.generation.aclose(), "close generation")
+        if turn.is_closed:
+            return
+        record = turn.record
+        record.outcome = turn.outcome
+        record.duration_seconds = self._seconds(turn)
+        if turn.engine is None or turn.was_refused:
+            self.accounts.settle(record)
+            self.journal.close_soon(record)
+            return
+        self.background.spawn(self._cancel(turn.engine, turn.id), "cancel")
+        self.reconciler.settle(record)
+
+    async def _cancel(self, engine: Engine, turn_id: TurnId) -> None:
+        try:
+            await engine.cancel(turn_id)
+        except GatewayError as error:
+            if not _is_unsure(error):
+                raise
+
+    def _seconds(self, turn: Turn) -> float:
+        return self.clock.monotonic() - turn.ask.arrived
+
+
+def _is_unsure(error: GatewayError) -> bool:
+    """Whether the engine may have taken the turn although we have no answer."""
+    return isinstance(error, EngineLost | EngineTimeout)

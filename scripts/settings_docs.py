@@ -1,0 +1,102 @@
+"""Write the settings of the three programs where people look for them: `.env.example` and README.
+
+Run it after a change of settings; tests/test_layout.py fails when it was forgotten. README gets its
+table between the two markers below; the first one alone will do to begin with.
+"""
+
+import sys
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the packages are imported from the tree
+
+from dashboard.settings import Settings as DashboardSettings  # noqa: E402
+from engine.settings import Settings as EngineSettings  # noqa: E402
+from gateway.settings import Settings as GatewaySettings  # noqa: E402
+
+BEGIN = "<!-- settings -->"
+END = "<!-- /settings -->"
+PROGRAMS: list[tuple[str, type[BaseSettings]]] = [
+    ("gateway", GatewaySettings),
+    ("engine", EngineSettings),
+    ("dashboard", DashboardSettings),
+]
+# Defaults that depend on where the program is installed.
+PLACED = {"ENGINE_MODEL": "engine/demo_model"}
+COMPOSE = """# Settings for docker compose, and all others with their defaults.
+#   cp .env.example .env, then give the five secrets below values of your own:
+#   python3 -c 'import secrets; print(secrets.token_hex(32))'
+# scripts/run needs none of this: it makes its secrets and keeps them in its data directory.
+
+HOLDFAST_API_KEY=
+HOLDFAST_ADMIN_KEY=
+HOLDFAST_ENGINE_SECRET=
+HOLDFAST_MASTER_SECRET=
+POSTGRES_PASSWORD=
+"""
+
+
+def default_of(name: str, field: FieldInfo) -> str | None:
+    """Write a default as the environment would carry it; None: the setting is required."""
+    if field.is_required():
+        return None
+    value = field.default
+    if name in PLACED:
+        return PLACED[name]
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def rows() -> list[tuple[str, str, str | None, str]]:
+    """Program, variable, default and description of every setting."""
+    found = []
+    for program, settings in PROGRAMS:
+        prefix = settings.model_config.get("env_prefix", "")
+        for key, field in settings.model_fields.items():
+            name = prefix + key.upper()
+            found.append((program, name, default_of(name, field), field.description or ""))
+    return found
+
+
+def env_example() -> str:
+    lines = [COMPOSE]
+    for program, _ in PROGRAMS:
+        lines.append(f"\n# The {program}\n")
+        for owner, name, default, description in rows():
+            if owner == program:
+                required = " (required)" if default is None else ""
+                lines.append(f"# {description}{required}\n#{name}={default or ''}\n")
+    return "".join(lines)
+
+
+def readme_table() -> str:
+    lines = [BEGIN, "", "| variable | default | meaning |", "|---|---|---|"]
+    for _, name, default, description in rows():
+        shown = "required" if default is None else f"`{default}`" if default else "unset"
+        lines.append(f"| `{name}` | {shown} | {description} |")
+    return "\n".join([*lines, "", END])
+
+
+def with_table(readme: str) -> str:
+    """Replace what is between the markers; a text without them stays as it is."""
+    before, begin, rest = readme.partition(BEGIN)
+    if not begin:
+        return readme
+    return before + readme_table() + (rest.split(END, 1)[1] if END in rest else rest)
+
+
+def main() -> None:
+    (ROOT / ".env.example").write_text(env_example(), "utf-8")
+    readme = ROOT / "README.md"
+    if readme.exists():
+        readme.write_text(with_table(readme.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Engines as processes, and the protocol's client: what every conformance test talks through."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import httpx
+import msgspec
+
+from engine.protocol import (
+    Breakpoint,
+    CancelReply,
+    ClockReply,
+    CountReply,
+    CountRequest,
+    Description,
+    Done,
+    DropReply,
+    EntryInfo,
+    Failed,
+    FinalCounts,
+    Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    Message,
+    Name,
+    Prompt,
+    Sampling,
+    Snapshot,
+    Started,
+    Stats,
+    TextDelta,
+    TextPart,
+    Ttl,
+)
+
+T = TypeVar("T")
+
+SECRET = "secret-of-the-conformance-suite"
+BLOCK_SIZE = 16
+START_SECONDS = 90
+TICK = 1 / 1024  # the manual clock stays exact: it is moved by sums of powers of two only
+ROOT = Path(__file__).resolve().parents[2]
+
+Settings = Mapping[str, str | int | float]
+COMMON: Settings = {"CLOCK": "manual", "MIN_CACHE_TOKENS": 32, "BLOCK_SIZE": BLOCK_SIZE}
+STEADY = {**COMMON, "NUM_BLOCKS": 4096, "MAX_STEP_TOKENS": 64, "MAX_WAITING": 4}
+# An engine that computes is slow by itself; the synthetic one is as slow as it is told to be.
+PROFILES: dict[str, Settings] = {
+    "fast": {**STEADY, "SYNTHETIC_PREFILL_US": 0, "SYNTHETIC_DECODE_MS": 0},
+    "slow": {**STEADY, "SYNTHETIC_PREFILL_US": 1000, "SYNTHETIC_DECODE_MS": 20},
+    "tiny": {
+        **COMMON,
+        "NUM_BLOCKS": 16,
+        "SYNTHETIC_PREFILL_US": 0,
+        "SYNTHETIC_DECODE_MS": 5,
+    },
+}
+
+
+def frames_of(lines: Iterator[str]) -> Iterator[Frame]:
+    decoder = msgspec.json.Decoder(Frame)
+    return (decoder.decode(line) for line in lines if line)
+
+
+def prompt(*texts: str, system: tuple[str, ...] = ()) -> Prompt:
+    """System blocks, then one user message of these parts."""
+    parts = [TextPart(text) for text in texts]
+    return Prompt(messages=[Message("user", parts)], system=[TextPart(text) for text in system])
+
+
+@dataclass
+class Answer:
+    """All frames of one generation."""
+
+    frames: list[Frame]
+
+    @property
+    def started(self) -> Started:
+        assert isinstance(self.frames[0], Started), self.frames[0]
+        return self.frames[0]
+
+    @property
+    def usage(self) -> InputUsage:
+        return self.started.usage
+
+    @property
+    def finished(self) -> list[Finished]:
+        return [frame for frame in self.frames if isinstance(frame, Finished)]
+
+    @property
+    def last(self) -> Done | Failed:
+        assert isinstance(self.frames[-1], Done | Failed)
+        return self.frames[-1]
+
+    def text(self, choice: int = 0) -> str:
+        deltas = (frame for frame in self.frames if isinstance(frame, TextDelta))
+        return "".join(delta.text for delta in deltas if delta.choice == choice)
+
+
+@dataclass
+class Stream:
+    """A generation that is read as it comes."""
+
+    request_id: str
+    response: httpx.Response
+    frames: Iterator[Frame]
+
+    def start(self) -> Started:
+        first = next(self.frames)
+        assert isinstance(first, Started), first
+        return first
+
+    def rest(self) -> Answer:
+        return Answer(list(self.frames))
+
+
+@dataclass
+class Engine:
+    """One running engine. `scope` makes a new one that nobody used before."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+    client: httpx.Client
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @cached_property
+    def description(self) -> Description:
+        return self.get("describe", Description)
+
+    def has(self, capability: str) -> bool:
+        return capability in self.description.capabilities
+
+    def scope(self) -> str:
+        return uuid4().hex
+
+    def floor(self, tokens: int) -> int:
+        return tokens - tokens % self.description.granularity
+
+    def get(self, path: str, kind: type[T], **parameters: Any) -> T:
+        response = self.client.get(f"/v1/{path}", params=parameters)
+        assert response.status_code == 200, response.text
+        return msgspec.json.decode(response.content, type=kind)
+
+    def post(self, path: str, body: Any, kind: type[T]) -> T:
+        response = self.client.post(f"/v1/{path}", content=msgspec.json.encode(body))
+        assert response.status_code == 200, response.text
+        return msgspec.json.decode(response.content, type=kind)
+
+    def count(self, prompt: Prompt) -> CountReply:
+        return self.post("count", CountRequest("counts", prompt), CountReply)
+
+    def ends(self, prompt: Prompt) -> list[int]:
+        """Where entries may sit at each segment's end."""
+        return [self.floor(end or 0) for end in self.count(prompt).segment_tokens]
+
+    def text(self, num_tokens: int) -> str:
+        """New text of about this many tokens, never more."""
+        letters = f"{next(self._numbers):x}".translate(
+            {ord(c): chr(ord("a") + i) for i, c in enumerate("0123456789abcdef")}
+        )
+        words = [f" {letters}{'aeiou'[i % 5]}{'bcdfg'[i // 5 % 5]}" for i in range(num_tokens)]
+        empty = self.count(prompt("")).input_tokens
+        used = self.count(prompt("".join(words))).input_tokens - empty
+        return "".join(words[: max(num_tokens * len(words) // max(used, 1) - 2, 1)])
+
+    def request(
+        self,
+        prompt: Prompt,
+        scope: str,
+        *marks: tuple[int, Ttl] | int,
+        max_tokens: int = 1,
+        names: tuple[Name, ...] = (),
+        request_id: str | None = None,
+        minimum: int | None = 1,
+        **sampling: Any,
+    ) -> GenerateRequest:
+        points = [mark if isinstance(mark, tuple) else (mark, "5m") for mark in marks]
+        return GenerateRequest(
+            request_id=request_id or uuid4().hex,
+            scope=scope,
+            prompt=prompt,
+            sampling=Sampling(max_tokens=max_tokens, temperature=0.0, **sampling),
+            breakpoints=[Breakpoint(segment, ttl) for segment, ttl in points],
+            names=list(names),
+            min_cache_tokens=minimum,
+        )
+
+    def ask(self, prompt: Prompt, scope: str, *marks: tuple[int, Ttl] | int, **more: Any) -> Answer:
+        """A whole generation."""
+        with self.stream(self.request(prompt, scope, *marks, **more)) as stream:
+            return Answer(list(stream.frames))
+
+    @contextmanager
+    def stream(self, request: GenerateRequest) -> Iterator[Stream]:
+        body = msgspec.json.encode(request)
+        with self.client.stream("POST", "/v1/generate", content=body) as response:
+            if response.status_code != 200:
+                raise Refused(response.status_code, response.read())
+            yield Stream(request.request_id, response, frames_of(response.iter_lines()))
+
+    def advance(self, seconds: float) -> float:
+        return self.post("clock/advance", {"seconds": seconds}, ClockReply).now
+
+    def stats(self) -> Stats:
+        return self.get("stats", Stats)
+
+    def snapshot(self) -> Snapshot:
+        return self.get("snapshot", Snapshot)
+
+    def entries(self, scope: str) -> list[EntryInfo]:
+        return [entry for entry in self.get("entries", list[EntryInfo]) if entry.scope == scope]
+
+    def cancel(self, request_id: str) -> bool:
+        return self.post("cancel", {"request_id": request_id}, CancelReply).cancelled
+
+    def drop(self, scope: str, entry: str | None = None) -> int:
+        return self.post("drop", {"scope": scope, "entry": entry}, DropReply).dropped
+
+    def unacknowledged(self) -> dict[str, FinalCounts]:
+        counts = self.get("unacknowledged", list[FinalCounts])
+        return {final.request_id: final for final in counts}
+
+    def acknowledge(self, *request_ids: str) -> None:
+        reply = self.client.post("/v1/ack", json={"request_ids": list(request_ids)})
+        assert (reply.status_code, reply.content) == (204, b"")
+
+    def wait_until_idle(self, seconds: float = 10.0) -> float:
+        """Until nothing runs and no sequence holds a block; how long that took."""
+        since = time.monotonic()
+        while True:
+            stats = self.stats()
+            if not (stats.running or stats.waiting or stats.blocks.active):
+                return time.monotonic() - since
+            assert time.monotonic() - since < seconds, "the engine does not come to rest"
+            time.sleep(0.005)
+
+
+class Refused(Exception):
+    """A call that was answered with an error before the stream."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"{status} {body!r}")
+        self.status = status
+        self.reply: dict[str, str] = msgspec.json.decode(body)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running_engine(backend: str, settings: Settings) -> Iterator[Engine]:
+    """Start `python -m engine`, wait until it is ready, end it whatever happens."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ENGINE_")}
+    environment |= {f"ENGINE_{name}": str(value) for name, value in settings.items()}
+    environment |= {"ENGINE_SECRET": SECRET, "ENGINE_PORT": str(port), "ENGINE_LOG_LEVEL": "error"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine", "--backend", backend], cwd=ROOT, env=environment
+    )
+    client = httpx.Client(
+        base_url=url,
+        headers={"authorization": f"Bearer {SECRET}"},
+        timeout=30,
+        limits=httpx.Limits(max_connections=None),
+    )
+    try:
+        _wait_until_ready(client, process)
+        yield Engine(url, process, client)
+    finally:
+        client.close()
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the engine ended while it started"
+        try:
+            if client.get("/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("the engine did not become ready")

@@ -1,0 +1,235 @@
+"""Requests from arrival to acknowledgement: races, cancellation, limits, restarts."""
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from engine.protocol import Done, Failed, Finished
+from tests.conformance.conftest import settings_of
+from tests.conformance.engines import Engine, Refused, prompt, running_engine
+
+RELEASE_SECONDS = 0.25
+STEP_SECONDS = 0.25  # generous for one step of a slow engine on a busy machine
+LONG = 2000
+
+
+def test_an_entry_is_not_readable_before_its_writer_started(slow_engine: Engine) -> None:
+    engine, scope = slow_engine, slow_engine.scope()
+    shared = engine.text(700)
+    asked = prompt(shared, engine.text(10))
+    with engine.stream(engine.request(asked, scope, 0)) as first:
+        wait_for_running(engine)
+        with engine.stream(engine.request(asked, scope, 0)) as second:
+            assert first.start().usage.cache_write_5m_tokens > 0
+            late = second.start()
+            second.rest()
+        first.rest()
+    assert late.usage.cache_read_tokens == 0
+    assert late.usage.cache_write_5m_tokens == engine.ends(asked)[0]
+    assert late.miss_reason == "in_progress_race"
+    assert late.usage.automatic_tokens > 0, "computed once all the same"
+    assert engine.ask(asked, scope, 0).usage.cache_read_tokens > 0
+
+
+def test_an_entry_is_readable_from_started_on(slow_engine: Engine) -> None:
+    engine, scope = slow_engine, slow_engine.scope()
+    asked = prompt(engine.text(100), engine.text(10))
+    with engine.stream(engine.request(asked, scope, 0, max_tokens=1000)) as first:
+        first.start()
+        assert engine.ask(asked, scope, 0).usage.cache_read_tokens > 0
+
+
+def wait_for_running(engine: Engine, number: int = 1) -> None:
+    since = time.monotonic()
+    while engine.stats().running < number:
+        assert time.monotonic() - since < 10, "it never ran"
+        time.sleep(0.005)
+
+
+def is_over(engine: Engine, request_id: str) -> bool:
+    return request_id in engine.unacknowledged()
+
+
+@pytest.mark.parametrize("way", ["call", "close"])
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_cancelled_requests_blocks_are_free_at_once(
+    slow_engine: Engine, way: str, moment: str
+) -> None:
+    engine, scope = slow_engine, slow_engine.scope()
+    asked = prompt(engine.text(LONG if moment == "prefill" else 100))
+    request = engine.request(asked, scope, 0, max_tokens=2000)
+    with engine.stream(request) as stream:
+        wait_for_running(engine)
+        if moment == "decode":
+            stream.start()
+        since = time.monotonic()
+        if way == "call":
+            engine.cancel(request.request_id)
+        else:
+            stream.response.close()
+        while engine.stats().blocks.active:
+            assert time.monotonic() - since < RELEASE_SECONDS + STEP_SECONDS
+            time.sleep(0.005)
+    engine.wait_until_idle()
+    final = engine.unacknowledged()[request.request_id]
+    assert final.reason == "cancelled"
+    if moment == "prefill":
+        assert final.usage is None and engine.entries(scope) == []
+    else:
+        assert final.usage is not None and len(engine.entries(scope)) == 1
+        assert engine.ask(asked, scope, 0).usage.cache_read_tokens > 0
+
+
+def test_a_cancelled_prefill_ends_its_stream_with_failed(slow_engine: Engine) -> None:
+    engine = slow_engine
+    request = engine.request(prompt(engine.text(LONG)), engine.scope(), 0)
+    with engine.stream(request) as stream:
+        wait_for_running(engine)
+        assert engine.cancel(request.request_id)
+        (failed,) = stream.rest().frames
+    assert isinstance(failed, Failed) and failed.code == "cancelled"
+
+
+def test_a_cancelled_answer_ends_its_stream_properly(slow_engine: Engine) -> None:
+    engine = slow_engine
+    request = engine.request(prompt(engine.text(40)), engine.scope(), max_tokens=2000)
+    with engine.stream(request) as stream:
+        stream.start()
+        assert engine.cancel(request.request_id)
+        *_, finished, done = stream.rest().frames
+    assert isinstance(finished, Finished) and finished.reason == "cancelled"
+    assert isinstance(done, Done)
+    assert engine.unacknowledged()[request.request_id].output_tokens == done.output_tokens
+
+
+def test_a_cancelled_waiting_request_writes_nothing(slow_engine: Engine) -> None:
+    engine, scope = slow_engine, slow_engine.scope()
+    text = engine.text(60)
+    with engine.stream(engine.request(prompt(engine.text(LONG)), engine.scope())) as first:
+        wait_for_running(engine)
+        request = engine.request(prompt(text), scope, 0)
+        with engine.stream(request) as stream:
+            assert engine.cancel(request.request_id)
+            assert isinstance(stream.rest().frames[0], Failed)
+        first.response.close()
+    assert engine.entries(scope) == []
+
+
+def test_cancelling_twice_or_something_unknown_is_no_error(slow_engine: Engine) -> None:
+    engine = slow_engine
+    request = engine.request(prompt(engine.text(LONG)), engine.scope())
+    with engine.stream(request) as stream:
+        wait_for_running(engine)
+        assert engine.cancel(request.request_id)
+        assert not engine.cancel(request.request_id)
+        stream.rest()
+    assert not engine.cancel("never heard of")
+
+
+def test_a_request_id_is_refused_while_it_runs_and_until_it_is_acknowledged(
+    slow_engine: Engine,
+) -> None:
+    engine = slow_engine
+    request = engine.request(prompt(engine.text(40)), engine.scope(), max_tokens=40)
+    with engine.stream(request) as stream:
+        stream.start()
+        assert duplicate(engine, request.request_id)
+        stream.rest()
+    assert duplicate(engine, request.request_id)
+    engine.acknowledge(request.request_id)
+    engine.ask(prompt("again"), engine.scope(), request_id=request.request_id)
+
+
+def duplicate(engine: Engine, request_id: str) -> bool:
+    with pytest.raises(Refused) as refused:
+        engine.ask(prompt("other"), engine.scope(), request_id=request_id)
+    return (refused.value.status, refused.value.reply["code"]) == (409, "duplicate_request")
+
+
+def test_a_refused_duplicate_leaves_the_running_one_alone(slow_engine: Engine) -> None:
+    engine = slow_engine
+    request = engine.request(prompt(engine.text(300)), engine.scope(), max_tokens=3)
+    with engine.stream(request) as stream:
+        assert duplicate(engine, request.request_id)
+        stream.start()
+        assert isinstance(stream.rest().last, Done)
+
+
+def test_final_counts_are_what_the_stream_said_until_they_are_acknowledged(
+    engine: Engine,
+) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(60), engine.text(20))
+    request = engine.request(asked, scope, (0, "1h"), max_tokens=5)
+    with engine.stream(request) as stream:
+        started, rest = stream.start(), stream.rest()
+    final = engine.unacknowledged()[request.request_id]
+    assert final.usage == started.usage
+    assert final.epoch == started.epoch == engine.description.epoch
+    assert final.output_tokens == rest.last.output_tokens
+    assert final.reason == rest.finished[0].reason
+    for _ in range(2):
+        engine.acknowledge(request.request_id, "never heard of")
+        assert request.request_id not in engine.unacknowledged()
+
+
+def test_the_totals_count_what_the_responses_said(engine: Engine) -> None:
+    scope, shared = engine.scope(), engine.text(50)
+    before = engine.stats().counters
+    usages = [
+        engine.ask(prompt(shared, engine.text(20)), scope, (0, "1h"), 1).usage for _ in range(3)
+    ]
+    after = engine.stats().counters
+    for name in (
+        "input_tokens",
+        "cache_read_tokens",
+        "cache_write_5m_tokens",
+        "cache_write_1h_tokens",
+        "automatic_tokens",
+        "computed_tokens",
+    ):
+        grown = getattr(after, name) - getattr(before, name)
+        assert grown == sum(getattr(usage, name) for usage in usages), name
+    assert after.requests - before.requests == 3
+
+
+def test_beyond_the_waiting_bound_a_request_is_refused_at_once(slow_engine: Engine) -> None:
+    engine, scope = slow_engine, slow_engine.scope()
+    with ExitStack() as streams:
+        long = engine.request(prompt(engine.text(LONG)), scope)
+        streams.enter_context(engine.stream(long))
+        wait_for_running(engine)
+        with pytest.raises(Refused) as refused:
+            # Of one scope: those of others would take turns with the long one.
+            for _ in range(6):
+                asked = engine.request(prompt(engine.text(40)), scope)
+                streams.enter_context(engine.stream(asked))
+    assert (refused.value.status, refused.value.reply["code"]) == (529, "overloaded")
+    assert engine.ask(prompt("after"), engine.scope()).last
+
+
+def test_many_at_once_all_get_their_own_answer(engine: Engine) -> None:
+    scope, shared = engine.scope(), engine.text(80)
+    engine.ask(prompt(shared), scope, 0)
+    asked = [prompt(shared, engine.text(10 + 7 * i)) for i in range(4)]
+    alone = [engine.ask(one, engine.scope(), 0, max_tokens=8).text() for one in asked]
+    with ExitStack() as stack:
+        requests = [engine.request(one, scope, 0, max_tokens=8) for one in asked]
+        streams = [stack.enter_context(engine.stream(request)) for request in requests]
+        starts = [stream.start() for stream in streams]
+        assert [stream.rest().text() for stream in streams] == alone
+    assert all(start.usage.cache_read_tokens > 0 for start in starts)
+
+
+def test_a_restart_is_a_new_epoch_and_holds_nothing(backend: str) -> None:
+    settings = settings_of(backend, "fast")
+    epochs = []
+    asked = prompt("one two three four five six seven eight " * 10)
+    for _ in range(2):
+        with running_engine(backend, settings) as engine:
+            epochs.append(engine.description.epoch)
+            assert engine.unacknowledged() == {} and engine.snapshot().chains == []
+            answer = engine.ask(asked, "s" * 32, 0)
+            assert answer.usage.cache_read_tokens == 0
+            assert engine.snapshot().epoch == answer.started.epoch == epochs[-1]
+    assert epochs[0] != epochs[1]

@@ -1,0 +1,189 @@
+"""Entries in time: exactly their TTL, refreshed by reads, ended early only when it must be."""
+
+import pytest
+
+from engine.protocol import Started, Ttl
+from tests.conformance.engines import TICK, Engine, prompt
+
+TTLS: list[tuple[Ttl, int]] = [("5m", 300), ("1h", 3600)]
+
+
+def read(engine: Engine, text: str, scope: str, ttl: Ttl = "5m") -> Started:
+    return engine.ask(prompt(text, engine.text(5)), scope, (0, ttl)).started
+
+
+def fill(engine: Engine, blocks: int) -> str:
+    """A text that takes about this many blocks, scaffold included."""
+    return engine.text(blocks * engine.description.block_size - 24)
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), TTLS)
+def test_an_entry_can_be_read_until_its_ttl_is_over(engine: Engine, ttl: Ttl, seconds: int) -> None:
+    for wait, is_found in ((seconds - TICK, True), (seconds, False)):
+        scope, text = engine.scope(), engine.text(60)
+        (report,) = read(engine, text, scope, ttl).breakpoints
+        assert report.expires_in_seconds == seconds
+        engine.advance(wait)
+        started = read(engine, text, scope, ttl)
+        assert (started.usage.cache_read_tokens > 0) == is_found
+        assert started.miss_reason == (None if is_found else "ttl_expired")
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), TTLS)
+def test_every_read_starts_the_ttl_again(engine: Engine, ttl: Ttl, seconds: int) -> None:
+    scope, text = engine.scope(), engine.text(60)
+    read(engine, text, scope, ttl)
+    for _ in range(3):
+        engine.advance(seconds - 1)
+        assert read(engine, text, scope, ttl).usage.cache_read_tokens > 0
+    engine.advance(seconds)
+    assert read(engine, text, scope, ttl).usage.cache_read_tokens == 0
+
+
+def test_a_read_at_a_later_breakpoint_refreshes_the_entry_it_found(engine: Engine) -> None:
+    scope, shared = engine.scope(), engine.text(60)
+    read(engine, shared, scope)
+    engine.advance(200)
+    engine.ask(prompt(shared, engine.text(40)), scope, 1)
+    engine.advance(200)
+    assert read(engine, shared, scope).usage.cache_read_tokens > 0
+
+
+@pytest.mark.parametrize(("bought", "asked", "lives"), [("5m", "1h", 300), ("1h", "5m", 3600)])
+def test_an_entry_keeps_the_ttl_it_was_bought_with(
+    engine: Engine, bought: Ttl, asked: Ttl, lives: int
+) -> None:
+    scope, text = engine.scope(), engine.text(60)
+    read(engine, text, scope, bought)
+    again = read(engine, text, scope, asked)
+    assert again.usage.cache_write_5m_tokens == again.usage.cache_write_1h_tokens == 0
+    (report,) = again.breakpoints
+    assert (report.ttl, report.expires_in_seconds) == (bought, lives)
+    engine.advance(lives)
+    assert read(engine, text, scope).usage.cache_read_tokens == 0
+
+
+def test_a_prefix_can_be_read_after_its_longer_continuation_expired(engine: Engine) -> None:
+    scope, head, tail = engine.scope(), engine.text(60), engine.text(40)
+    asked = prompt(head, tail)
+    engine.ask(asked, scope, (0, "1h"), (1, "5m"))
+    engine.advance(300)
+    usage = engine.ask(asked, scope, (0, "1h"), (1, "5m")).usage
+    first, second = engine.ends(asked)
+    assert usage.cache_read_tokens == first
+    assert (usage.cache_write_1h_tokens, usage.cache_write_5m_tokens) == (0, second - first)
+
+
+def test_the_entries_are_listed_with_what_is_left_of_them(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(60), engine.text(40))
+    engine.ask(asked, scope, (0, "1h"), (1, "5m"))
+    engine.advance(100)
+    engine.ask(asked, scope, 0)
+    listed = {entry.tokens: entry for entry in engine.entries(scope)}
+    first, second = engine.ends(asked)
+    assert (listed[first].ttl, listed[first].expires_in_seconds) == ("1h", 3600)
+    assert (listed[second].ttl, listed[second].expires_in_seconds) == ("5m", 200)
+    assert [listed[first].reads, listed[second].reads] == [1, 0]
+    assert all(entry.state == "leased" for entry in listed.values())
+
+
+def test_a_lease_holds_its_blocks_until_it_ends(engine: Engine) -> None:
+    engine.advance(3600)
+    scope, text = engine.scope(), engine.text(160)
+    before = engine.stats()
+    end = engine.ends(prompt(text))[0]
+    engine.ask(prompt(text), scope, 0)
+    held = engine.stats()
+    size = engine.description.block_size
+    assert held.blocks.leased - before.blocks.leased == -(-end // size)
+    assert held.num_leases == before.num_leases + 1
+    engine.advance(300)
+    after = engine.stats()
+    assert after.blocks.leased == before.blocks.leased
+    assert after.counters.leases_expired == held.counters.leases_expired + 1
+
+
+def test_shared_prefixes_are_held_once(engine: Engine) -> None:
+    engine.advance(3600)
+    scope, shared = engine.scope(), engine.text(320)
+    before = engine.stats().blocks.leased
+    engine.ask(prompt(shared), scope, 0)
+    once = engine.stats().blocks.leased - before
+    for _ in range(5):
+        engine.ask(prompt(shared, engine.text(20)), scope, 0, 1)
+    assert engine.stats().blocks.leased - before <= once + 5 * 3
+
+
+def test_a_drop_ends_a_scopes_leases_and_no_others(engine: Engine) -> None:
+    mine, yours, text = engine.scope(), engine.scope(), engine.text(60)
+    for scope in (mine, yours):
+        read(engine, text, scope)
+    assert engine.drop(mine) == 1
+    assert engine.drop(mine) == 0
+    dropped = read(engine, text, mine)
+    assert (dropped.usage.cache_read_tokens, dropped.miss_reason) == (0, "dropped")
+    assert read(engine, text, yours).usage.cache_read_tokens > 0
+
+
+def test_a_drop_can_name_one_entry(engine: Engine) -> None:
+    scope, one, other = engine.scope(), engine.text(60), engine.text(60)
+    read(engine, one, scope)
+    (entry,) = engine.entries(scope)
+    read(engine, other, scope)
+    assert engine.drop(engine.scope(), entry.entry) == 0, "not another scope's"
+    assert engine.drop(scope, entry.entry) == 1
+    assert read(engine, other, scope).usage.cache_read_tokens > 0
+    assert read(engine, one, scope).usage.cache_read_tokens == 0
+
+
+def test_over_the_budget_an_entry_is_best_effort_and_says_so(tiny_engine: Engine) -> None:
+    engine = tiny_engine
+    scopes = [engine.scope(), engine.scope()]
+    texts = [fill(engine, 6), fill(engine, 6)]
+    reports = [
+        engine.ask(prompt(text), scope, 0).started.breakpoints[0]
+        for text, scope in zip(texts, scopes, strict=True)
+    ]
+    assert [report.state for report in reports] == ["leased", "best_effort"]
+    stats = engine.stats()
+    assert stats.blocks.leased <= 8 and stats.blocks.best_effort > 0
+    assert (stats.num_entries, stats.num_leases) == (2, 1)
+    again = engine.ask(prompt(texts[1]), scopes[1], 0)
+    assert again.usage.cache_read_tokens > 0, "its blocks happen to be in memory"
+    engine.drop(scopes[0])
+    promoted = engine.ask(prompt(texts[1]), scopes[1], 0).started.breakpoints[0]
+    assert promoted.state == "leased"
+
+
+def test_a_lease_survives_whatever_can_wait_for_other_blocks(tiny_engine: Engine) -> None:
+    engine = tiny_engine
+    scope, text = engine.scope(), fill(engine, 6)
+    read_first = engine.ask(prompt(text), scope, 0)
+    before = engine.stats().counters.leases_sacrificed
+    for _ in range(8):
+        engine.ask(prompt(fill(engine, 7)), engine.scope(), max_tokens=4)
+    assert engine.stats().counters.leases_sacrificed == before
+    usage = engine.ask(prompt(text), scope, 0).usage
+    assert usage.cache_read_tokens == read_first.usage.cache_write_5m_tokens
+
+
+def test_a_lease_is_sacrificed_only_when_nothing_else_can_run(tiny_engine: Engine) -> None:
+    engine = tiny_engine
+    scope, text = engine.scope(), fill(engine, 6)
+    engine.ask(prompt(text), scope, 0)
+    before = engine.stats().counters.leases_sacrificed
+    engine.ask(prompt(fill(engine, 13)), engine.scope())
+    assert engine.stats().counters.leases_sacrificed == before + 1
+    started = engine.ask(prompt(text), scope, 0).started
+    assert started.usage.cache_read_tokens == 0
+    assert started.miss_reason in ("sacrificed", "best_effort_evicted")
+
+
+def test_the_pool_adds_up_whatever_happens(tiny_engine: Engine) -> None:
+    engine = tiny_engine
+    for index in range(12):
+        engine.ask(prompt(fill(engine, 2 + index % 10)), engine.scope(), 0, max_tokens=3)
+        blocks = engine.stats().blocks
+        parts = (blocks.free, blocks.active, blocks.leased, blocks.best_effort, blocks.cached)
+        assert sum(parts) == blocks.total == engine.description.num_blocks
+        assert blocks.active == 0

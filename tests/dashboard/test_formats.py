@@ -1,0 +1,48 @@
+import pytest
+
+from dashboard import formats
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(None, "–"), (0.0, "0.0%"), (0.98765, "98.8%"), (1.0, "100.0%")]
+)
+def test_a_share_of_nothing_is_a_dash_and_not_zero(share: float | None, text: str) -> None:
+    assert formats.percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00K"),
+        (12_345, "12.3K"),
+        (999_960, "1.00M"),
+        (5 * 10**9, "5.00G"),
+    ],
+)
+def test_counts_fit_a_card(count: int, text: str) -> None:
+    assert formats.compact(count) == text
+
+
+@pytest.mark.parametrize(
+    ("nanos", "text"),
+    [
+        (None, "–"),
+        (0, "$0"),
+        (999, "<$0.000001"),
+        (-999, "−<$0.000001"),
+        (2_500_000, "$0.002500"),
+        (-12_345_678, "−$0.0123"),
+        (1_234_567_890_123, "$1,234.57"),
+    ],
+)
+def test_money_shows_its_sign_and_is_never_rounded_to_nothing(nanos: int | None, text: str) -> None:
+    assert formats.dollars(nanos) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5.9, "5s"), (75, "1m 15s"), (3725, "1h 2m"), (90_000, "1d 1h")]
+)
+def test_an_uptime_has_two_units(seconds: float, text: str) -> None:
+    assert formats.duration(seconds) == text

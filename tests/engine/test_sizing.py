@@ -1,0 +1,139 @@
+"""What the sizing says against the pool's real tensors and the published example."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+
+from engine.blocks.entries import Entries
+from engine.blocks.pool import BlockPool
+from engine.model.kv import KvPool
+from engine.model.support import kv_layout
+from engine.sizing import NotSizable, kv_size
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+}
+LLAMA_3_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(LlamaConfig(**SHAPE, num_key_value_heads=8), id="llama"),
+        pytest.param(LlamaConfig(**SHAPE, num_key_value_heads=2), id="llama-grouped"),
+        pytest.param(LlamaConfig(**SHAPE, num_key_value_heads=1), id="llama-multi-query"),
+        pytest.param(
+            Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16), id="qwen3-own-head-dim"
+        ),
+        pytest.param(
+            MistralConfig(**SHAPE, num_key_value_heads=4, sliding_window=24), id="mistral-window"
+        ),
+    ],
+)
+def test_the_size_is_that_of_the_pools_tensors(config: PretrainedConfig, dtype: str) -> None:
+    layout = kv_layout(config, getattr(torch, dtype))
+    pool = KvPool(layout, num_blocks=7, block_size=4, device=torch.device("cpu"))
+    size = kv_size(config.to_dict(), dtype)
+    assert size.bytes_per_token * 7 * 4 == pool.num_bytes
+    assert size.num_blocks(pool.num_bytes, 4) == 7
+    assert size.num_blocks(pool.num_bytes - 1, 4) == 6
+
+
+def test_the_published_example() -> None:
+    """Llama-3-8B, 8,192 tokens, fp16: 1.07 GB."""
+    size = kv_size(LLAMA_3_8B, "float16")
+    assert size.bytes_per_token == 131_072
+    assert 8192 * size.bytes_per_token == 1_073_741_824
+    assert size.tokens_per_gib == 8192
+
+
+@pytest.mark.parametrize("lease_tokens", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize("lease_share", [0.0, 0.3, 0.5, 1.0])
+def test_as_many_leases_fit_as_the_entries_budget_allows(
+    lease_tokens: int, lease_share: float
+) -> None:
+    size = kv_size(LLAMA_3_8B, "float16")
+    memory_bytes = 100 * 16 * size.bytes_per_token + 5
+    entries = Entries(BlockPool(100, 16), lease_share=lease_share)
+    leases = size.num_leases(
+        lease_tokens, memory_bytes=memory_bytes, block_size=16, lease_share=lease_share
+    )
+    blocks_each = -(-lease_tokens // 16)
+    assert leases * blocks_each <= entries.max_leased_blocks < (leases + 1) * blocks_each
+
+
+def test_heads_that_are_not_given_are_one_per_attention_head() -> None:
+    config = {name: value for name, value in LLAMA_3_8B.items() if name != "num_key_value_heads"}
+    assert kv_size(config, "float16").num_kv_heads == 32
+
+
+def test_multi_query_is_one_head() -> None:
+    falcon = {"hidden_size": 4544, "n_head": 71, "n_layer": 32, "multi_query": True}
+    size = kv_size(falcon, "bfloat16")
+    assert (size.num_kv_heads, size.head_dim, size.bytes_per_token) == (1, 64, 2 * 32 * 64 * 2)
+
+
+def test_a_multimodal_model_is_sized_by_its_text_decoder() -> None:
+    size = kv_size({"model_type": "some_vl", "text_config": LLAMA_3_8B}, "float16")
+    assert size.is_nested
+    assert size.bytes_per_token == 131_072
+
+
+@pytest.mark.parametrize(
+    ("fields", "window", "num_windowed"),
+    [
+        pytest.param({"sliding_window": 4096}, 4096, 32, id="everywhere"),
+        pytest.param({"sliding_window": None}, None, 0, id="none"),
+        pytest.param(
+            {"sliding_window": 4096, "use_sliding_window": False}, None, 0, id="turned-off"
+        ),
+        pytest.param(
+            {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 16},
+            9,
+            16,
+            id="every-other-layer",
+        ),
+    ],
+)
+def test_windows_are_noted_and_count_in_full(
+    fields: dict[str, Any], window: int | None, num_windowed: int
+) -> None:
+    size = kv_size(LLAMA_3_8B | fields, "float16")
+    assert (size.window, size.num_windowed) == (window, num_windowed)
+    assert size.bytes_per_token == 131_072
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_lora_rank": 512}, "kv_lora_rank: the model has multi-head latent attention"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": [1, 2]}, "num_key_value_heads"),
+        ({"hidden_size": 100}, "head_dim"),
+    ],
+)
+def test_what_the_formula_does_not_describe_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NotSizable, match=message):
+        kv_size(LLAMA_3_8B | fields, "float16")
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(NotSizable, match="dtype"):
+        kv_size(LLAMA_3_8B, "int3")

@@ -1,0 +1,76 @@
+"""Request bodies that tests start from."""
+
+import copy
+from typing import Any
+
+import msgspec
+
+from gateway.prefix.segments import Slot, lay_out
+from gateway.wire.anthropic.decode import decode_messages
+
+SHORT: dict[str, str] = {"type": "ephemeral"}
+LONG: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}
+
+
+def text(value: str = "some text", marker: Any = None) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "text", "text": value}
+    return block if marker is None else {**block, "cache_control": marker}
+
+
+def tool(name: str = "look", marker: Any = None) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": name, "input_schema": {"type": "object", "properties": {}}}
+    return made if marker is None else {**made, "cache_control": marker}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "model": "holdfast-demo",
+        "max_tokens": 16,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    return copy.deepcopy({**base, **changes})
+
+
+def conversation() -> dict[str, Any]:
+    """Every supported kind of block, with four markers."""
+    return body(
+        system=[text("You look things up. " * 40, LONG)],
+        tools=[tool("look"), tool("listen", LONG)],
+        tool_choice={"type": "auto"},
+        messages=[
+            {"role": "user", "content": [text("What is a lease?"), text("Be short.", SHORT)]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "I shall look.", "signature": "c2ln"},
+                    {"type": "text", "text": "Looking.", "citations": None},
+                    {
+                        "type": "tool_use",
+                        "id": "toolu_1",
+                        "name": "look",
+                        "input": {"b": 1, "a": [1.5, None, {"z": "é"}]},
+                        "caller": {"type": "direct"},
+                    },
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_1",
+                        "content": [text("A hold."), text("On blocks.", SHORT)],
+                    },
+                    {
+                        "type": "document",
+                        "title": "Notes",
+                        "source": {"type": "text", "media_type": "text/plain", "data": "Notes."},
+                    },
+                ],
+            },
+        ],
+    )
+
+
+def slots_of(request: dict[str, Any]) -> list[Slot]:
+    return lay_out(decode_messages(msgspec.json.encode(request))).slots

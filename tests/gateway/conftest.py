@@ -1,0 +1,58 @@
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from anthropic import Anthropic
+
+from tests.gateway.scripted_engine import ScriptedEngine, say
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
+
+
+@dataclass
+class Stack:
+    """A gateway in front of a scripted engine, both on real sockets."""
+
+    url: str
+    engine: ScriptedEngine
+    data: Path
+    sdks: list[Anthropic] = field(default_factory=list)
+
+    def http(self, key: str = API_KEY) -> httpx.Client:
+        headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=10, trust_env=False)
+
+    def sdk(self, key: str = API_KEY) -> Anthropic:
+        self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=10))
+        return self.sdks[-1]
+
+    def admin(self, path: str) -> httpx.Response:
+        with self.http(ADMIN_KEY) as http:
+            return http.get(f"/admin/v1/{path}")
+
+    def is_ready(self) -> bool:
+        return httpx.get(f"{self.url}/readyz").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    data = tmp_path_factory.mktemp("gateway")
+    engine = ScriptedEngine()
+    with serve(engine) as engine_url, serve_gateway(data, engine_url) as url:
+        yield Stack(url, engine, data)
+
+
+@pytest.fixture
+def stack(shared: Stack) -> Iterator[Stack]:
+    """The module's servers, with the engine as new."""
+    engine = shared.engine
+    engine.script, engine.refusal, engine.is_ready = say("Hello", " there"), None, True
+    engine.wait_seconds = 0.0
+    engine.entries.clear()
+    engine.requests.clear()
+    eventually(shared.is_ready)
+    yield shared
+    for sdk in shared.sdks:
+        sdk.close()
+    shared.sdks.clear()

@@ -1,0 +1,35 @@
+"""A program to be killed: opens and closes turns as fast as it can, says which are durable."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.journal.writer import Journal
+from gateway.record import TurnRecord
+
+
+async def write(journal: Journal, worker: int) -> None:
+    for number in range(1_000_000):
+        record = TurnRecord(
+            id=f"msg_{journal.instance}{worker:02}{number:06}",
+            instance=journal.instance,
+            workspace="default",
+            key_id="key",
+            model="m",
+            stream=False,
+            opened_at=datetime.now(UTC),
+        )
+        await journal.open(record)
+        print("open", record.id, flush=True)
+        record.outcome, record.output_tokens = "stop", number
+        await journal.close(record)
+        print("closed", record.id, number, flush=True)
+
+
+async def main() -> None:
+    journal = Journal(Path(sys.argv[1]))
+    await asyncio.gather(*(write(journal, worker) for worker in range(8)))
+
+
+asyncio.run(main())

@@ -1,0 +1,280 @@
+"""An engine that speaks the protocol over real HTTP and answers from a script.
+
+It counts one token per four characters and remembers marked prefixes by scope, so that a second
+request reads what the first one wrote. It is not an engine: no pool, no leases, no model.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.protocol import (
+    STATUS_OF,
+    AckRequest,
+    BlockStats,
+    BreakpointReport,
+    CancelRequest,
+    Counters,
+    CountReply,
+    CountRequest,
+    Description,
+    Done,
+    ErrorReply,
+    FinalCounts,
+    Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    Prompt,
+    Receipt,
+    Started,
+    Stats,
+    TextDelta,
+    ToolUsePart,
+)
+
+Script = Callable[[GenerateRequest, InputUsage], list[Frame | float | bytes]]
+TAIL_TOKENS = 4
+
+
+def say(*texts: str, delay: float = 0.0) -> Script:
+    """A script: one delta for each text, with a pause before each."""
+
+    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+        steps: list[Frame | float | bytes] = []
+        for text in texts:
+            steps += [delay, TextDelta(text)]
+        count = len(texts)
+        return [
+            *steps,
+            Finished(reason="stop", output_tokens=count),
+            Done(request_id=request.request_id, output_tokens=count),
+        ]
+
+    return script
+
+
+@dataclass
+class ScriptedEngine:
+    secret: str = "engine-secret"
+    script: Script = field(default_factory=lambda: say("Hello", " there"))
+    wait_seconds: float = 0.0
+    is_ready: bool = True
+    refusal: ErrorReply | None = None
+    epoch: str = "epoch-1"
+    model: str = "scripted"
+    requests: list[GenerateRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    acked: list[str] = field(default_factory=list)
+    closed_streams: int = 0
+    final: dict[str, FinalCounts] = field(default_factory=dict)
+    running: dict[str, asyncio.Event] = field(default_factory=dict)
+    entries: set[tuple[str, int, str]] = field(default_factory=set)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = await _read(receive)
+        path = scope["path"]
+        headers = dict(scope["headers"])
+        if path == "/readyz":
+            status = 200 if self.is_ready else 503
+            return await _reply(send, {"ready": self.is_ready, "progress": 0.5}, status)
+        if headers.get(b"authorization") != f"Bearer {self.secret}".encode():
+            return await _reply(send, ErrorReply("unauthorized", "no"), 401)
+        handler: Callable[..., Awaitable[None]] | None = {
+            "/v1/describe": self._describe,
+            "/v1/generate": self._generate,
+            "/v1/count": self._count,
+            "/v1/cancel": self._cancel,
+            "/v1/ack": self._ack,
+            "/v1/unacknowledged": self._unacknowledged,
+            "/v1/stats": self._stats,
+            "/v1/entries": self._entries,
+        }.get(path)
+        if handler is None:
+            return await _reply(send, ErrorReply("not_found", "no"), 404)
+        await handler(body, receive, send)
+
+    async def _describe(self, _: bytes, receive: Any, send: Any) -> None:
+        await _reply(
+            send,
+            Description(
+                backend="synthetic",
+                model=self.model,
+                epoch=self.epoch,
+                max_context_tokens=100_000,
+                block_size=16,
+                num_blocks=64,
+                granularity=1,
+                min_cache_tokens=16,
+                capabilities=["tools", "thinking"],
+            ),
+        )
+
+    async def _generate(self, body: bytes, receive: Any, send: Any) -> None:
+        request = msgspec.json.decode(body, type=GenerateRequest)
+        if self.refusal is not None:
+            return await _reply(send, self.refusal, STATUS_OF[self.refusal.code])
+        self.requests.append(request)
+        stop = self.running[request.request_id] = asyncio.Event()
+        watcher = asyncio.ensure_future(_watch(receive, stop))
+        usage, reports = self._look_up(request)
+        sent = 0
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", b"application/x-ndjson")],
+                }
+            )
+            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+            await _pause(self.wait_seconds, stop)
+            started = Started(
+                request_id=request.request_id,
+                epoch=self.epoch,
+                usage=usage,
+                breakpoints=reports,
+                receipt=Receipt(name_tokens=[0] * len(request.names), num_held=0),
+                miss_reason=None if usage.cache_read_tokens else "cold",
+            )
+            for step in [started, *self.script(request, usage)]:
+                if isinstance(step, float):
+                    await _pause(step, stop)
+                    continue
+                if stop.is_set():
+                    break
+                sent += isinstance(step, TextDelta)
+                data = step if isinstance(step, bytes) else msgspec.json.encode(step) + b"\n"
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                if data == b"":
+                    raise ConnectionResetError
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            watcher.cancel()
+            self.closed_streams += stop.is_set()
+            del self.running[request.request_id]
+            self.final[request.request_id] = FinalCounts(
+                request_id=request.request_id,
+                epoch=self.epoch,
+                reason="cancelled" if stop.is_set() else "stop",
+                usage=usage,
+                output_tokens=sent,
+            )
+
+    def _look_up(self, request: GenerateRequest) -> tuple[InputUsage, list[BreakpointReport]]:
+        ends = segment_tokens(request.prompt)
+        total = (ends[-1] if ends else 0) + TAIL_TOKENS
+        digests = {name.segment: name.digest for name in request.names if name.characters is None}
+        marked = [(b, ends[b.segment], digests[b.segment]) for b in request.breakpoints]
+        keys = [(request.scope, tokens, digest) for _, tokens, digest in marked]
+        read = max((key[1] for key in keys if key in self.entries), default=0)
+        end = max((tokens for _, tokens, _ in marked), default=0)
+        long_end = max((t for b, t, _ in marked if b.ttl == "1h" and t > read), default=read)
+        self.entries.update(keys)
+        usage = InputUsage(
+            input_tokens=total - end,
+            cache_read_tokens=read,
+            cache_write_1h_tokens=long_end - read,
+            cache_write_5m_tokens=end - max(long_end, read),
+            computed_tokens=total - read,
+        )
+        reports = [
+            BreakpointReport(
+                segment=b.segment,
+                state="leased",
+                tokens=tokens,
+                ttl=b.ttl,
+                expires_in_seconds=300.0,
+            )
+            for b, tokens, _ in marked
+        ]
+        return usage, reports
+
+    async def _count(self, body: bytes, receive: Any, send: Any) -> None:
+        request = msgspec.json.decode(body, type=CountRequest)
+        ends = segment_tokens(request.prompt)
+        await _reply(send, CountReply(ends[-1] + TAIL_TOKENS, list(ends)))
+
+    async def _cancel(self, body: bytes, receive: Any, send: Any) -> None:
+        request_id = msgspec.json.decode(body, type=CancelRequest).request_id
+        self.cancelled.append(request_id)
+        if request_id in self.running:
+            self.running[request_id].set()
+        await _reply(send, {"cancelled": True})
+
+    async def _ack(self, body: bytes, receive: Any, send: Any) -> None:
+        for request_id in msgspec.json.decode(body, type=AckRequest).request_ids:
+            self.acked.append(request_id)
+            self.final.pop(request_id, None)
+        await _reply(send, None, 204)
+
+    async def _unacknowledged(self, _: bytes, receive: Any, send: Any) -> None:
+        await _reply(send, list(self.final.values()))
+
+    async def _stats(self, _: bytes, receive: Any, send: Any) -> None:
+        blocks = BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
+        await _reply(
+            send,
+            Stats(
+                epoch=self.epoch,
+                uptime_seconds=1.0,
+                running=len(self.running),
+                waiting=0,
+                blocks=blocks,
+                counters=Counters(),
+            ),
+        )
+
+    async def _entries(self, _: bytes, receive: Any, send: Any) -> None:
+        await _reply(send, [])
+
+
+def segment_tokens(prompt: Prompt) -> list[int]:
+    texts = [t.name + str(t.input_schema) for t in prompt.tools] + [b.text for b in prompt.system]
+    for message in prompt.messages:
+        texts += [p.name if isinstance(p, ToolUsePart) else p.text for p in message.parts]
+    ends, total = [], 0
+    for text in texts:
+        total += len(text) // 4 + 1
+        ends.append(total)
+    return ends
+
+
+async def _pause(seconds: float, stop: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        pass
+
+
+async def _watch(receive: Any, stop: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stop.set()
+
+
+async def _read(receive: Any) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+async def _reply(send: Any, value: Any, status: int = 200) -> None:
+    body = b"" if status == 204 else msgspec.json.encode(value)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-length", str(len(body)).encode())],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

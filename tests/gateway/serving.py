@@ -1,0 +1,68 @@
+"""Real servers on real sockets, in threads of their own."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from pydantic import SecretStr
+
+from gateway.app import create_app
+from gateway.cli import migrate
+from gateway.settings import Settings
+
+API_KEY = "hf-test-key"
+ADMIN_KEY = "hf-admin-key"
+
+
+@contextmanager
+def serve(app: Any) -> Iterator[str]:
+    """Run an ASGI app on a free port; yield its URL."""
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_config=None, ws="none", timeout_graceful_shutdown=2
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise RuntimeError("the server did not start")
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "data": data,
+        "engines": engines,
+        "engine_secret": SecretStr("engine-secret"),
+        "master_secret": SecretStr("master"),
+        "api_key": SecretStr(API_KEY),
+        "admin_key": SecretStr(ADMIN_KEY),
+    }
+    return Settings(**{**values, **changes})
+
+
+@contextmanager
+def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
+    settings = make_settings(data, *engines, **changes)
+    migrate(settings)
+    with serve(create_app(settings)) as url:
+        yield url
+
+
+def eventually(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)

@@ -1,0 +1,122 @@
+"""A turn is closed on every way out, with the engine's counts, and the engine stops at once."""
+
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.protocol import ErrorReply, TextDelta
+from tests.gateway.bodies import body
+from tests.gateway.conftest import Stack
+from tests.gateway.scripted_engine import say
+from tests.gateway.serving import API_KEY, eventually
+
+BOUND_SECONDS = 0.25
+
+
+def hang_up(stack: Stack, request: dict[str, Any], after: bytes) -> float:
+    """Send a request on a raw socket, read until `after`, close; return when it closed."""
+    content = httpx.Request("POST", stack.url, json=request).content
+    host, port = stack.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        head = (
+            f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n"
+            "anthropic-version: 2023-06-01\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\n\r\n"
+        )
+        raw.sendall(head.encode() + content)
+        seen = b""
+        while after not in seen:
+            seen += raw.recv(4096)
+        if not after:
+            # Another test's turn may still be running: this one must have come.
+            eventually(lambda: stack.engine.requests)
+    return time.monotonic()
+
+
+def turn_of(stack: Stack, turn_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def is_there() -> bool:
+        for turn in stack.admin("turns?limit=20").json():
+            if turn["id"] == turn_id:
+                found.update(turn)
+        return bool(found)
+
+    eventually(is_there)
+    return found
+
+
+@pytest.mark.parametrize(
+    "request_body, after, tokens",
+    [
+        pytest.param(body(stream=True), b"word", True, id="mid-stream"),
+        pytest.param(body(stream=True), b"text/event-stream", False, id="streaming-in-prefill"),
+        pytest.param(body(), b"", False, id="not-streaming"),
+    ],
+)
+def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
+    stack: Stack, request_body: dict[str, Any], after: bytes, tokens: bool
+) -> None:
+    stack.engine.wait_seconds = 0.0 if tokens else 5.0
+    stack.engine.script = say(*["word "] * 500, delay=0.02)
+    closed = hang_up(stack, request_body, after)
+    turn_id = stack.engine.requests[-1].request_id
+    eventually(lambda: turn_id in stack.engine.cancelled or not stack.engine.running)
+    assert time.monotonic() - closed < BOUND_SECONDS
+    eventually(lambda: turn_id in stack.engine.cancelled)
+    turn = turn_of(stack, turn_id)
+    assert turn["outcome"] == "client_disconnect"
+    assert bool(turn["output_tokens"]) is tokens
+    assert turn["input_tokens"] > 0
+    eventually(lambda: turn_id in stack.engine.acked)
+
+
+def test_a_reader_that_stops_reading_does_not_block_the_others(stack: Stack) -> None:
+    stack.engine.script = lambda _request, _usage: [TextDelta("x" * 10_000)] * 2000
+    with stack.http() as slow, slow.stream("POST", "/v1/messages", json=body(stream=True)):
+        stack.engine.script = say("quick")
+        with stack.http() as quick:
+            started = time.monotonic()
+            assert quick.post("/v1/messages", json=body()).status_code == 200
+            assert time.monotonic() - started < 2
+
+
+def test_a_finished_turn_is_in_the_ledger_and_acknowledged_once(stack: Stack) -> None:
+    with stack.http() as http:
+        answer = http.post("/v1/messages", json=body()).json()
+    turn = turn_of(stack, answer["id"])
+    assert turn["outcome"] == "stop" and turn["output_tokens"] == 2
+    assert turn["price"] == "reference@2026-01-01"
+    expected = turn["input_tokens"] * 1000 + turn["output_tokens"] * 5000
+    assert turn["cost_nano"] == expected and turn["saved_nano"] == 0
+    eventually(lambda: stack.engine.acked.count(answer["id"]) == 1)
+
+
+def test_a_refused_turn_is_closed_at_once_and_costs_nothing(stack: Stack) -> None:
+    stack.engine.refusal = ErrorReply("overloaded", "full")
+    with stack.http() as http:
+        http.post("/v1/messages", json=body())
+    eventually(
+        lambda: "overloaded_error" in {t["outcome"] for t in stack.admin("turns").json()[:1]}
+    )
+    assert stack.admin("turns").json()[0]["cost_nano"] == 0
+
+
+def test_the_overview_adds_up(stack: Stack) -> None:
+    before = stack.admin("overview?seconds=600").json()["totals"]["requests"]
+    with stack.http() as http:
+        http.post("/v1/messages", json=body())
+    eventually(
+        lambda: stack.admin("overview?seconds=600").json()["totals"]["requests"] == before + 1
+    )
+    overview = stack.admin("overview?seconds=600").json()
+    totals = overview["totals"]
+    for name, value in totals.items():
+        assert sum(bucket["totals"][name] for bucket in overview["series"]) == value
+    assert overview["saved_nano"] == totals["cost_without_cache_nano"] - totals["cost_nano"]
+    assert set(overview["rates"]) <= set(overview["definitions"])
+    assert stack.admin("engines").json()[0]["stats"]["blocks"]["total"] == 64
+    assert stack.admin("leases").json() == []

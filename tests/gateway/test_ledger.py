@@ -1,0 +1,156 @@
+import asyncio
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from alembic import command
+from alembic.config import Config
+
+from gateway.cli import ROOT, migrate
+from gateway.errors import LedgerUnavailable
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import Keys, digest_of
+from gateway.ledger.queries import Queries, bucket_seconds
+from gateway.record import TurnRecord
+from gateway.settings import DatabaseSettings
+from tests.postgres import new_database
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of either kind; "" is SQLite under the data directory."""
+    if request.param == "sqlite":
+        return ""
+    return new_database(request.getfixturevalue("postgres"), uuid4().hex)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> DatabaseSettings:
+    settings = DatabaseSettings(data=tmp_path, database_url=database_url)
+    migrate(settings)
+    return settings
+
+
+def config_of(settings: DatabaseSettings) -> Config:
+    config = Config(toml_file=ROOT / "pyproject.toml")
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.attributes["url"] = settings.ledger_url
+    return config
+
+
+def turn(number: int, **changes: object) -> TurnRecord:
+    values: dict[str, object] = {
+        "id": f"msg_{number:06}",
+        "instance": "i",
+        "workspace": "default",
+        "key_id": "key",
+        "model": "m",
+        "stream": False,
+        "opened_at": NOW,
+        "outcome": "stop",
+        "input_tokens": 10,
+        "cache_read_tokens": 90,
+        "price": "reference@2026-01-01",
+        "cost": 19_000,
+        "cost_without_cache": 100_000,
+    }
+    return TurnRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_migrations_go_up_down_and_up_and_match_the_models(settings: DatabaseSettings) -> None:
+    config = config_of(settings)
+    command.check(config)
+    command.downgrade(config, "base")
+    command.upgrade(config, "head")
+    command.check(config)
+
+
+def test_migrators_that_start_together_do_not_race(tmp_path: Path, database_url: str) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "gateway", "migrate"],
+            env={"HOLDFAST_DATA": str(tmp_path), "HOLDFAST_DATABASE_URL": database_url},
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+
+
+def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        await ledger.insert_turns([turn(1), turn(2)])
+        await ledger.insert_turns([turn(2, input_tokens=999), turn(3)])
+        totals = await Queries(ledger).totals(0)
+        assert (totals.requests, totals.input_tokens) == (3, 30)
+        assert totals.cost_without_cache_nano - totals.cost_nano == 3 * 81_000
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
+    settings: DatabaseSettings,
+) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        unpriced = turn(2, price=None, cost=None, cost_without_cache=None)
+        await ledger.insert_turns([turn(1), unpriced])
+        totals = await Queries(ledger).totals(0)
+        assert (totals.unpriced, totals.prompt_tokens, totals.cost_nano) == (1, 200, 19_000)
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_series_has_every_interval_and_marks_the_partial_ones(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        await ledger.insert_turns([turn(1)])
+        end = int(NOW.timestamp() * 1000) + 90_500
+        series = await Queries(ledger).series(end - 600_000, end)
+        assert series.bucket_seconds == 10
+        assert [b.is_partial for b in series.buckets] == [True, *[False] * 59, True]
+        assert [b.totals.requests for b in series.buckets if b.totals.requests] == [1]
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("seconds", [60, 3600, 86_400, 7 * 86_400, 31_536_000])
+def test_a_series_has_a_bounded_number_of_points(seconds: int) -> None:
+    assert seconds / bucket_seconds(seconds) <= 366
+
+
+def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        keys = Keys(ledger)
+        key_id = await keys.create("secret", "default", "one", NOW)
+        assert await keys.create("secret", "default", "again", NOW) == key_id
+        found = await keys.find(digest_of("secret"))
+        assert found is not None and found.workspace == "default" and found.created_at == NOW
+        assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
+        assert await keys.find(digest_of("secret")) is None
+        assert await keys.active(10) == []
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_database_that_is_away_is_one_typed_error(tmp_path: Path) -> None:
+    async def check() -> None:
+        ledger = Ledger(f"sqlite+aiosqlite:///{tmp_path}/none/ledger.db")
+        with pytest.raises(LedgerUnavailable):
+            await ledger.insert_turns([turn(1)])
+        await ledger.close()
+        await asyncio.sleep(0.1)  # aiosqlite ends the thread of a failed connection by itself
+
+    asyncio.run(check())

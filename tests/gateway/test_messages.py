@@ -1,0 +1,249 @@
+from typing import Any
+
+import anthropic
+import msgspec
+import pytest
+
+from engine.protocol import (
+    Done,
+    ErrorReply,
+    Failed,
+    Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from tests.gateway.bodies import SHORT, body, conversation, text, tool
+from tests.gateway.conftest import Stack
+from tests.gateway.scripted_engine import say
+
+JSON = {"content-type": "application/json"}
+SYSTEM = [text("You look things up. " * 300, SHORT)]
+
+
+def rich(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+    """Thinking, text and two calls, one of them without input."""
+    return [
+        ThinkingDelta("I "),
+        ThinkingDelta("think."),
+        TextDelta("Loo"),
+        b"\n",
+        TextDelta('king…\u2028\n"x"'),
+        ToolUseStart("toolu_a", "look"),
+        ToolInputDelta('{"what": '),
+        ToolInputDelta('"lease"}'),
+        ToolUseStart("toolu_b", "listen"),
+        Finished(reason="tool_use", output_tokens=12, thinking_tokens=3),
+        Done(request_id=request.request_id, output_tokens=12),
+    ]
+
+
+def create(stack: Stack, **changes: Any) -> Any:
+    return stack.sdk().messages.create(**body(**changes))
+
+
+def streamed(stack: Stack, **changes: Any) -> Any:
+    with stack.sdk().messages.stream(**body(**changes)) as stream:
+        return stream.get_final_message()
+
+
+def test_the_first_call_writes_the_second_reads_and_the_parts_add_up(stack: Stack) -> None:
+    first, second = create(stack, system=SYSTEM).usage, create(stack, system=SYSTEM).usage
+    request = body(system=SYSTEM)
+    del request["max_tokens"]
+    counted = stack.sdk().messages.count_tokens(**request).input_tokens
+    assert first.cache_read_input_tokens == 0 and first.cache_creation_input_tokens > 1000
+    assert second.cache_read_input_tokens == first.cache_creation_input_tokens
+    assert second.cache_creation_input_tokens == 0
+    assert first.cache_creation.ephemeral_5m_input_tokens == first.cache_creation_input_tokens
+    for usage in (first, second):
+        parts = usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+        assert usage.input_tokens + parts == counted
+
+
+def test_a_streamed_response_equals_an_unstreamed_one(stack: Stack) -> None:
+    stack.engine.script = rich
+    create(stack, system=SYSTEM, tools=[tool()])
+    plain = create(stack, system=SYSTEM, tools=[tool()])
+    live = streamed(stack, system=SYSTEM, tools=[tool()])
+    assert live.usage == plain.usage
+    dumps = [[b.model_dump(exclude={"parsed_output"}) for b in m.content] for m in (live, plain)]
+    assert dumps[0] == dumps[1]
+    assert (live.stop_reason, live.model) == (plain.stop_reason, plain.model)
+    kinds = [block.type for block in plain.content]
+    assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+    assert plain.content[1].text == 'Looking…\u2028\n"x"'
+    assert [block.input for block in plain.content[2:]] == [{"what": "lease"}, {}]
+    assert plain.usage.output_tokens_details.thinking_tokens == 3
+
+
+def test_the_sdk_keeps_the_extension_object(stack: Stack) -> None:
+    for message in (create(stack, system=SYSTEM), streamed(stack, system=SYSTEM)):
+        extension = message.model_extra["holdfast"]
+        assert extension["engine"] == "engine-0"
+        assert extension["breakpoints"][0]["path"] == "system.0"
+        assert extension["breakpoints"][0]["state"] == "leased"
+
+
+def test_a_response_is_accepted_verbatim_as_the_next_turn_v129(stack: Stack) -> None:
+    stack.engine.script = rich
+    answer = create(stack, tools=[tool()])
+    results = [
+        {"type": "tool_result", "tool_use_id": block.id, "content": "ok"}
+        for block in answer.content
+        if block.type == "tool_use"
+    ]
+    raw = [block.model_dump() for block in answer.content]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": raw},
+        {"role": "user", "content": results},
+    ]
+    assert create(stack, tools=[tool()], messages=messages).id != answer.id
+
+
+def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
+    stack.engine.script = rich
+    with stack.http() as http:
+        reply = http.post("/v1/messages", json=body(stream=True, tools=[tool()]))
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    frames = [f for f in reply.text.split("\n\n") if f.startswith("event: ")]
+    seen = []
+    for frame in frames:
+        name, data = frame.split("\n", 1)
+        event = msgspec.json.decode(data.removeprefix("data: "))
+        assert event["type"] == name.removeprefix("event: ")
+        seen.append(event["type"].removeprefix("content_block_"))
+    one, delta = ["start", "delta", "stop"], ["start", "delta", "delta", "stop"]
+    assert seen == [
+        "message_start",
+        *["start", "ping", "delta", "delta", "delta", "stop"],
+        *delta,
+        *["start", "delta", "delta", "delta", "stop"],
+        *one,
+        "message_delta",
+        "message_stop",
+    ]
+    assert 'event: ping\ndata: {"type": "ping"}' in frames
+    usage = msgspec.json.decode(frames[-2].split("data: ")[1])["usage"]
+    assert "cache_creation" not in usage and usage["output_tokens"] == 12
+
+
+def test_heartbeats_become_comments_and_the_sdk_ignores_them(stack: Stack) -> None:
+    stack.engine.script = lambda request, usage: [b"\n", b"\n", *say("x")(request, usage)]
+    with stack.http() as http:
+        raw = http.post("/v1/messages", json=body(stream=True)).text
+    assert raw.count(": \n\n") >= 2
+    assert streamed(stack).content[0].text == "x"
+
+
+def test_omitted_thinking_keeps_its_block_and_signature(stack: Stack) -> None:
+    stack.engine.script = rich
+    block = create(stack, thinking={"type": "adaptive", "display": "omitted"}).content[0]
+    assert (block.type, block.thinking) == ("thinking", "") and block.signature
+
+
+def test_max_tokens_0_reads_the_prompt_and_generates_nothing_v93(stack: Stack) -> None:
+    stack.engine.script = lambda request, _: [
+        Finished(reason="length", output_tokens=0),
+        Done(request_id=request.request_id, output_tokens=0),
+    ]
+    message = create(stack, max_tokens=0, system=SYSTEM)
+    assert message.content == [] and message.stop_reason == "max_tokens"
+    assert message.usage.output_tokens == 0 and message.usage.cache_creation_input_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stream": True},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        {"tools": [tool()], "tool_choice": {"type": "any"}},
+        {"tools": [tool()], "tool_choice": {"type": "tool", "name": "look"}},
+    ],
+)
+def test_a_prewarm_refuses_what_makes_no_sense_with_it_v99(
+    stack: Stack, changes: dict[str, Any]
+) -> None:
+    with stack.http() as http:
+        reply = http.post("/v1/messages", json=body(max_tokens=0, **changes))
+    assert reply.status_code == 400, reply.text
+
+
+@pytest.mark.parametrize(
+    "refusal, status, kind, message",
+    [
+        (
+            ErrorReply("prompt_too_long", "prompt is too long: 12 tokens > 10 maximum"),
+            *(400, "invalid_request_error", "prompt is too long: 12 tokens > 10 maximum"),
+        ),
+        (ErrorReply("overloaded", "secret"), 529, "overloaded_error", "Overloaded"),
+        (ErrorReply("not_ready", "secret"), 529, "overloaded_error", "no engine is ready"),
+        (ErrorReply("internal", "secret"), 500, "api_error", "the engine failed"),
+        (ErrorReply("invalid_request", "secret"), 400, "invalid_request_error", "the engine"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engines_refusal_is_a_real_status(
+    stack: Stack, refusal: ErrorReply, status: int, kind: str, message: str, stream: bool
+) -> None:
+    stack.engine.refusal = refusal
+    with stack.http() as http:
+        reply = http.post("/v1/messages", json=body(stream=stream))
+    assert reply.status_code == status
+    assert reply.json()["error"]["type"] == kind
+    assert reply.json()["error"]["message"].startswith(message)
+    assert "secret" not in reply.text
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param([TextDelta("a"), Failed(code="internal", message="secret")], id="failed"),
+        pytest.param([TextDelta("a"), b"{nonsense}\n"], id="not-a-frame"),
+        pytest.param([TextDelta("a")], id="ends-early"),
+    ],
+)
+def test_a_failure_after_200_is_an_error_event_and_never_a_stop(
+    stack: Stack, broken: list[Frame | float | bytes]
+) -> None:
+    stack.engine.script = lambda _request, _usage: broken
+    with stack.http() as http:
+        live = http.post("/v1/messages", json=body(stream=True))
+        plain = http.post("/v1/messages", json=body())
+    assert live.status_code == 200 and plain.status_code == 500
+    assert "event: error" in live.text and "message_stop" not in live.text
+    assert "secret" not in live.text + plain.text
+    with pytest.raises(anthropic.APIStatusError):
+        streamed(stack)
+
+
+def test_unknown_models_are_404_and_engines_own_names_work(stack: Stack) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="model: claude-sonnet-5"):
+        create(stack, model="claude-sonnet-5")
+    assert create(stack, model="scripted").model == "scripted"
+
+
+def test_sampling_parameters_depend_on_the_version_v128(stack: Stack) -> None:
+    with stack.http() as http:
+        old = http.post("/v1/messages", json=body(temperature=1))
+        new = http.post(
+            "/v1/messages", json=body(temperature=1), headers={"anthropic-version": "2026-10-21"}
+        )
+        odd = http.post("/v1/messages", json=body(), headers={"anthropic-version": "1999-01-01"})
+    assert (old.status_code, new.status_code, odd.status_code) == (200, 400, 400)
+
+
+def test_every_content_block_kind_reaches_the_engine(stack: Stack) -> None:
+    with stack.http() as http:
+        reply = http.post("/v1/messages?beta=true", json=conversation())
+    assert reply.status_code == 200, reply.text
+    sent = stack.engine.requests[-1]
+    assert sent.prompt.num_segments == 10 and len(sent.breakpoints) == 4
+    assert sent.tool_choice.mode == "auto" and len(sent.scope) == 32
+    assert 0 <= sent.age_seconds < 5

@@ -1,0 +1,61 @@
+"""A throw-away PostgreSQL server from the programs this machine has, or a skip that says why."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.e2e.stack import free_port
+
+NOBODY = "postgres"
+
+
+def find_programs() -> Path | None:
+    """The directory with initdb and pg_ctl: on PATH, or where Debian keeps them."""
+    found = shutil.which("initdb")
+    if found and shutil.which("pg_ctl"):
+        return Path(found).parent
+    directories = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((bin for bin in directories if (bin / "pg_ctl").exists()), None)
+
+
+@contextmanager
+def running_postgres(data: Path) -> Iterator[str]:
+    """Yield the server's SQLAlchemy URL without a database name, ending in a slash."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL server programs (initdb, pg_ctl)")
+    port = free_port()
+    data.mkdir()
+    if os.getuid() == 0:
+        shutil.chown(data, NOBODY, NOBODY)
+        for parent in list(data.parents)[:4]:
+            # The server's user must be able to reach its directory under root's temporary one.
+            parent.chmod(parent.stat().st_mode | 0o011)
+    options = f"-p {port} -k {data} -c listen_addresses=127.0.0.1 -c fsync=off"
+    run(programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust")
+    run(programs / "pg_ctl", "-D", data, "-w", "-l", data / "log", "-o", options, "start")
+    try:
+        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/"
+    finally:
+        run(programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+
+
+def run(*command: object) -> None:
+    """As the unprivileged user where we are root: PostgreSQL refuses root."""
+    user = NOBODY if os.getuid() == 0 else None
+    words = [str(word) for word in command]
+    subprocess.run(words, check=True, user=user, stdout=subprocess.DEVNULL, cwd="/")
+
+
+def new_database(server: str, name: str) -> str:
+    """Create an empty database; its URL."""
+    plain = server.replace("postgresql+psycopg", "postgresql") + "postgres"
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return server + name

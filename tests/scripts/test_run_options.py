@@ -1,0 +1,34 @@
+"""scripts/run: what it refuses, before it starts anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "scripts" / "supervise.py"), "--data", str(data)]
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(["--engine", "vllm"], "not built yet", id="not-built"),
+        pytest.param(["--engine", "other"], "invalid choice", id="no-such-engine"),
+        pytest.param(["--engines", "0"], "--engines", id="no-engines"),
+        pytest.param(["--engine-arg", "blocks"], "K=V", id="no-value"),
+        pytest.param(["--engine-arg", "port=1"], "scripts/run itself", id="its-own-setting"),
+    ],
+)
+def test_an_option_that_cannot_be_served_exits_2(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    ended = run(*arguments, data=tmp_path / "data")
+    assert ended.returncode == 2
+    assert said in ended.stderr

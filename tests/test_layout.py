@@ -1,0 +1,252 @@
+"""The tree's own rules: who imports whom, how long things get, what documentation follows."""
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("gateway", "engine", "dashboard", "migrations", "scripts", "tests")
+MAX_FILE_LINES = 400
+# The protocol is one module by contract; the oracle is kept as its authors wrote it.
+MAY_BE_LONG = {"engine/protocol.py", "tests/conformance/oracle.py"}
+MAX_FUNCTION_LINES = 60
+MAX_SHELL_LINES = 40
+SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
+
+# One outside library, one home.
+HOMES = {
+    "torch": ("engine/model/", "scripts/", "tests/"),
+    "transformers": ("engine/model/", "scripts/", "tests/"),
+    "sqlalchemy": ("gateway/ledger/", "migrations/", "tests/"),
+    "streamlit": ("dashboard/", "tests/dashboard/"),
+    "litestar": ("gateway/app.py", "gateway/api/", "engine/server", "tests/"),
+    "prometheus_client": ("gateway/metrics.py", "engine/metrics.py", "tests/"),
+}
+# The two edges of each process, where anything may arrive and must be answered or logged.
+BROAD_EXCEPT_ALLOWED = {
+    "engine/core/loop.py",
+    "engine/host.py",
+    "engine/server.py",
+    "gateway/api/errors.py",
+    "gateway/background.py",
+}
+
+
+def files() -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(ROOT):
+        # Hidden folders are caches of tools, except for those that belong to the tree.
+        folders[:] = [
+            name
+            for name in folders
+            if name not in SKIPPED_FOLDERS
+            and not name.endswith(".egg-info")
+            and (not name.startswith(".") or name in (".ci", ".streamlit"))
+        ]
+        found += [Path(folder, name) for name in names]
+    return found
+
+
+def python_files() -> list[Path]:
+    return [path for path in files() if path.suffix == ".py"]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in python_files():
+        yield name_of(path), ast.parse(path.read_text("utf-8"), filename=str(path))
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Full names of the modules that a file imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def test_no_file_is_too_long() -> None:
+    long = {
+        name_of(path): lines
+        for path in python_files()
+        if name_of(path) not in MAY_BE_LONG
+        and (lines := len(path.read_text("utf-8").splitlines())) > MAX_FILE_LINES
+    }
+    assert not long
+
+
+def test_no_function_is_too_long() -> None:
+    long = {
+        f"{name}:{node.name}": length
+        for name, tree in trees()
+        if name not in MAY_BE_LONG
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert not long
+
+
+def test_shell_scripts_are_short_and_strict() -> None:
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix]
+    for path in [*scripts, ROOT / ".ci" / "run"]:
+        text = path.read_text("utf-8")
+        if "sh" not in text.splitlines()[0]:
+            continue
+        assert len(text.splitlines()) <= MAX_SHELL_LINES, path
+        assert re.search(r"^set -eu", text, re.MULTILINE), path
+        assert os.access(path, os.X_OK), path
+
+
+def test_nothing_is_global() -> None:
+    assert not [
+        f"{name}:{node.lineno}"
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Global)
+    ]
+
+
+def test_broad_excepts_are_at_the_process_edges_only() -> None:
+    broad = {
+        name
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (
+            node.type is None
+            or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"))
+        )
+        and not name.startswith("tests/")
+    }
+    assert broad <= BROAD_EXCEPT_ALLOWED
+
+
+@pytest.mark.parametrize("library", sorted(HOMES))
+def test_a_library_stays_at_home(library: str) -> None:
+    strays = [
+        name
+        for name, tree in trees()
+        if any(module.split(".")[0] == library for module in imports(tree))
+        and not name.startswith(HOMES[library])
+    ]
+    assert not strays
+
+
+def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
+    strays = {
+        (name, module)
+        for name, tree in trees()
+        if name.startswith("gateway/")
+        for module in imports(tree)
+        if module.split(".")[0] == "engine"
+        and module != "engine"
+        and not module.startswith("engine.protocol")
+    }
+    assert not strays
+
+
+@pytest.mark.parametrize(
+    ("program", "others"),
+    [("engine", {"gateway", "dashboard"}), ("dashboard", {"gateway", "engine"})],
+)
+def test_engine_and_dashboard_import_no_other_program(program: str, others: set[str]) -> None:
+    strays = {
+        (name, module)
+        for name, tree in trees()
+        if name.startswith(f"{program}/")
+        for module in imports(tree)
+        if module.split(".")[0] in others
+    }
+    assert not strays
+
+
+def test_the_layers_hold() -> None:
+    lint = shutil.which("lint-imports", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if lint is None:
+        pytest.skip("import-linter is not installed; scripts/check runs it")
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("gateway.app", ["torch", "transformers", "streamlit"]),
+        ("engine.protocol", ["torch", "litestar"]),
+        ("engine.server", ["torch", "transformers", "sqlalchemy"]),
+        ("dashboard.client", ["torch", "sqlalchemy", "litestar"]),
+    ],
+)
+def test_an_import_brings_no_heavy_library(module: str, absent: list[str]) -> None:
+    code = f"import {module}, sys; print(*[m for m in {absent!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
+
+
+def test_nothing_names_the_machine_it_was_written_on() -> None:
+    # In pieces, so that this file does not find itself.
+    places = ["/" + "root/", "/" + "work/", "/" + "home/", "/opt/" + "wheels", "/opt/" + "pypi"]
+    pattern = re.compile("|".join(map(re.escape, places)))
+    found = {
+        name_of(path)
+        for path in files()
+        if path.suffix in TEXT_SUFFIXES
+        and path.stat().st_size < 1_000_000
+        and pattern.search(path.read_text("utf-8", errors="replace"))
+    }
+    assert not found
+
+
+def settings_docs() -> ModuleType:
+    path = ROOT / "scripts" / "settings_docs.py"
+    spec = importlib.util.spec_from_file_location("settings_docs", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_env_example_lists_every_setting() -> None:
+    docs = settings_docs()
+    assert (ROOT / ".env.example").read_text("utf-8") == docs.env_example(), (
+        "run .venv/bin/python scripts/settings_docs.py"
+    )
+
+
+def test_the_readme_table_lists_every_setting() -> None:
+    docs = settings_docs()
+    assert docs.readme_table() in (ROOT / "README.md").read_text("utf-8"), (
+        "run .venv/bin/python scripts/settings_docs.py"
+    )
+
+
+def test_every_variable_of_compose_is_a_setting_or_its_own() -> None:
+    known = {name for _, name, _, _ in settings_docs().rows()}
+    text = (ROOT / "docker-compose.yml").read_text("utf-8")
+    used = set(re.findall(r"\b(?:HOLDFAST|ENGINE|DASHBOARD)_[A-Z_]+\b", text))
+    assert used <= known
+
+
+def test_the_changelog_has_unreleased_on_top() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
