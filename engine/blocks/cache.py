@@ -4,7 +4,7 @@
 nothing of sampling, scheduling or time beyond the numbers it is given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks.block import Block, Digest, Entry, TokenId
@@ -106,14 +106,12 @@ class PrefixCache:
             # The last token is always computed: its logits are the first answer.
             found.read = min(hit.tokens, len(query.tokens) - 1)
             found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
-            for block in found.held:
-                block.home.acquire(block)
+            _acquire(found.held)
         return found
 
     def let_go(self, found: Found) -> None:
         """Give up what a look-up held."""
-        for block in reversed(found.held):
-            block.home.release(block)
+        _release(found.held)
         found.held = []
 
     def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
@@ -123,17 +121,21 @@ class PrefixCache:
         behind a hole. Raises NoFreeBlocks with nothing changed but the order of reuse.
         """
         sources = self._sources(query.digests, found)
-        held = found.held
-        self._acquire(sources)
-        self.let_go(found)
+        # What the hold has of them goes over to the table, reference and all.
+        kept = {
+            i for i, block in enumerate(found.held) if i in sources and sources[i].block is block
+        }
+        unused = [block for i, block in enumerate(found.held) if i not in kept]
+        acquired = [source.block for i, source in sources.items() if i not in kept]
+        _acquire(acquired)
+        _release(unused)
         try:
             copies = table.fill(sources, query.digests.full, len(query.tokens))
         except NoFreeBlocks:
-            for block in held:
-                block.home.acquire(block)
-            found.held = held
-            self._release(sources)
+            _acquire(unused)
+            _release(acquired)
             raise
+        found.held = []
         found.reused = sum(source.num_tokens for source in sources.values())
         return copies
 
@@ -141,11 +143,12 @@ class PrefixCache:
         """Fill the empty table of a preempted sequence again; raises NoFreeBlocks like `begin`."""
         digests = self.digests(scope, tokens)
         sources = self._sources(digests)
-        self._acquire(sources)
+        acquired = [source.block for source in sources.values()]
+        _acquire(acquired)
         try:
             return table.fill(sources, digests.full, len(tokens))
         except NoFreeBlocks:
-            self._release(sources)
+            _release(acquired)
             raise
 
     def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
@@ -181,31 +184,26 @@ class PrefixCache:
         return self.entries.find(query.digests, last, now) is not None
 
     def _sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
-        """What is at hand of a prompt, by logical block: the hold, and every full block.
+        """What is at hand of a prompt, by logical block, ascending: the hold, and every full block.
 
         Short of the last token, which is always computed. A hold's tail gives way to a full block.
         """
-        size, sources = self.pool.block_size, {}
-        held = found.held if found is not None else []
-        num_held = found.read // size if found is not None and held else 0
-        for index, block in enumerate(held[:num_held]):
-            better = self._find_full(digests, index) if block.home.is_host else None
-            sources[index] = Source(better or block, size)
-        for index in range(num_held, (digests.num_tokens - 1) // size):
-            full = self._find_full(digests, index)
-            if full is not None:
-                sources[index] = Source(full, size)
-        if found is not None and len(held) > num_held and num_held not in sources:
-            sources[num_held] = Source(held[num_held], found.read % size)
-        return dict(sorted(sources.items()))
-
-    def _acquire(self, sources: Mapping[int, Source]) -> None:
-        for source in sources.values():
-            source.block.home.acquire(source.block)
-
-    def _release(self, sources: Mapping[int, Source]) -> None:
-        for source in reversed(list(sources.values())):
-            source.block.home.release(source.block)
+        size = self.pool.block_size
+        num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
+        sources: dict[int, Source] = {}
+        for index in range(max((digests.num_tokens - 1) // size, num_held + bool(tail))):
+            block: Block | None = None
+            if found is not None and index < num_held:
+                block = found.held[index]
+                if block.is_host:
+                    block = self._find_full(digests, index) or block
+            elif (index + 1) * size < digests.num_tokens:
+                block = self._find_full(digests, index)
+            if block is not None:
+                sources[index] = Source(block, size)
+            elif found is not None and tail and index == num_held:
+                sources[index] = Source(found.held[index], tail)
+        return sources
 
     def _find_full(self, digests: PromptDigests, index: int) -> Block | None:
         digest, packed = digests.full[index], digests.block_tokens(index)
@@ -304,3 +302,14 @@ class PrefixCache:
             if segment.end and self.entries.find(query.digests, segment.end, now):
                 return "lookback_exceeded"
         return "cold"
+
+
+def _acquire(blocks: Iterable[Block]) -> None:
+    for block in blocks:
+        block.home.acquire(block)
+
+
+def _release(blocks: Sequence[Block]) -> None:
+    """Last first, so that a chain is reused from its tail."""
+    for block in reversed(blocks):
+        block.home.release(block)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 from engine.blocks.block import Block, Digest, Entry
-from engine.blocks.hashing import PromptDigests
+from engine.blocks.hashing import TOKEN_BYTES, PromptDigests
 from engine.blocks.pool import BlockPool
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
@@ -203,14 +203,9 @@ class Entries:
     # Inside.
 
     def _has_content(self, entry: Entry, digests: PromptDigests) -> bool:
-        """Compare token ids block by block: a digest alone never gives a hit."""
-        for index, block in enumerate(entry.blocks):
-            wanted = digests.block_tokens(index)
-            if index == len(entry.blocks) - 1:
-                wanted = wanted[: (entry.tokens - index * self._pool.block_size) * 4]
-            if not block.tokens.startswith(wanted):
-                return False
-        return True
+        """Compare all token ids: a digest alone never gives a hit."""
+        there = b"".join([block.tokens for block in entry.blocks])
+        return there.startswith(digests.packed[: entry.tokens * TOKEN_BYTES])
 
     def _is_partly_on_host(self, entry: Entry) -> bool:
         return self._host is not None and any(block.is_host for block in entry.blocks)
