@@ -1,6 +1,7 @@
 """One backend and its life in a process: load in the background, readiness, the end."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
             self.crash(error)
         else:
+            # What loading made stays: without this each full collection walks over all of it and
+            # every request of that moment waits.
+            gc.collect()
+            gc.freeze()
             self.readiness.stage, self.readiness.progress = "ready", 1.0
             self.readiness.ready = True
             log.info("ready", **_summary(backend))

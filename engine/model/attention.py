@@ -2,9 +2,10 @@
 
 The model's forward takes a packed row of tokens and hands `holdfast_step` through to every
 attention layer: there the new keys and values are written to the pool, each sequence's blocks
-are gathered once, and `scaled_dot_product_attention` runs over them with a causal mask, a
-sliding window where the layer has one. An argument that would change the result and is not
-implemented here raises: ignoring it would pass most comparisons and be wrong.
+are gathered once and attended to with a causal mask, a sliding window where the layer has one
+(`decode.py` has the arithmetic, and how sequences with one new token go together). An argument
+that would change the result and is not implemented here raises: ignoring it would pass most
+comparisons and be wrong.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from engine.model.batch import Batch, Chunk, DecodeGroup
+from engine.model.batch import Batch, Chunk
+from engine.model.decode import (
+    Layer,
+    attend,
+    attend_decodes,
+    attend_shared,
+    first_visible_block,
+    visible,
+)
 from engine.model.errors import ModelRefused
 from engine.model.kv import KvPool
 
@@ -45,14 +53,6 @@ class AttentionStep:
     batch: Batch
     windows: Sequence[int | None]
     visited: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    index: int
-    scaling: float
-    window: int | None
-    softcap: float | None
 
 
 def paged_attention(
@@ -87,7 +87,10 @@ def paged_attention(
         rows = slice(chunk.begin, chunk.end)
         output[:, rows] = _attend_chunk(query[0, :, rows], chunk, pool, layer)
     for group in batch.decode_groups:
-        output[:, group.rows] = _attend_decodes(query[0, :, group.rows], group, pool, layer)
+        output[:, group.rows] = attend_decodes(query[0, :, group.rows], group, pool, layer)
+    for shared in batch.shared_groups:
+        assert layer.window is None, "shared blocks are read in full"
+        output[:, shared.rows] = attend_shared(query[0, :, shared.rows], shared, pool, layer)
     return output.transpose(0, 1).unsqueeze(0).contiguous(), None
 
 
@@ -97,7 +100,7 @@ def _check_arguments(
     attention_mask: torch.Tensor | None,
     arguments: dict[str, Any],
     head_dim: int,
-) -> _Layer:
+) -> Layer:
     scaling = arguments.pop("scaling", None)
     window = arguments.pop("sliding_window", None)
     softcap = arguments.pop("softcap", None)
@@ -123,12 +126,12 @@ def _check_arguments(
             f"{window} in the model"
         )
     scaling = head_dim**-0.5 if scaling is None else float(scaling)
-    return _Layer(index=index, scaling=scaling, window=window, softcap=softcap)
+    return Layer(index=index, scaling=scaling, window=window, softcap=softcap)
 
 
-def _attend_chunk(query: torch.Tensor, chunk: Chunk, pool: KvPool, layer: _Layer) -> torch.Tensor:
+def _attend_chunk(query: torch.Tensor, chunk: Chunk, pool: KvPool, layer: Layer) -> torch.Tensor:
     """Attend several tokens (heads, tokens, head_dim) of one sequence to all before them."""
-    first = _first_visible_block(chunk.start, layer.window, pool.block_size)
+    first = first_visible_block(chunk.start, layer.window, pool.block_size)
     keys, values = pool.gather(layer.index, chunk.blocks[first:])
     first_position = first * pool.block_size
     num_keys = chunk.context_tokens - first_position
@@ -136,66 +139,5 @@ def _attend_chunk(query: torch.Tensor, chunk: Chunk, pool: KvPool, layer: _Layer
     device = query.device
     query_positions = torch.arange(chunk.start, chunk.context_tokens, device=device)
     key_positions = torch.arange(first_position, chunk.context_tokens, device=device)
-    mask = _visible(query_positions[:, None], key_positions[None, :], layer.window)
-    return _attend(query[None], keys[None], values[None], mask, layer)[0]
-
-
-def _attend_decodes(
-    query: torch.Tensor, group: DecodeGroup, pool: KvPool, layer: _Layer
-) -> torch.Tensor:
-    """Attend one token of each sequence, together (heads, sequences, head_dim).
-
-    The query heads that share a KV head take the place of query tokens, so that keys and values
-    are not repeated.
-    """
-    first = _first_visible_block(group.earliest, layer.window, pool.block_size)
-    blocks = group.blocks[:, first:]
-    num_sequences, num_blocks = blocks.shape
-    num_keys = num_blocks * pool.block_size
-    keys, values = pool.gather(layer.index, blocks.flatten())
-    kv_shape = (num_sequences, num_keys, *keys.shape[1:])
-    keys, values = keys.view(kv_shape).transpose(1, 2), values.view(kv_shape).transpose(1, 2)
-    num_heads, _, head_dim = query.shape
-    kv_heads = keys.shape[1]
-    grouped = query.transpose(0, 1).reshape(
-        num_sequences, kv_heads, num_heads // kv_heads, head_dim
-    )
-    key_positions = torch.arange(num_keys, device=query.device) + first * pool.block_size
-    mask = _visible(group.positions[:, None], key_positions[None, :], layer.window)
-    output = _attend(grouped, keys, values, mask[:, None, None, :], layer)
-    return output.reshape(num_sequences, num_heads, head_dim).transpose(0, 1)
-
-
-def _first_visible_block(position: int, window: int | None, block_size: int) -> int:
-    """The first block of which the token at `position` sees anything."""
-    if window is None:
-        return 0
-    return max(0, position - window + 1) // block_size
-
-
-def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Causal, and with a window: the last `window` positions, the query's own among them."""
-    mask = keys <= queries
-    return mask if window is None else mask & (keys > queries - window)
-
-
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, layer: _Layer
-) -> torch.Tensor:
-    """(batch, heads, tokens, head_dim) over (batch, kv_heads, keys, head_dim), `mask` True = seen.
-
-    A softcap is Gemma 2's: scores become cap x tanh(score / cap) before the mask.
-    """
-    grouped = query.shape[1] != keys.shape[1]
-    if layer.softcap is None:
-        return scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=layer.scaling, enable_gqa=grouped
-        )
-    if grouped:
-        keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
-        values = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
-    scores = (query @ keys.transpose(2, 3)) * layer.scaling
-    scores = torch.tanh(scores / layer.softcap) * layer.softcap
-    scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return weights @ values
+    mask = visible(query_positions[:, None], key_positions[None, :], layer.window)
+    return attend(query[None], keys[None], values[None], mask, layer)[0]

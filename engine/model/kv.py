@@ -49,6 +49,7 @@ class KvPool:
             torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)
         ]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self._scratch = (self.keys[0][:0], self.values[0][:0])
 
     @property
     def num_bytes(self) -> int:
@@ -63,10 +64,18 @@ class KvPool:
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Blocks' keys and values, each (blocks x block_size, kv_heads, head_dim), copied."""
-        keys = self.keys[layer].index_select(0, blocks).flatten(0, 1)
-        values = self.values[layer].index_select(0, blocks).flatten(0, 1)
-        return keys, values
+        """Blocks' keys and values, each (blocks x block_size, kv_heads, head_dim), copied.
+
+        They are valid until the next call: new memory for each would cost more than the copy.
+        """
+        num = len(blocks)
+        if num > len(self._scratch[0]):
+            shape = (num, *self.keys[0].shape[1:])
+            self._scratch = (self.keys[0].new_empty(shape), self.values[0].new_empty(shape))
+        keys, values = self._scratch[0][:num], self._scratch[1][:num]
+        torch.index_select(self.keys[layer], 0, blocks, out=keys)
+        torch.index_select(self.values[layer], 0, blocks, out=values)
+        return keys.flatten(0, 1), values.flatten(0, 1)
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy whole blocks (source, destination) in all layers.

@@ -54,7 +54,9 @@ class TorchRunner:
     @torch.inference_mode()
     def visit(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
         """Compute a step; its logits, and the layers whose attention ran, in order."""
-        batch = build_batch(works, self.pool.block_size, self.pool.device)
+        batch = build_batch(
+            works, self.pool.block_size, self.pool.device, share=not any(self._windows)
+        )
         step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows)
         output = self._model(
             input_ids=batch.token_ids[None],
