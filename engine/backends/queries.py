@@ -47,7 +47,11 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
         (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
         (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
-        (request.sampling.max_tokens >= 0, "sampling.max_tokens: must not be negative"),
+        (
+            sampling.max_tokens is None or sampling.max_tokens >= 0,
+            "sampling.max_tokens: must not be negative",
+        ),
+        (_is_one_kind(request.prompt), "prompt.text: excludes messages, tools and system"),
         (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
         (
             sampling.top_p is None or 0 < sampling.top_p <= 1,
@@ -59,7 +63,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
         ),
         (
-            request.sampling.num_choices == 1 or request.sampling.max_tokens > 0,
+            request.sampling.num_choices == 1 or sampling.max_tokens != 0,
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
@@ -70,6 +74,11 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     for capability in _needed(request):
         if capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
+
+
+def _is_one_kind(prompt: Prompt) -> bool:
+    """A conversation or a raw text, not both."""
+    return prompt.text is None or not (prompt.messages or prompt.tools or prompt.system)
 
 
 def _needed(request: GenerateRequest) -> list[Capability]:
@@ -122,6 +131,8 @@ def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> 
         tokens = spans[len(segments)].end
         return None if tokens is None else tokens - tokens % granularity
 
+    if prompt.text is not None:
+        return [Segment("text", end())]
     for _ in prompt.tools:
         segments.append(Segment("tool", end()))
     for _ in prompt.system:
