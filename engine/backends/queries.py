@@ -32,6 +32,7 @@ SPARE_BLOCKS = 2
 
 def check_request(request: GenerateRequest, description: Description) -> None:
     """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
+    check_prompt(request.prompt)
     num_segments = request.prompt.num_segments
     for index, point in enumerate(request.breakpoints):
         if not 0 <= point.segment < num_segments:
@@ -51,7 +52,6 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             sampling.max_tokens is None or sampling.max_tokens >= 0,
             "sampling.max_tokens: must not be negative",
         ),
-        (_is_one_kind(request.prompt), "prompt.text: excludes messages, tools and system"),
         (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
         (
             sampling.top_p is None or 0 < sampling.top_p <= 1,
@@ -76,9 +76,10 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
 
 
-def _is_one_kind(prompt: Prompt) -> bool:
-    """A conversation or a raw text, not both."""
-    return prompt.text is None or not (prompt.messages or prompt.tools or prompt.system)
+def check_prompt(prompt: Prompt) -> None:
+    """Raise InvalidRequest for what is neither a conversation nor a raw text, but both."""
+    if prompt.text is not None and (prompt.messages or prompt.tools or prompt.system):
+        raise InvalidRequest("prompt.text: excludes messages, tools and system")
 
 
 def _needed(request: GenerateRequest) -> list[Capability]:
@@ -100,8 +101,10 @@ def new_query(
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """The prompt as the cache sees it; raises PromptTooLong."""
+    """The prompt as the cache sees it; raises InvalidRequest for no tokens, and PromptTooLong."""
     tokens = rendered.token_ids
+    if not tokens:
+        raise InvalidRequest("prompt: has no tokens")
     room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
     longest = min(description.max_context_tokens - 1, room)
     if len(tokens) > longest:
