@@ -3,19 +3,10 @@
 import json
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
 from engine.protocol import (
-    Breakpoint,
-    Done,
-    ErrorReply,
-    Failed,
     Finished,
-    Frame,
-    GenerateRequest,
-    InputUsage,
     TextDelta,
     TextPart,
     ThinkingDelta,
@@ -26,42 +17,8 @@ from engine.protocol import (
     ToolUseStart,
 )
 from tests.gateway.conftest import Stack
-from tests.gateway.scripted_engine import Script
+from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat, frames
 from tests.gateway.serving import eventually
-
-MODEL = "holdfast-demo"
-LONG_TEXT = "Rules of the house. " * 40
-MESSAGES: list[Any] = [{"role": "user", "content": "What is a lease?"}]
-LOOK: Any = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks.",
-        "parameters": {"type": "object", "properties": {"where": {"type": "string"}}},
-    },
-}
-EPHEMERAL = {"type": "ephemeral"}
-
-
-def frames(*steps: Frame, output_tokens: int = 9) -> Script:
-    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
-        done = Done(request_id=request.request_id, output_tokens=output_tokens)
-        return [*steps, done]
-
-    return script
-
-
-def chat(stack: Stack, **body: Any) -> Any:
-    return stack.openai().chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **body})
-
-
-def refused(stack: Stack, **body: Any) -> dict[str, Any]:
-    with pytest.raises(openai.BadRequestError) as caught:
-        chat(stack, **body)
-    error: dict[str, Any] = caught.value.response.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["message"]
-    return error
 
 
 def test_an_answer_has_text_reason_and_inclusive_usage(stack: Stack) -> None:
@@ -106,91 +63,6 @@ def test_a_stream_has_usage_only_where_it_was_asked_for(stack: Stack, include_us
         assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
         assert last["choices"] == []
         assert last["usage"]["completion_tokens"] == 2
-
-
-def test_marked_parts_are_written_then_read(stack: Stack) -> None:
-    system = {
-        "role": "system",
-        "content": [{"type": "text", "text": LONG_TEXT, "cache_control": EPHEMERAL}],
-    }
-    first = chat(stack, messages=[system, *MESSAGES])
-    second = chat(stack, messages=[system, *MESSAGES])
-    marked = len(LONG_TEXT) // 4 + 1
-    written, read = first.usage.prompt_tokens_details, second.usage.prompt_tokens_details
-    assert (written.cached_tokens, written.cache_write_tokens) == (0, marked)
-    assert (read.cached_tokens, read.cache_write_tokens) == (marked, 0)
-    assert first.usage.prompt_tokens == second.usage.prompt_tokens
-    [report] = second.model_extra["holdfast"]["breakpoints"]
-    assert report["path"] == "messages[0].content[0]"
-    assert stack.engine.requests[0].prompt.system == [TextPart(LONG_TEXT)]
-
-
-MARKED_PLACES = [
-    pytest.param({"cache_control": {**EPHEMERAL, "ttl": "1h"}}, [Breakpoint(4, "1h")], id="top"),
-    pytest.param({"prompt_cache_options": {}}, [Breakpoint(4, "1h")], id="native-implicit"),
-    pytest.param({"prompt_cache_options": {"mode": "explicit"}}, [], id="native-explicit"),
-    pytest.param({"tools": [{**LOOK, "cache_control": EPHEMERAL}]}, [Breakpoint(0)], id="tool"),
-    pytest.param(
-        {"tools": [{**LOOK, "function": {**LOOK["function"], "cache_control": EPHEMERAL}}]},
-        [Breakpoint(0)],
-        id="function",
-    ),
-]
-
-
-@pytest.mark.parametrize("changes, expected", MARKED_PLACES)
-def test_markers_count_wherever_clients_put_them(
-    stack: Stack, changes: dict[str, Any], expected: list[Breakpoint]
-) -> None:
-    """Segments: the tool, one system block, three parts."""
-    body = {
-        "tools": [LOOK],
-        "messages": [
-            {"role": "developer", "content": "Rules."},
-            {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b", "c")]},
-        ],
-        **changes,
-    }
-    chat(stack, messages=body.pop("messages"), tools=body.pop("tools"), extra_body=body)
-    assert stack.engine.requests[-1].breakpoints == expected
-
-
-def test_a_messages_marker_stands_on_its_last_part(stack: Stack) -> None:
-    messages = [
-        {"role": "system", "content": "Rules.", "cache_control": {**EPHEMERAL, "ttl": "1h"}},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            "cache_control": EPHEMERAL,
-        },
-    ]
-    chat(stack, messages=messages)
-    assert stack.engine.requests[-1].breakpoints == [Breakpoint(0, "1h"), Breakpoint(2, "5m")]
-
-
-def test_of_many_native_breakpoints_the_latest_count(stack: Stack) -> None:
-    part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    chat(stack, messages=[{"role": "user", "content": [part] * 6}])
-    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
-    assert marked == [2, 3, 4, 5]
-    chat(
-        stack,
-        messages=[{"role": "user", "content": [part] * 6 + [{"type": "text", "text": "end"}]}],
-        extra_body={"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}},
-    )
-    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
-    assert marked == [3, 4, 5, 6]
-
-
-def test_marker_rules_are_those_of_the_other_dialect(stack: Stack) -> None:
-    part = {"type": "text", "text": "x", "cache_control": EPHEMERAL}
-    error = refused(stack, messages=[{"role": "user", "content": [part] * 5}])
-    assert error["message"] == (
-        "A maximum of 4 blocks with cache_control may be provided. Found 5."
-    )
-    long = {**part, "cache_control": {**EPHEMERAL, "ttl": "1h"}}
-    error = refused(stack, messages=[{"role": "user", "content": [part, long]}])
-    assert error["param"] == "messages[0].content[1].cache_control.ttl"
 
 
 def test_tool_calls_arrive_as_deltas_and_whole(stack: Stack) -> None:
@@ -297,34 +169,6 @@ def test_sampling_fields_reach_the_engine(stack: Stack) -> None:
     assert stack.engine.requests[-1].sampling.max_tokens is None
 
 
-def test_a_completion_is_a_raw_prompt(stack: Stack) -> None:
-    client = stack.openai()
-    answer = client.completions.create(model=MODEL, prompt=["Once upon"], stop=None)
-    assert (answer.object, answer.choices[0].text) == ("text_completion", "Hello there")
-    assert answer.usage and answer.usage.completion_tokens == 2
-    request = stack.engine.requests[-1]
-    assert (request.prompt.text, request.prompt.messages) == ("Once upon", [])
-    assert request.sampling.max_tokens == 16
-    chunks = list(
-        client.completions.create(
-            model=MODEL, prompt="Once upon", stream=True, stream_options={"include_usage": True}
-        )
-    )
-    assert "".join(c.choices[0].text for c in chunks[:-1]) == "Hello there"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage == answer.usage
-
-
-@pytest.mark.parametrize("field", ["echo", "logprobs", "suffix", "best_of", "prompt"])
-def test_what_a_completion_cannot_do_is_named(stack: Stack, field: str) -> None:
-    values: dict[str, Any] = {"echo": True, "logprobs": 1, "suffix": "x", "best_of": 2}
-    body = {"model": MODEL, "prompt": "x", field: values.get(field, [[1, 2]])}
-    with stack.http() as http:
-        reply = http.post("/v1/completions", json=body)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == field
-
-
 def test_models_are_listed_for_both_sdks(stack: Stack) -> None:
     ids = [model.id for model in stack.openai().models.list()]
     assert ids == [model.id for model in stack.sdk().models.list()]
@@ -332,55 +176,6 @@ def test_models_are_listed_for_both_sdks(stack: Stack) -> None:
     model = stack.openai().models.retrieve(MODEL)
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "holdfast")
     assert stack.sdk().models.retrieve(MODEL).type == "model"
-
-
-def test_what_is_wrong_around_a_turn_has_openais_envelope(stack: Stack) -> None:
-    def error(reply: httpx.Response, status: int) -> dict[str, Any]:
-        assert reply.status_code == status
-        assert reply.headers["x-request-id"].startswith("req_")
-        detail: dict[str, Any] = reply.json()["error"]
-        assert set(detail) == {"message", "type", "param", "code"}
-        return detail
-
-    body = {"model": MODEL, "messages": MESSAGES}
-    url = f"{stack.url}/v1/chat/completions"
-    assert "API key" in error(httpx.post(url, json=body), 401)["message"]
-    with pytest.raises(openai.AuthenticationError):
-        stack.openai("wrong").models.list()
-    with stack.http() as http:
-        assert error(http.get("/v1/chat/completions"), 405)["type"] == "invalid_request_error"
-        error(http.get("/v1/chat/nowhere"), 404)
-        error(http.post("/v1/completions", content=b"x"), 415)
-        unknown = error(http.post("/v1/chat/completions", json={**body, "model": "no"}), 404)
-    assert (unknown["param"], unknown["code"]) == ("model", "model_not_found")
-
-
-def test_the_engines_refusals_have_openais_codes(stack: Stack) -> None:
-    stack.engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
-    error = refused(stack)
-    assert error["code"] == "context_length_exceeded"
-    assert "maximum context length is 8 tokens" in error["message"]
-    stack.engine.refusal = ErrorReply("overloaded", "full")
-    with pytest.raises(openai.InternalServerError) as caught:
-        chat(stack)
-    assert caught.value.status_code == 503
-    assert caught.value.code == "overloaded"
-
-
-def test_a_failure_in_the_midst_is_the_streams_last_event(stack: Stack) -> None:
-    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
-        return [TextDelta("Hel"), Failed(code="internal", message="secret detail")]
-
-    stack.engine.script = script
-    texts = []
-    with pytest.raises(openai.APIError) as caught:
-        for chunk in chat(stack, stream=True):
-            texts.append(chunk.choices[0].delta.content)
-    assert texts == ["", "Hel"]
-    assert "secret" not in str(caught.value)
-    with stack.http() as http:
-        body = {"model": MODEL, "messages": MESSAGES, "stream": True}
-        assert "[DONE]" not in http.post("/v1/chat/completions", json=body).text
 
 
 def test_a_turn_is_recorded_like_any_other(stack: Stack) -> None:

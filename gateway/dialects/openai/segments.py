@@ -147,7 +147,8 @@ class _Builder:
             parts.extend(self._texts(path, content, outer))
         for number, call in enumerate(calls):
             where = f"{path}.tool_calls[{number}]"
-            self._mark(where, message.cache_control if number == len(calls) - 1 else None)
+            outer = message.cache_control if number == len(calls) - 1 else None
+            self._mark(where, call.cache_control, outer)
             parts.append(ToolUsePart(call.id, call.function.name, _arguments(where, call)))
         return parts
 

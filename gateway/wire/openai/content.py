@@ -1,7 +1,7 @@
 """Messages, content parts and tools as OpenAI clients send them. Unknown keys are errors.
 
 A message that a response contained is accepted verbatim as input. `cache_control` stands where
-LiteLLM and OpenRouter put it: on a content part, on a message, on a tool or its function;
+LiteLLM and OpenRouter put it: on a content part, a message, a tool call, a tool or its function;
 `prompt_cache_breakpoint` is OpenAI's own marker, on content parts only.
 """
 
@@ -52,6 +52,7 @@ class ToolCall(Strict):
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
+    cache_control: CacheControl | None = None
 
 
 class SystemMessage(Strict, tag_field="role", tag="system"):
@@ -73,7 +74,7 @@ class UserMessage(Strict, tag_field="role", tag="user"):
 
 
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
-    """The fields without a use here are those that responses carry, so that they can be echoed."""
+    """Fields without a use here are those that responses or routers in between put there."""
 
     content: str | list[Text | Refusal] | None = None
     tool_calls: list[ToolCall] | None = None
@@ -82,6 +83,8 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     name: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
+    provider_specific_fields: Any = None
+    reasoning_details: Any = None
     audio: None = None
     function_call: None = None
     cache_control: CacheControl | None = None
