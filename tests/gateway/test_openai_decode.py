@@ -1,5 +1,6 @@
 """Bodies of the OpenAI dialect: what is accepted, and what is refused by name."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def ask(request: dict[str, Any]) -> Ask:
-    decoded = decode_chat(msgspec.json.encode(request))
+    decoded = decode_chat(json.dumps(request).encode())
     return chat_ask_of(
         decoded, Principal("w", "k", "scope"), Model(id="m", display_name="m"), arrived=0.0
     )
@@ -38,6 +39,7 @@ ACCEPTED = [
     pytest.param({"response_format": {"type": "text"}, "n": 1, "best_of": 1}, id="neutral-too"),
     pytest.param({"temperature": None, "tools": None, "functions": None}, id="nulls"),
     pytest.param({"max_tokens": 5, "max_completion_tokens": 5}, id="both-limits-alike"),
+    pytest.param({"seed": -(2**63), "temperature": 0}, id="least-seed"),
     pytest.param({"tool_choice": "none"}, id="no-tools-no-choice"),
     pytest.param({"messages": [USER, CALLS, RESULT]}, id="ends-with-a-result"),
     pytest.param({"messages": [{"role": "user", "content": ""}]}, id="empty-text"),
@@ -64,12 +66,13 @@ REFUSED = [
     ({"min_tokens": 5}, "min_tokens"),
     ({"cache_salt": "x"}, "cache_salt"),
     ({"temperature": 2.1}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
     ({"n": 0}, "n"),
     ({"n": 17}, "n"),
     ({"n": 2, "max_tokens": 0}, "n"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
     ({"stop": ["a", ""]}, "stop"),
+    ({"seed": 2**63}, "seed"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -157,6 +160,11 @@ def test_any_json_is_a_request_or_one_error(document: Any) -> None:
             decode(raw)
         except InvalidRequest as error:
             assert str(error)
+
+
+def test_no_probability_mass_is_greedy() -> None:
+    sampling = ask(body(top_p=0, temperature=1.5)).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, None)
 
 
 def test_values_are_not_echoed_at_length() -> None:

@@ -60,8 +60,9 @@ def _ask(
         plan=plan,
         sampling=Sampling(
             max_tokens=max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
+            # No probability mass leaves the most likely token alone, as no temperature does.
+            temperature=0.0 if request.top_p == 0 else request.temperature,
+            top_p=request.top_p or None,
             top_k=None if request.top_k is None else max(request.top_k, 0),
             stop_sequences=[request.stop] if isinstance(request.stop, str) else request.stop,
             seed=request.seed,

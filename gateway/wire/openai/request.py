@@ -17,8 +17,9 @@ COMPLETION_TOKENS = 16
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
-Nucleus = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Nucleus = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_COUNT)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
 Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -63,7 +64,7 @@ class GenerationRequest(Strict):
     min_tokens: Count = 0
     n: Choices = 1
     prompt_cache_key: Key | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stop: str | Stops = msgspec.field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
