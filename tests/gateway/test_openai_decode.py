@@ -1,6 +1,7 @@
 """Bodies of the OpenAI dialect: what is accepted, and what is refused by name."""
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ask import Ask, Principal
+from gateway.ask import Ask, Principal, TurnId
 from gateway.catalogue import Model
 from gateway.dialects.openai.ask import chat_ask_of
 from gateway.errors import InvalidRequest
@@ -19,6 +20,15 @@ USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+MARKER = {"type": "ephemeral", "ttl": "1h"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+ARGUED = {"name": "f", "arguments": '{"a": [1, {"b": null}]}'}
+PRINCIPAL = Principal("w", "k", "scope")
+MODEL = Model(id="m", display_name="m")
+FRAGMENTS = [
+    *(b'"', b"{", b"}", b"[", b"]", b",", b":", b"0", b"9" * 30, b"-", b"1e999", b"null", b"true"),
+    *(b"\xff", b"\x00", b"\\u0000", b"\\ud800", b"\xc3\xa9", b"", b" ", b"x", b'"ttl"', b'"role"'),
+]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
@@ -28,9 +38,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 def ask(request: dict[str, Any]) -> Ask:
     decoded = decode_chat(json.dumps(request).encode())
-    return chat_ask_of(
-        decoded, Principal("w", "k", "scope"), Model(id="m", display_name="m"), arrived=0.0
-    )
+    return chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
 
 
 ACCEPTED = [
@@ -171,3 +179,46 @@ def test_values_are_not_echoed_at_length() -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask(body(messages=[{"role": "x" * 5000, "content": "x"}]))
     assert len(str(caught.value)) < 300
+
+
+def test_mutants_of_a_whole_conversation_reach_the_engine_or_are_refused() -> None:
+    """Whatever a byte is changed to: a request that can be sent on, or one error."""
+    rng = random.Random(20_26)
+    native = {"type": "text", "text": "b", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    marked = {"type": "text", "text": "a", "cache_control": MARKER}
+    whole = body(
+        messages=[
+            {"role": "system", "content": "Rules.", "cache_control": MARKER},
+            {"role": "user", "content": [marked, native]},
+            {**CALLS, "reasoning": "hm", "tool_calls": [{**CALL, "function": ARGUED}]},
+            RESULT,
+            USER,
+        ],
+        tools=[{**TOOL, "cache_control": MARKER}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        stop=["x"],
+        seed=7,
+        n=2,
+        top_p=0.5,
+        temperature=1,
+        max_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    original = json.dumps(whole).encode()
+    assert ask(whole)
+    num_served = 0
+    for _ in range(4000):
+        mutant = bytearray(original)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(mutant))
+            mutant[place : place + rng.randint(0, 2)] = rng.choice(FRAGMENTS)
+        try:
+            decoded = decode_chat(bytes(mutant))
+            made = chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
+        except InvalidRequest as error:
+            body_of(error)
+            continue
+        num_served += 1
+        msgspec.json.encode(made.generate_request(TurnId("t"), 1.0, ["thinking"]))
+    assert num_served > 20
