@@ -104,13 +104,21 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A conversation, or a raw `text`: that bypasses the chat template and excludes all else."""
+
     messages: list[Message]
     tools: list[Tool] = []
     system: list[TextPart] = []
+    text: str | None = None
 
     @property
     def num_segments(self) -> int:
-        """Segments are numbered from 0: each tool, each system block, each message part."""
+        """Segments are numbered from 0: each tool, each system block, each message part.
+
+        A raw text is one.
+        """
+        if self.text is not None:
+            return 1
         return len(self.tools) + len(self.system) + sum(len(m.parts) for m in self.messages)
 
 
@@ -133,19 +141,22 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`max_tokens` 0 pre-warms: the prompt is read and written, nothing is generated.
+    """`max_tokens` 0 pre-warms: the prompt is read and written, nothing is generated; None is
+    what the prompt leaves of the context.
 
     `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; what is None is the model's own
     default, see `Description`. `seed` makes sampling repeatable on one engine build.
+    `ignore_eos` goes on past the tokens that end a turn, for measurements of a given length.
     """
 
-    max_tokens: int
+    max_tokens: int | None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] = []
     seed: int | None = None
     num_choices: int = 1
+    ignore_eos: bool = False
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
 from gateway.api.auth import DEFAULT_WORKSPACE, AdminGate, KeyRing
+from gateway.api.completions import ChatCompletionsController, CompletionsController
 from gateway.api.health import HealthController
 from gateway.api.messages import MessagesController
 from gateway.api.models import ModelsController
@@ -53,7 +54,14 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             yield
 
     return Litestar(
-        [MessagesController, ModelsController, HealthController, AdminController],
+        [
+            MessagesController,
+            ChatCompletionsController,
+            CompletionsController,
+            ModelsController,
+            HealthController,
+            AdminController,
+        ],
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
         exception_handlers=errors.handlers,

@@ -1,24 +1,12 @@
 """One turn as the gateway understands it, whatever dialect it came in."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NewType
 
-from engine.protocol import CountRequest, GenerateRequest, Sampling, ToolChoice
+from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.catalogue import Model
-from gateway.errors import InvalidRequest
-from gateway.prefix.plan import Plan, make_plan
-from gateway.wire.anthropic.request import (
-    ChoiceAny,
-    ChoiceAuto,
-    ChoiceNone,
-    ChoiceTool,
-    CountTokensRequest,
-    MessagesRequest,
-    ThinkingAdaptive,
-    ThinkingDisabled,
-    ThinkingEnabled,
-    Version,
-)
+from gateway.prefix.plan import Plan
 
 TurnId = NewType("TurnId", str)
 
@@ -34,7 +22,11 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """`arrived` is on the monotonic clock: the prompt's TTLs count from it."""
+    """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
+
+    `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
+    workspace with one `routing_key` go to one engine; None routes by the prompt's first segment.
+    """
 
     principal: Principal
     model: Model
@@ -46,8 +38,12 @@ class Ask:
     omit_thinking: bool
     stream: bool
     arrived: float
+    routing_key: str | None = None
 
-    def generate_request(self, turn_id: TurnId, now: float) -> GenerateRequest:
+    def generate_request(
+        self, turn_id: TurnId, now: float, capabilities: Collection[Capability]
+    ) -> GenerateRequest:
+        """For an engine with these capabilities, at `now` on the monotonic clock."""
         return GenerateRequest(
             request_id=turn_id,
             scope=self.principal.scope,
@@ -58,147 +54,11 @@ class Ask:
             age_seconds=max(0.0, now - self.arrived),
             min_cache_tokens=self.model.min_cache_tokens,
             tool_choice=self.tool_choice,
-            thinking=self.thinking,
+            thinking=self._thinks(capabilities),
         )
 
-    def count_request(self) -> CountRequest:
-        return CountRequest(self.principal.scope, self.plan.prompt, self.thinking)
+    def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
+        return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))
 
-
-def ask_of(
-    request: MessagesRequest, principal: Principal, model: Model, version: Version, arrived: float
-) -> Ask:
-    _check_generation(request, version)
-    prepared = prepare(request, principal, version)
-    thinking = request.thinking
-    return Ask(
-        principal=principal,
-        model=model,
-        plan=prepared,
-        sampling=Sampling(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            stop_sequences=request.stop_sequences,
-        ),
-        tool_choice=_tool_choice(request),
-        thinking=_thinks(request),
-        must_think=isinstance(thinking, ThinkingEnabled),
-        omit_thinking=isinstance(thinking, ThinkingEnabled | ThinkingAdaptive)
-        and thinking.display == "omitted",
-        stream=request.stream,
-        arrived=arrived,
-    )
-
-
-def count_ask_of(
-    request: CountTokensRequest,
-    principal: Principal,
-    model: Model,
-    version: Version,
-    arrived: float,
-) -> Ask:
-    """The same checks as for a generation; what is not part of the prompt has its default."""
-    return Ask(
-        principal=principal,
-        model=model,
-        plan=prepare(request, principal, version),
-        sampling=Sampling(max_tokens=0),
-        tool_choice=_tool_choice(request),
-        thinking=_thinks(request),
-        must_think=isinstance(request.thinking, ThinkingEnabled),
-        omit_thinking=False,
-        stream=False,
-        arrived=arrived,
-    )
-
-
-def prepare(request: CountTokensRequest, principal: Principal, version: Version) -> Plan:
-    _check_shared(request, principal)
-    plan = make_plan(request, principal.scope)
-    if version == "2026-10-21":
-        _check_version_2026_10_21(request)
-    return plan
-
-
-def _thinks(request: CountTokensRequest) -> bool:
-    return request.thinking is not None and not isinstance(request.thinking, ThinkingDisabled)
-
-
-def _tool_choice(request: CountTokensRequest) -> ToolChoice:
-    match request.tool_choice:
-        case None:
-            return ToolChoice()
-        case ChoiceNone():
-            return ToolChoice("none")
-        case _ if not request.tools:
-            raise InvalidRequest("tool_choice may only be specified while providing tools")
-        case ChoiceAuto(disable_parallel_tool_use=single):
-            return ToolChoice("auto", parallel=not single)
-        case ChoiceAny(disable_parallel_tool_use=single):
-            return ToolChoice("any", parallel=not single)
-        case ChoiceTool(name=name, disable_parallel_tool_use=single):
-            if name not in {tool.name for tool in request.tools}:
-                raise InvalidRequest(f"tool_choice.name: tool '{name[:64]}' not found in tools")
-            return ToolChoice("tool", name, parallel=not single)
-
-
-def _check_shared(request: CountTokensRequest, principal: Principal) -> None:
-    if request.speed == "fast":
-        raise InvalidRequest("speed: 'fast' is not supported by this server")
-    if request.output_config and request.output_config.format:
-        raise InvalidRequest("output_config.format: structured outputs are not supported")
-    if request.user_profile_id is not None:
-        raise InvalidRequest("user_profile_id: user profiles are not supported")
-    if request.workspace_id not in (None, principal.workspace):
-        raise InvalidRequest("workspace_id: does not match the workspace of the API key")
-    names = [tool.name for tool in request.tools]
-    if len(set(names)) != len(names):
-        raise InvalidRequest("tools: Tool names must be unique")
-
-
-def _check_generation(request: MessagesRequest, version: Version) -> None:
-    if version == "2026-10-21":
-        for field in ("temperature", "top_p", "top_k"):
-            if getattr(request, field) is not None:
-                raise InvalidRequest(f"{field}: not supported with anthropic-version {version}")
-    if request.container is not None:
-        raise InvalidRequest("container: containers are not supported by this server")
-    if request.inference_geo not in (None, "global"):
-        raise InvalidRequest("inference_geo: Input should be 'global'")
-    for index, stop in enumerate(request.stop_sequences):
-        if not stop.strip():
-            raise InvalidRequest(
-                f"stop_sequences.{index}: each stop sequence must contain non-whitespace"
-            )
-    if isinstance(request.thinking, ThinkingEnabled) and request.max_tokens:
-        if request.thinking.budget_tokens >= request.max_tokens:
-            raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`")
-    if request.max_tokens == 0:
-        _check_prewarm(request)
-
-
-def _check_prewarm(request: MessagesRequest) -> None:
-    wrong = {
-        "stream": request.stream,
-        "thinking.type": isinstance(request.thinking, ThinkingEnabled),
-        "output_config.format": bool(request.output_config and request.output_config.format),
-        "tool_choice.type": isinstance(request.tool_choice, ChoiceAny | ChoiceTool),
-    }
-    for field, is_set in wrong.items():
-        if is_set:
-            raise InvalidRequest(f"max_tokens: 0 cannot be combined with `{field}`")
-
-
-def _check_version_2026_10_21(request: CountTokensRequest) -> None:
-    for index, message in enumerate(request.messages):
-        if isinstance(message.content, str):
-            continue
-        for position, block in enumerate(message.content):
-            path = f"messages.{index}.content.{position}"
-            kind = block.__struct_config__.tag
-            if kind == "document" and message.role == "assistant":
-                raise InvalidRequest(f"{path}: documents cannot be in assistant messages")
-            if kind == "text" and message.role == "user" and getattr(block, "citations", None):
-                raise InvalidRequest(f"{path}.text.citations: must be empty in user messages")
+    def _thinks(self, capabilities: Collection[Capability]) -> bool:
+        return self.thinking and "thinking" in capabilities

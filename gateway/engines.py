@@ -17,6 +17,7 @@ from httpx_aiohttp import AiohttpTransport
 from engine.protocol import (
     AckRequest,
     CancelRequest,
+    Capability,
     CountReply,
     CountRequest,
     Description,
@@ -38,6 +39,7 @@ from gateway.errors import (
     InvalidRequest,
     NoEngineReady,
     Overloaded,
+    PromptTooLong,
 )
 
 EngineStatus = Literal["starting", "ready", "down"]
@@ -128,6 +130,10 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready"
+
+    @property
+    def capabilities(self) -> list[Capability]:
+        return self.description.capabilities if self.description else []
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return when the engine has answered its status line; raise when it refuses."""
@@ -261,8 +267,7 @@ def refusal(code: ErrorCode, message: str) -> GatewayError:
     match code:
         case "prompt_too_long":
             lengths = _TOO_LONG.search(message)
-            detail = f": {lengths[1]} tokens > {lengths[2]} maximum" if lengths else ""
-            return InvalidRequest(f"prompt is too long{detail}")
+            return PromptTooLong(int(lengths[1]), int(lengths[2])) if lengths else PromptTooLong()
         case "invalid_request":
             return InvalidRequest("the engine could not read the prompt")
         case "unsupported":

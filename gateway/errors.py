@@ -2,7 +2,9 @@
 
 GatewayError               500 api_error
 ├── InvalidRequest         400 invalid_request_error
+│   └── PromptTooLong      400 invalid_request_error
 ├── Unauthenticated        401 authentication_error
+│   └── MissingKey         401 authentication_error
 ├── Forbidden              403 permission_error
 ├── NotFound               404 not_found_error
 ├── MethodNotAllowed       405 invalid_request_error
@@ -26,8 +28,10 @@ class GatewayError(Exception):
     type: ClassVar[str] = "api_error"
     default: ClassVar[str] = "internal server error"
 
-    def __init__(self, message: str | None = None) -> None:
+    def __init__(self, message: str | None = None, param: str | None = None) -> None:
+        """`param` is the field that is wrong, where the message does not begin with its path."""
         super().__init__(message or self.default)
+        self.param = param
 
 
 class InvalidRequest(GatewayError):
@@ -36,10 +40,26 @@ class InvalidRequest(GatewayError):
     default = "invalid request"
 
 
+class PromptTooLong(InvalidRequest):
+    """Both counts are None where the engine did not tell them."""
+
+    default = "prompt is too long"
+
+    def __init__(self, num_tokens: int | None = None, max_tokens: int | None = None) -> None:
+        known = num_tokens is not None and max_tokens is not None
+        detail = f": {num_tokens} tokens > {max_tokens} maximum" if known else ""
+        super().__init__(f"{self.default}{detail}")
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens
+
+
 class Unauthenticated(GatewayError):
     status = 401
     type = "authentication_error"
     default = "invalid x-api-key"
+
+
+class MissingKey(Unauthenticated):
+    default = "x-api-key header is required"
 
 
 class Forbidden(GatewayError):

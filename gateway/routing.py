@@ -1,4 +1,5 @@
-"""Which engine takes a turn. For now: rendezvous over the first prefix, among the ready ones."""
+"""Which engine takes a turn. For now: rendezvous among the ready ones, over the first prefix or
+the key that the client gave."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -18,8 +19,13 @@ Chosen = TypeVar("Chosen", bound=Candidate)
 
 
 def choose(ask: Ask, ready: Iterable[Chosen]) -> Chosen:
-    """Requests that start with the same segment go to the same engine while it is ready."""
+    """Requests that start with the same segment go to the same engine while it is ready.
+
+    So do those of one scope that name the same `routing_key`, whatever they start with.
+    """
     key = ask.plan.names[0].digest
+    if ask.routing_key is not None:
+        key = f"{ask.principal.scope} {ask.routing_key}"
 
     def weight(engine: Chosen) -> bytes:
         return blake2b(f"{key} {engine.url}".encode(), digest_size=8).digest()
@@ -44,6 +50,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     if ask.plan.prompt.tools and "tools" not in can:
         raise InvalidRequest("tools: not supported by this model")
     if mode in ("any", "tool") and "forced_tools" not in can:
-        raise InvalidRequest(f"tool_choice: '{mode}' is not supported by this model")
+        raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
+    if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
+        raise InvalidRequest("n: more than one choice is not supported by this model")
     if ask.must_think and "thinking" not in can:
         raise InvalidRequest("thinking: not supported by this model")

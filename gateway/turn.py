@@ -92,7 +92,8 @@ class TurnService:
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
-        reply = await choose(ask, self.fleet.ready).count(ask.count_request())
+        engine = choose(ask, self.fleet.ready)
+        reply = await engine.count(ask.count_request(engine.capabilities))
         return reply.input_tokens
 
     async def _open(self, ask: Ask, turn_id: TurnId) -> Turn:
@@ -119,8 +120,8 @@ class TurnService:
 
     async def _generate(self, turn: Turn) -> Generation:
         assert turn.engine is not None
-        request = turn.ask.generate_request(turn.id, self.clock.monotonic())
-        return await turn.engine.generate(request)
+        now, can = self.clock.monotonic(), turn.engine.capabilities
+        return await turn.engine.generate(turn.ask.generate_request(turn.id, now, can))
 
     def _note(self, turn: Turn, frame: Frame | None) -> None:
         match frame:

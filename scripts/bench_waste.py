@@ -135,7 +135,9 @@ def sample(waste: Waste, engine: SteppedEngine, load: Load) -> None:
         waste.pending += max(len(request.query.tokens) - held, 0)
         waste.contiguous_used += held
         waste.contiguous_longest += load.longest
-        waste.contiguous_exact += len(request.query.tokens) + request.request.sampling.max_tokens
+        answer = request.request.sampling.max_tokens
+        assert answer is not None  # every load here gives one
+        waste.contiguous_exact += len(request.query.tokens) + answer
 
 
 def pool_tokens(pool: BlockPool) -> tuple[int, int]:

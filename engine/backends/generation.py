@@ -11,7 +11,7 @@ HEARTBEAT_SECONDS = 5.0
 class QueuedGeneration:
     """An async iterator of frames, None for a heartbeat.
 
-    The number of frames is bounded by the request's `max_tokens`, so the queue is not. However the
+    The number of frames is bounded by `max_tokens` or the context, so the queue is not. However the
     reader goes away (cancelled, closed, or never having read a frame), the request is cancelled.
     """
 

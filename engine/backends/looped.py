@@ -15,7 +15,7 @@ import structlog
 from engine.backends.base import Parts, Progress, Renderer
 from engine.backends.events import EventLog
 from engine.backends.generation import QueuedGeneration
-from engine.backends.queries import check_request, new_query, new_samples
+from engine.backends.queries import check_prompt, check_request, new_query, new_samples
 from engine.blocks.block import Digest
 from engine.blocks.cache import PrefixCache
 from engine.blocks.entries import Entries
@@ -130,6 +130,7 @@ class LoopedBackend:
 
     async def count(self, request: CountRequest) -> CountReply:
         loaded = self._ready()
+        check_prompt(request.prompt)
         rendered = await self._render(loaded, request)
         ends = [span.end for span in rendered.segments]
         return CountReply(input_tokens=len(rendered.token_ids), segment_tokens=ends)

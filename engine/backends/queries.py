@@ -32,6 +32,7 @@ SPARE_BLOCKS = 2
 
 def check_request(request: GenerateRequest, description: Description) -> None:
     """Raise InvalidRequest or Unsupported, naming the field; the prompt's length comes later."""
+    check_prompt(request.prompt)
     num_segments = request.prompt.num_segments
     for index, point in enumerate(request.breakpoints):
         if not 0 <= point.segment < num_segments:
@@ -47,7 +48,10 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
         (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
         (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
-        (request.sampling.max_tokens >= 0, "sampling.max_tokens: must not be negative"),
+        (
+            sampling.max_tokens is None or sampling.max_tokens >= 0,
+            "sampling.max_tokens: must not be negative",
+        ),
         (0 <= (sampling.temperature or 0) <= 2, "sampling.temperature: must be 0 to 2"),
         (
             sampling.top_p is None or 0 < sampling.top_p <= 1,
@@ -59,7 +63,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
         ),
         (
-            request.sampling.num_choices == 1 or request.sampling.max_tokens > 0,
+            request.sampling.num_choices == 1 or sampling.max_tokens != 0,
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
@@ -70,6 +74,12 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     for capability in _needed(request):
         if capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raise InvalidRequest for what is neither a conversation nor a raw text, but both."""
+    if prompt.text is not None and (prompt.messages or prompt.tools or prompt.system):
+        raise InvalidRequest("prompt.text: excludes messages, tools and system")
 
 
 def _needed(request: GenerateRequest) -> list[Capability]:
@@ -91,8 +101,10 @@ def new_query(
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """The prompt as the cache sees it; raises PromptTooLong."""
+    """The prompt as the cache sees it; raises InvalidRequest for no tokens, and PromptTooLong."""
     tokens = rendered.token_ids
+    if not tokens:
+        raise InvalidRequest("prompt: has no tokens")
     room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
     longest = min(description.max_context_tokens - 1, room)
     if len(tokens) > longest:
@@ -122,6 +134,8 @@ def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> 
         tokens = spans[len(segments)].end
         return None if tokens is None else tokens - tokens % granularity
 
+    if prompt.text is not None:
+        return [Segment("text", end())]
     for _ in prompt.tools:
         segments.append(Segment("tool", end()))
     for _ in prompt.system:

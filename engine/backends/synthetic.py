@@ -4,7 +4,7 @@ A time model stands in for the computation and a fixed rule for the text. It is 
 simulation and the gateway's tests, and says `synthetic` wherever it shows.
 
 Tokens: one per 4 UTF-8 bytes of text, cut anew in each segment, so that counts can be worked out by
-hand. Rendering: the segment's text and, at the end, GENERATION_TOKENS of scaffold. Answers: the
+hand. Rendering: the segments' text and, after a chat, GENERATION_TOKENS of scaffold. Answers: the
 words "synthetic 0 1 2 …" until `max_tokens`; no stop but that and stop sequences.
 """
 
@@ -125,7 +125,8 @@ class SyntheticRenderer:
             start = len(tokens)
             tokens.extend(_tokenize(text))
             spans.append(SegmentSpan(len(tokens), start, _character_ends(text)))
-        return RenderedPrompt(tokens + _SCAFFOLD, spans)
+        scaffold = _SCAFFOLD if prompt.text is None else []
+        return RenderedPrompt(tokens + scaffold, spans)
 
     def parser(self, request: GenerateRequest) -> "SyntheticParser":
         return SyntheticParser(request.sampling.stop_sequences)
@@ -154,6 +155,8 @@ class SyntheticParser:
 
 def segment_texts(prompt: Prompt) -> list[str]:
     """What each segment renders to, in order. Roles are part of the text, as in a template."""
+    if prompt.text is not None:
+        return [prompt.text]
     texts = [msgspec.json.encode(tool).decode() for tool in prompt.tools]
     texts += [part.text for part in prompt.system]
     for message in prompt.messages:

@@ -162,11 +162,12 @@ class Lifecycle:
     def take_token(self, sequence: SequenceState, token: TokenId) -> None:
         """One sampled token: parse, emit, decide whether it was the last."""
         request = sequence.request
+        max_tokens = request.request.sampling.max_tokens
         sequence.tokens.append(token)
         _say(sequence, sequence.parser.feed(token))
         if sequence.parser.finish is not None:
             sequence.finish = sequence.parser.finish
-        elif sequence.num_output >= request.request.sampling.max_tokens:
+        elif max_tokens is not None and sequence.num_output >= max_tokens:
             sequence.finish = "length"
         elif len(sequence.tokens) >= self._max_context_tokens:
             sequence.finish = "context"

@@ -60,7 +60,7 @@ class EngineLoop:
 
     def _work(self, chunk: Chunk) -> Work:
         sequence, start = chunk.sequence, chunk.start
-        samples = chunk.is_last and sequence.request.request.sampling.max_tokens > 0
+        samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
         return Work(
             token_ids=sequence.tokens[start : start + chunk.count],
             start=start,

@@ -13,6 +13,7 @@ from engine.prompt.conversation import new_conversation
 from engine.prompt.detokenize import Vocabulary
 from engine.prompt.files import PromptFiles, read_prompt_files
 from engine.prompt.parser import TurnEnd, TurnParser
+from engine.prompt.raw import render_text
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.spans import Stretch, segment_spans
 from engine.prompt.stops import StopFinder
@@ -72,6 +73,8 @@ class ChatRenderer:
         A prompt that ends with an assistant's message is cut off behind it, to be continued.
         `scope` separates tenants in the memory of what was tokenized before.
         """
+        if prompt.text is not None:
+            return render_text(self.tokenizer, prompt.text)
         conversation = new_conversation(prompt, self._pieces.controls)
         placed = place_segments(self._template, conversation, thinking=thinking)
         end = len(placed.text)
@@ -100,7 +103,7 @@ class ChatRenderer:
             StopFinder(request.sampling.stop_sequences),
             calls,
             TurnEnd(
-                token_ids=self.end_token_ids,
+                token_ids=frozenset() if request.sampling.ignore_eos else self.end_token_ids,
                 after_first_call=not request.tool_choice.parallel,
             ),
         )

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from gateway.ask import Principal
 from gateway.background import pause
-from gateway.errors import GatewayError, Overloaded, Unauthenticated
+from gateway.errors import GatewayError, MissingKey, Overloaded, Unauthenticated
 from gateway.ledger.keys import ApiKey, Keys, digest_of
 from gateway.logs import get_logger
 
@@ -132,4 +132,4 @@ def _presented_key(connection: Connection) -> str:
     kind, _, token = connection.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()
-    raise Unauthenticated("x-api-key header is required")
+    raise MissingKey

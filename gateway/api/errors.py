@@ -1,4 +1,4 @@
-"""Every failure leaves in the one envelope that clients know, with the request's id."""
+"""Every failure leaves in the envelope that the dialect's clients know, with the request's id."""
 
 import secrets
 from typing import Any
@@ -19,6 +19,7 @@ from gateway.errors import (
 )
 from gateway.logs import get_logger
 from gateway.wire.anthropic.response import ErrorBody, ErrorDetail, StreamError
+from gateway.wire.openai import errors as openai
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error
@@ -33,6 +34,8 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
     )
 }
 
+_OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
 
 def request_id(scope: Scope) -> str:
     """The id of this request; made when it is first asked for."""
@@ -43,11 +46,23 @@ def request_id(scope: Scope) -> str:
     return made
 
 
+def speaks_openai(scope: Scope) -> bool:
+    """Which dialect a request is in, also where no route took it.
+
+    Both have `/v1/models`; there Anthropic's clients are known by the version they must send.
+    """
+    path = scope["path"]
+    if path.startswith("/v1/models"):
+        return all(name.lower() != b"anthropic-version" for name, _ in scope["headers"])
+    return path.startswith(_OPENAI_PATHS)
+
+
 async def before_send(message: Message, scope: Scope) -> None:
     """Put the request's id on every response and count it, whoever made it."""
     if message["type"] != "http.response.start":
         return
-    headers = [*message.get("headers", []), (b"request-id", request_id(scope).encode())]
+    name = b"x-request-id" if speaks_openai(scope) else b"request-id"
+    headers = [*message.get("headers", []), (name, request_id(scope).encode())]
     message["headers"] = headers
     services = getattr(scope["litestar_app"].state, "services", None)
     if services is not None:
@@ -85,8 +100,14 @@ def stream_error(error: GatewayError) -> StreamError:
     return StreamError(ErrorDetail(error.type, str(error)))
 
 
-def render(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     failure = as_gateway_error(error)
+    if speaks_openai(request.scope):
+        return Response(
+            openai.body_of(failure),
+            status_code=openai.status_of(failure),
+            media_type="application/json",
+        )
     body = ErrorBody(ErrorDetail(failure.type, str(failure)), request_id(request.scope))
     return Response(body, status_code=failure.status, media_type="application/json")
 

@@ -1,21 +1,21 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from litestar import Controller, Request, Response, post
-from litestar.background_tasks import BackgroundTask
+from litestar import Controller, Response, post
 from litestar.di import NamedDependency
 from litestar.params import HeaderParameter, RawBody
-from litestar.response import Stream
 
 from engine.protocol import Frame
 from gateway.api.auth import KeyAuth
 from gateway.api.errors import stream_error
+from gateway.api.generation import Items, KeyRequest, check_media, streamed, until_taken
 from gateway.api.presence import while_present
 from gateway.api.services import Services
-from gateway.ask import Ask, Principal, TurnId, ask_of, count_ask_of
-from gateway.errors import EngineFailed, GatewayError, InvalidRequest, UnsupportedMedia
+from gateway.ask import Ask, TurnId
+from gateway.dialects.anthropic.ask import ask_of, count_ask_of
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.turn import Taken
 from gateway.wire import sse
 from gateway.wire.anthropic.decode import decode_count_tokens, decode_messages
@@ -24,11 +24,7 @@ from gateway.wire.anthropic.request import VERSIONS, Version
 from gateway.wire.anthropic.response import Message, TokenCount
 from gateway.wire.anthropic.writer import EventWriter, MessageCollector
 
-KeyRequest = Request[Principal, None, Any]
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
-Items = AsyncGenerator[Taken | Frame | None, None]
-
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class MessagesController(Controller):
@@ -53,12 +49,7 @@ class MessagesController(Controller):
         writer = await while_present(request, _begin(items, ask, turn_id))
         if not ask.stream:
             return Response(await while_present(request, _collect(items, writer)))
-        return Stream(
-            _stream(items, writer),
-            media_type="text/event-stream",
-            headers=_STREAM_HEADERS,
-            background=BackgroundTask(_close, items),
-        )
+        return streamed(_stream(items, writer), items)
 
     @post("/count_tokens", status_code=200)
     async def count_tokens(
@@ -77,20 +68,6 @@ class MessagesController(Controller):
         return TokenCount(await while_present(request, services.turns.count(ask)))
 
 
-def check_media(request: Request[Any, Any, Any]) -> None:
-    """JSON in UTF-8, not compressed: anything else is named instead of guessed at."""
-    kind, _, parameters = request.headers.get("content-type", "").partition(";")
-    if kind.strip().lower() != "application/json":
-        raise UnsupportedMedia
-    for parameter in parameters.split(";"):
-        name, _, value = parameter.partition("=")
-        charset = value.strip().strip('"').lower()
-        if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8"):
-            raise UnsupportedMedia("content-type: charset must be utf-8")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
-
-
 def check_version(version: str | None) -> Version:
     if not version:
         raise InvalidRequest("anthropic-version: header is required")
@@ -101,10 +78,7 @@ def check_version(version: str | None) -> Version:
 
 
 async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
-    """Wait until an engine has the turn: until then a failure is the response's status."""
-    taken = await anext(items)
-    if not isinstance(taken, Taken):
-        raise EngineFailed
+    taken = await until_taken(items)
     return EventWriter(
         turn_id=turn_id,
         model=ask.model.id,
@@ -122,7 +96,7 @@ async def _collect(items: Items, writer: EventWriter) -> Message:
     return collector.message()
 
 
-async def _stream(items: Items, writer: EventWriter) -> AsyncIterator[bytes]:
+async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, None]:
     has_pinged = False
     try:
         async for item in items:
@@ -139,8 +113,3 @@ async def _stream(items: Items, writer: EventWriter) -> AsyncIterator[bytes]:
 
 def _events(item: Taken | Frame | None, writer: EventWriter) -> list[Event]:
     return [] if item is None or isinstance(item, Taken) else list(writer.write(item))
-
-
-async def _close(items: Items) -> None:
-    """After a response, also one that nobody read to its end: end the turn now, not later."""
-    await items.aclose()

@@ -1,4 +1,7 @@
-"""GET /v1/models and GET /v1/models/{id}."""
+"""GET /v1/models and GET /v1/models/{id}, for both SDKs.
+
+Anthropic's clients are known by their version header; everyone else gets OpenAI's shape.
+"""
 
 from typing import Annotated
 
@@ -7,10 +10,13 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from gateway.api.auth import KeyAuth
+from gateway.api.errors import speaks_openai
+from gateway.api.generation import KeyRequest
 from gateway.api.services import Services
 from gateway.catalogue import Model
 from gateway.errors import InvalidRequest
 from gateway.wire.anthropic.response import ModelInfo, ModelList
+from gateway.wire.openai import models as openai
 
 # The release date of a model of your own is not known here; the wire allows the epoch for that.
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
@@ -23,11 +29,15 @@ class ModelsController(Controller):
     @get()
     async def list_models(
         self,
+        request: KeyRequest,
         services: NamedDependency[Services],
         after_id: Annotated[str | None, QueryParameter(name="after_id")] = None,
         before_id: Annotated[str | None, QueryParameter(name="before_id")] = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 20,
-    ) -> ModelList:
+    ) -> ModelList | openai.ModelList:
+        if speaks_openai(request.scope):
+            models = services.catalogue.models(services.fleet.served)
+            return openai.ModelList(data=[_openai_model(model, services) for model in models])
         infos = [
             _info(model, services) for model in services.catalogue.models(services.fleet.served)
         ]
@@ -46,9 +56,12 @@ class ModelsController(Controller):
 
     @get("/{model_id:path}")
     async def get_model(
-        self, model_id: FromPath[str], services: NamedDependency[Services]
-    ) -> ModelInfo:
-        return _info(services.find_model(str(model_id).lstrip("/")), services)
+        self, request: KeyRequest, model_id: FromPath[str], services: NamedDependency[Services]
+    ) -> ModelInfo | openai.Model:
+        model = services.find_model(str(model_id).lstrip("/"))
+        if speaks_openai(request.scope):
+            return _openai_model(model, services)
+        return _info(model, services)
 
 
 def _position(ids: list[str], wanted: str, field: str) -> int:
@@ -58,12 +71,7 @@ def _position(ids: list[str], wanted: str, field: str) -> int:
 
 
 def _info(model: Model, services: Services) -> ModelInfo:
-    contexts = [
-        engine.description.max_context_tokens
-        for engine in services.fleet.engines
-        if engine.description and model.is_served_by(engine.description.model)
-    ]
-    longest = max(contexts, default=None)
+    longest = _longest_context(model, services)
     return ModelInfo(
         id=model.id,
         display_name=model.display_name,
@@ -71,3 +79,16 @@ def _info(model: Model, services: Services) -> ModelInfo:
         max_input_tokens=longest,
         max_tokens=longest,
     )
+
+
+def _openai_model(model: Model, services: Services) -> openai.Model:
+    return openai.Model(id=model.id, max_model_len=_longest_context(model, services))
+
+
+def _longest_context(model: Model, services: Services) -> int | None:
+    contexts = [
+        engine.description.max_context_tokens
+        for engine in services.fleet.engines
+        if engine.description and model.is_served_by(engine.description.model)
+    ]
+    return max(contexts, default=None)

@@ -6,10 +6,9 @@ automatic against explicit, automatic TTL order.
 
 from collections.abc import Sequence
 
-from engine.protocol import MAX_BREAKPOINTS, Breakpoint
+from engine.protocol import MAX_BREAKPOINTS, Breakpoint, Ttl
 from gateway.errors import InvalidRequest
-from gateway.prefix.segments import Slot
-from gateway.wire.anthropic.content import Ttl
+from gateway.prefix.layout import Slot
 
 _ORDER = (
     "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that"

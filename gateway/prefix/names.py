@@ -62,6 +62,8 @@ def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[Name]:
 
 
 def _segments(prompt: Prompt) -> Iterator[tuple[bytes, str]]:
+    if prompt.text is not None:
+        yield b"raw", prompt.text
     for tool in prompt.tools:
         yield _tool_header(tool), ""
     for block in prompt.system:

@@ -1,8 +1,9 @@
-"""Server-sent events, exactly as the Messages API frames them."""
+"""Server-sent events: named ones as the Messages API frames them, bare data as OpenAI does."""
 
 import msgspec
 
 COMMENT = b": \n\n"
+DONE = b"data: [DONE]\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 _encode = msgspec.json.Encoder().encode
@@ -10,3 +11,7 @@ _encode = msgspec.json.Encoder().encode
 
 def event(name: str, data: msgspec.Struct) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), _encode(data))
+
+
+def data(value: msgspec.Struct) -> bytes:
+    return b"data: %s\n\n" % _encode(value)

@@ -180,7 +180,7 @@ class Engine:
         prompt: Prompt,
         scope: str,
         *marks: tuple[int, Ttl] | int,
-        max_tokens: int = 1,
+        max_tokens: int | None = 1,
         names: tuple[Name, ...] = (),
         request_id: str | None = None,
         minimum: int | None = 1,

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.prefix.segments import Slot, lay_out
+from gateway.dialects.anthropic.segments import lay_out
+from gateway.prefix.layout import Slot
 from gateway.wire.anthropic.decode import decode_messages
 
 SHORT: dict[str, str] = {"type": "ephemeral"}

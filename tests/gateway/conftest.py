@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 from anthropic import Anthropic
+from openai import OpenAI
 
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
@@ -18,6 +19,7 @@ class Stack:
     engine: ScriptedEngine
     data: Path
     sdks: list[Anthropic] = field(default_factory=list)
+    openais: list[OpenAI] = field(default_factory=list)
 
     def http(self, key: str = API_KEY) -> httpx.Client:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
@@ -26,6 +28,11 @@ class Stack:
     def sdk(self, key: str = API_KEY) -> Anthropic:
         self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=10))
         return self.sdks[-1]
+
+    def openai(self, key: str = API_KEY) -> OpenAI:
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        self.openais.append(client)
+        return client
 
     def admin(self, path: str) -> httpx.Response:
         with self.http(ADMIN_KEY) as http:
@@ -53,6 +60,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.requests.clear()
     eventually(shared.is_ready)
     yield shared
-    for sdk in shared.sdks:
+    for sdk in [*shared.sdks, *shared.openais]:
         sdk.close()
     shared.sdks.clear()
+    shared.openais.clear()

@@ -111,7 +111,7 @@ class ScriptedEngine:
                 num_blocks=64,
                 granularity=1,
                 min_cache_tokens=16,
-                capabilities=["tools", "thinking"],
+                capabilities=["tools", "forced_tools", "thinking", "multiple_choices"],
             ),
         )
 
@@ -235,6 +235,8 @@ class ScriptedEngine:
 
 
 def segment_tokens(prompt: Prompt) -> list[int]:
+    if prompt.text is not None:
+        return [len(prompt.text) // 4 + 1]
     texts = [t.name + str(t.input_schema) for t in prompt.tools] + [b.text for b in prompt.system]
     for message in prompt.messages:
         texts += [p.name if isinstance(p, ToolUsePart) else p.text for p in message.parts]

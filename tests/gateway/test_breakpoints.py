@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from engine.protocol import Breakpoint
+from gateway.dialects.anthropic.plan import plan_of
 from gateway.errors import InvalidRequest
 from gateway.prefix.breakpoints import find_breakpoints, find_target
-from gateway.prefix.plan import make_plan
-from gateway.prefix.segments import Slot
+from gateway.prefix.layout import Slot
 from gateway.wire.anthropic.decode import decode_count_tokens, decode_messages
 from tests.gateway.bodies import LONG, SHORT, body, conversation, text, tool
 
@@ -19,7 +19,7 @@ FOUND_5 = "A maximum of 4 blocks with cache_control may be provided. Found 5."
 
 
 def plan(request: dict[str, Any]) -> list[Breakpoint]:
-    return make_plan(decode_messages(msgspec.json.encode(request)), "scope").breakpoints
+    return plan_of(decode_messages(msgspec.json.encode(request)), "scope").breakpoints
 
 
 def user(*blocks: Any) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def test_a_broken_marker_rule_is_named_in_the_wires_words(
 def test_count_tokens_makes_the_same_checks(request_body: dict[str, Any], message: str) -> None:
     del request_body["max_tokens"]
     with pytest.raises(InvalidRequest) as caught:
-        make_plan(decode_count_tokens(msgspec.json.encode(request_body)), "scope")
+        plan_of(decode_count_tokens(msgspec.json.encode(request_body)), "scope")
     assert str(caught.value) == message
     request_body["max_tokens"] = 16
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart
+from gateway.dialects.anthropic.segments import lay_out
 from gateway.prefix.names import CHUNK_CHARACTERS, name_prefixes
-from gateway.prefix.segments import lay_out
 from gateway.wire.anthropic.decode import decode_messages
 from tests.gateway.bodies import LONG, body, conversation, text, tool
 

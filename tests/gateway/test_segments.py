@@ -4,15 +4,16 @@ import msgspec
 import pytest
 
 from engine.protocol import TextPart, ThinkingPart, ToolResultPart, ToolUsePart
+from gateway.dialects.anthropic.plan import plan_of
 from gateway.errors import InvalidRequest
-from gateway.prefix.plan import Plan, make_plan
-from gateway.prefix.segments import MAX_DEPTH
+from gateway.prefix.layout import MAX_DEPTH
+from gateway.prefix.plan import Plan
 from gateway.wire.anthropic.decode import decode_messages
 from tests.gateway.bodies import body, conversation, text, tool
 
 
 def plan(request: dict[str, Any]) -> Plan:
-    return make_plan(decode_messages(msgspec.json.encode(request)), "scope")
+    return plan_of(decode_messages(msgspec.json.encode(request)), "scope")
 
 
 def user(*blocks: Any) -> dict[str, Any]:
@@ -130,4 +131,4 @@ def test_json_inside_a_tool_call_is_bounded() -> None:
     huge = b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":'
     huge += b'[{"name":"t","input_schema":{"a":[%d]}}]}' % 2**70
     with pytest.raises(InvalidRequest, match="64 bits"):
-        make_plan(decode_messages(huge), "scope")
+        plan_of(decode_messages(huge), "scope")

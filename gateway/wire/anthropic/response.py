@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.wire.extension import Holdfast
+
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -64,26 +66,6 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
-
-
-class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one marker; `expires_in_seconds` only while an entry stands."""
-
-    path: str
-    state: Literal["leased", "best_effort", "none"]
-    tokens: int | None = None
-    ttl: Literal["5m", "1h"] | None = None
-    expires_in_seconds: float | None = None
-    reason: str | None = None
-
-
-class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
-    """Our extension: what the engine really did. Clients that don't know it ignore it."""
-
-    engine: str
-    automatic_tokens: int
-    breakpoints: list[HoldfastBreakpoint]
-    miss_reason: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):

@@ -30,8 +30,6 @@ from gateway.wire.anthropic.response import (
     CacheCreation,
     ContentBlock,
     DeltaUsage,
-    Holdfast,
-    HoldfastBreakpoint,
     Message,
     OutputDetails,
     StopReason,
@@ -40,6 +38,7 @@ from gateway.wire.anthropic.response import (
     ToolUseBlock,
     Usage,
 )
+from gateway.wire.extension import extension_of
 
 _STOP_REASONS: dict[FinishReason, StopReason] = {
     "stop": "end_turn",
@@ -113,28 +112,12 @@ class EventWriter:
         return events.BlockDelta(self._index, delta)
 
     def _message(self, started: Started) -> Message:
-        reports = [
-            HoldfastBreakpoint(
-                path=self.paths[report.segment],
-                state=report.state,
-                tokens=report.tokens,
-                ttl=report.ttl,
-                expires_in_seconds=report.expires_in_seconds,
-                reason=report.reason,
-            )
-            for report in started.breakpoints
-        ]
         return Message(
             model=self.model,
             id=self.turn_id,
             content=[],
             usage=usage_of(started.usage, _PROVISIONAL_OUTPUT),
-            holdfast=Holdfast(
-                engine=self.engine,
-                automatic_tokens=started.usage.automatic_tokens,
-                breakpoints=reports,
-                miss_reason=started.miss_reason,
-            ),
+            holdfast=extension_of(started, self.engine, self.paths),
         )
 
     def _message_delta(self, done: Done) -> events.MessageDelta:

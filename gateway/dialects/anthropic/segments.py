@@ -1,12 +1,9 @@
-"""From a request's content to the engine's prompt: an ordered list of segments.
+"""From a Messages request's content to the engine's prompt: an ordered list of segments.
 
 Tools come first, then system blocks, then message blocks, whatever the order of the JSON keys.
 Every tool and every content block is exactly one segment; a string is one text block. Messages
 of one role that follow each other are merged, their blocks stay apart.
 """
-
-from dataclasses import dataclass
-from typing import Any
 
 from engine.protocol import (
     Message as PromptMessage,
@@ -23,6 +20,7 @@ from engine.protocol import (
     Tool as PromptTool,
 )
 from gateway.errors import InvalidRequest
+from gateway.prefix.layout import Layout, Slot, check_json
 from gateway.wire.anthropic.content import (
     Block,
     CacheControl,
@@ -35,29 +33,10 @@ from gateway.wire.anthropic.content import (
     Tool,
     ToolResult,
     ToolUse,
-    Ttl,
 )
 from gateway.wire.anthropic.request import CountTokensRequest, Message
 
-MAX_DEPTH = 64
-_INT_LIMIT = 2**63
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One segment's place in the request, and the marker on it."""
-
-    path: str
-    marker: Ttl | None = None
-    num_markers: int = 0
-    can_carry: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    prompt: Prompt
-    slots: list[Slot]
 
 
 def lay_out(request: CountTokensRequest) -> Layout:
@@ -240,21 +219,3 @@ def _document_text(path: str, block: Document) -> str:
     if not text.strip():
         raise InvalidRequest(f"{path}.document.source: the document is empty")
     return text
-
-
-def check_json(value: dict[str, Any], path: str) -> None:
-    """Refuse what cannot cross to the engine: nesting beyond MAX_DEPTH, integers beyond 64 bits."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            children = item.values() if isinstance(item, dict) else item
-            for child in children:
-                if isinstance(child, dict | list):
-                    below.append(child)
-                elif isinstance(child, int) and not -_INT_LIMIT <= child < _INT_LIMIT:
-                    raise InvalidRequest(f"{path}: integers must fit in 64 bits")
-        if not below:
-            return
-        level = below
-    raise InvalidRequest(f"{path}: nested more than {MAX_DEPTH} levels deep")

@@ -1,0 +1,109 @@
+"""POST /v1/chat/completions and POST /v1/completions."""
+
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+from litestar import Controller, Response, post
+from litestar.di import NamedDependency
+from litestar.params import RawBody
+
+from gateway.api.auth import KeyAuth
+from gateway.api.generation import Items, KeyRequest, check_media, streamed, until_taken
+from gateway.api.presence import while_present
+from gateway.api.services import Services
+from gateway.ask import Ask
+from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
+from gateway.errors import GatewayError
+from gateway.turn import Taken
+from gateway.wire import sse
+from gateway.wire.openai.collector import collect_chat, collect_completion
+from gateway.wire.openai.decode import decode_chat, decode_completion
+from gateway.wire.openai.errors import body_of
+from gateway.wire.openai.request import GenerationRequest
+from gateway.wire.openai.writer import ChatWriter, TextWriter
+
+WriterT = TypeVar("WriterT", ChatWriter, TextWriter)
+_PREFIXES: dict[type[ChatWriter | TextWriter], str] = {ChatWriter: "chatcmpl", TextWriter: "cmpl"}
+
+
+class ChatCompletionsController(Controller):
+    path = "/v1/chat/completions"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(
+        self, request: KeyRequest, body: RawBody, services: NamedDependency[Services]
+    ) -> Response[Any]:
+        check_media(request)
+        decoded = decode_chat(body)
+        model = services.find_model(decoded.model)
+        ask = chat_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
+        items, writer = await _begin(request, services, ask, decoded, ChatWriter)
+        if ask.stream:
+            return streamed(_stream(items, writer), items)
+        return Response(collect_chat(await while_present(request, _chunks(items, writer))))
+
+
+class CompletionsController(Controller):
+    path = "/v1/completions"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(
+        self, request: KeyRequest, body: RawBody, services: NamedDependency[Services]
+    ) -> Response[Any]:
+        check_media(request)
+        decoded = decode_completion(body)
+        model = services.find_model(decoded.model)
+        ask = completion_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
+        items, writer = await _begin(request, services, ask, decoded, TextWriter)
+        if ask.stream:
+            return streamed(_stream(items, writer), items)
+        return Response(collect_completion(await while_present(request, _chunks(items, writer))))
+
+
+async def _begin(
+    request: KeyRequest,
+    services: Services,
+    ask: Ask,
+    decoded: GenerationRequest,
+    kind: type[WriterT],
+) -> tuple[Items, WriterT]:
+    """Run the turn until an engine has it. The response's id is the turn's, in OpenAI's form."""
+    turn_id = services.turns.new_id()
+    items = services.turns.run(ask, turn_id)
+    taken = await while_present(request, until_taken(items))
+    options = decoded.stream_options
+    writer = kind(
+        response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
+        model=ask.model.id,
+        created=int(services.clock.wall().timestamp()),
+        engine=taken.engine,
+        paths=[slot.path for slot in ask.plan.slots],
+        num_choices=decoded.n,
+        include_usage=not ask.stream or (options is not None and options.include_usage),
+    )
+    return items, writer
+
+
+async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
+    return [
+        chunk
+        async for item in items
+        if item is not None and not isinstance(item, Taken)
+        for chunk in writer.write(item)
+    ]
+
+
+async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerator[bytes, None]:
+    """After an error the stream ends without its last line: nothing was completed."""
+    try:
+        async for item in items:
+            if item is None:
+                yield sse.COMMENT
+            elif not isinstance(item, Taken):
+                for chunk in writer.write(item):
+                    yield sse.data(chunk)
+        yield sse.DONE
+    except GatewayError as error:
+        yield sse.data(body_of(error))

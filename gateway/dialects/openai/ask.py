@@ -1,0 +1,166 @@
+"""From Chat Completions and Completions requests to an Ask, with the checks that need no engine."""
+
+from typing import Any
+
+from engine.protocol import Prompt, Sampling, ToolChoice, Ttl
+from gateway.ask import Ask, Principal
+from gateway.catalogue import Model
+from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
+from gateway.errors import InvalidRequest
+from gateway.prefix.layout import Layout, Slot
+from gateway.prefix.plan import Plan, make_plan
+from gateway.wire.openai.content import AssistantMessage, Message, ToolMessage
+from gateway.wire.openai.request import (
+    COMPLETION_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    NamedTool,
+)
+
+
+def chat_ask_of(request: ChatRequest, principal: Principal, model: Model, arrived: float) -> Ask:
+    """Without a limit the answer may take what the prompt leaves of the context."""
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    elif request.max_tokens not in (None, max_tokens):
+        raise InvalidRequest(
+            "max_tokens: must not differ from max_completion_tokens, which replaces it"
+        )
+    _check_conversation(request.messages)
+    automatic = _automatic(request)
+    plan = make_plan(lay_out(request, automatic), automatic, principal.scope)
+    return _ask(request, principal, model, arrived, plan, max_tokens, chat=request)
+
+
+def completion_ask_of(
+    request: CompletionRequest, principal: Principal, model: Model, arrived: float
+) -> Ask:
+    prompt = Prompt([], text=_text(request.prompt))
+    plan = make_plan(Layout(prompt, [Slot(path="prompt")]), None, principal.scope)
+    max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    return _ask(request, principal, model, arrived, plan, max_tokens)
+
+
+def _ask(
+    request: GenerationRequest,
+    principal: Principal,
+    model: Model,
+    arrived: float,
+    plan: Plan,
+    max_tokens: int | None,
+    *,
+    chat: ChatRequest | None = None,
+) -> Ask:
+    _check_generation(request, max_tokens)
+    return Ask(
+        principal=principal,
+        model=model,
+        plan=plan,
+        sampling=Sampling(
+            max_tokens=max_tokens,
+            # No probability mass leaves the most likely token alone, as no temperature does.
+            temperature=0.0 if request.top_p == 0 else request.temperature,
+            top_p=request.top_p or None,
+            top_k=None if request.top_k is None else max(request.top_k, 0),
+            stop_sequences=[request.stop] if isinstance(request.stop, str) else request.stop,
+            seed=request.seed,
+            num_choices=request.n,
+            ignore_eos=request.ignore_eos,
+        ),
+        tool_choice=_tool_choice(chat) if chat else ToolChoice(),
+        thinking=_thinks(chat) if chat else False,
+        must_think=False,
+        omit_thinking=False,
+        stream=request.stream,
+        arrived=arrived,
+        routing_key=request.prompt_cache_key,
+    )
+
+
+def _text(prompt: str | list[Any]) -> str:
+    if isinstance(prompt, list):
+        if any(isinstance(item, int | list) for item in prompt):
+            raise InvalidRequest("prompt: token ids are not supported by this server, send text")
+        if len(prompt) != 1 or not isinstance(prompt[0], str):
+            raise InvalidRequest("prompt: must be one string, or a list of one")
+        prompt = prompt[0]
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty")
+    return prompt
+
+
+def _automatic(request: ChatRequest) -> Ttl | None:
+    """Asking for a minimum lifetime asks for a lease, unless only on the parts that are marked."""
+    if request.cache_control:
+        return request.cache_control.ttl
+    options = request.prompt_cache_options
+    return NATIVE_TTL if options and options.mode == "implicit" else None
+
+
+def _thinks(request: ChatRequest) -> bool:
+    arguments = request.chat_template_kwargs
+    if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
+        return bool(arguments.enable_thinking or arguments.thinking)
+    return request.reasoning_effort not in (None, "none")
+
+
+def _tool_choice(request: ChatRequest) -> ToolChoice:
+    names = [tool.function.name for tool in request.tools]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("tools: function names must be unique")
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if name not in names:
+            raise InvalidRequest(f"tool_choice.function.name: '{name[:64]}' is not in tools")
+        return ToolChoice("tool", name, parallel=parallel)
+    if choice == "required":
+        if not names:
+            raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
+        return ToolChoice("any", parallel=parallel)
+    return ToolChoice(choice, parallel=parallel)
+
+
+def _check_generation(request: GenerationRequest, max_tokens: int | None) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options: only allowed with stream")
+    if request.min_tokens and not request.ignore_eos:
+        raise InvalidRequest("min_tokens: only supported with ignore_eos")
+    if max_tokens == 0 and request.n > 1:
+        raise InvalidRequest("n: must be 1 where max_tokens is 0")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop
+    if not all(stops):
+        raise InvalidRequest("stop: must not contain an empty string")
+
+
+def _check_conversation(messages: list[Message]) -> None:
+    """Every tool call is answered by the messages right behind it, and nothing else is."""
+    pending: list[str] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in pending:
+                raise InvalidRequest(
+                    f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
+                    " preceding message with 'tool_calls'"
+                )
+            pending.remove(message.tool_call_id)
+            continue
+        if pending:
+            _refuse_unanswered(path, pending)
+        if isinstance(message, AssistantMessage):
+            pending = [call.id for call in message.tool_calls or []]
+    if pending:
+        _refuse_unanswered("messages", pending)
+    if isinstance(messages[-1], AssistantMessage):
+        raise InvalidRequest("messages: continuing an assistant message is not supported")
+
+
+def _refuse_unanswered(path: str, pending: list[str]) -> None:
+    missing = ", ".join(call[:64] for call in pending[:8])
+    raise InvalidRequest(
+        f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
+        f" responding to each 'tool_call_id'. Missing: {missing}"
+    )

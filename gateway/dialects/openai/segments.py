@@ -1,0 +1,212 @@
+"""From a Chat Completions request's content to the engine's prompt: an ordered list of segments.
+
+Tools come first, then the system and developer messages at the beginning, then everything else in
+order: each content part, tool call and tool result is one segment; a string is one part. Later
+system messages stay where they are. Tool results are part of the user's turn, and neighbours of one
+role are merged.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.protocol import (
+    MAX_BREAKPOINTS,
+    Part,
+    Prompt,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolResultPart,
+    ToolUsePart,
+    Ttl,
+)
+from engine.protocol import Message as PromptMessage
+from engine.protocol import Tool as PromptTool
+from gateway.errors import InvalidRequest
+from gateway.prefix.layout import Layout, Slot, check_json
+from gateway.wire.openai.content import (
+    AssistantMessage,
+    CacheBreakpoint,
+    CacheControl,
+    DeveloperMessage,
+    Message,
+    Refusal,
+    SystemMessage,
+    Text,
+    Tool,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from gateway.wire.openai.request import ChatRequest
+
+# OpenAI's "at least 30 minutes" is kept by the shortest of our leases that lasts as long.
+NATIVE_TTL: Ttl = "1h"
+
+
+def lay_out(request: ChatRequest, automatic: Ttl | None) -> Layout:
+    """Raise InvalidRequest for content that no engine could be sent.
+
+    Of OpenAI's own breakpoints the latest count, as many as the other markers leave of four.
+    """
+    builder = _Builder()
+    for index, tool in enumerate(request.tools):
+        builder.add_tool(index, tool)
+    for index, message in enumerate(request.messages):
+        builder.add_message(index, message)
+    return Layout(builder.prompt(), builder.marked_slots(automatic))
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+        self._native: list[int] = []
+        self._tools: list[PromptTool] = []
+        self._system: list[TextPart] = []
+        self._messages: list[PromptMessage] = []
+
+    def prompt(self) -> Prompt:
+        return Prompt(self._messages, self._tools, self._system)
+
+    def marked_slots(self, automatic: Ttl | None) -> list[Slot]:
+        taken = sum(slot.num_markers for slot in self._slots) + (automatic is not None)
+        room = max(MAX_BREAKPOINTS - taken, 0)
+        slots = list(self._slots)
+        for index in self._native[len(self._native) - min(room, len(self._native)) :]:
+            slots[index] = Slot(path=slots[index].path, marker=NATIVE_TTL, num_markers=1)
+        return slots
+
+    def add_tool(self, index: int, tool: Tool) -> None:
+        path, function = f"tools[{index}]", tool.function
+        if function.strict:
+            raise InvalidRequest(f"{path}.function.strict: not supported by this server")
+        if not function.name:
+            raise InvalidRequest(f"{path}.function.name: must not be empty")
+        schema = function.parameters
+        if schema is None:
+            schema = {"type": "object", "properties": {}}
+        check_json(schema, f"{path}.function.parameters")
+        self._mark(path, tool.cache_control, function.cache_control)
+        self._tools.append(PromptTool(function.name, schema, function.description))
+
+    def add_message(self, index: int, message: Message) -> None:
+        path = f"messages[{index}]"
+        match message:
+            case SystemMessage() | DeveloperMessage():
+                texts = self._texts(path, message.content, message.cache_control)
+                if self._messages:
+                    self._add("system", texts)
+                else:
+                    self._system.extend(texts)
+            case UserMessage():
+                self._add("user", self._texts(path, message.content, message.cache_control))
+            case ToolMessage():
+                self._add("user", [self._tool_result(path, message)])
+            case AssistantMessage():
+                self._add("assistant", self._assistant(path, message))
+
+    def _add(self, role: Role, parts: Sequence[Part]) -> None:
+        if self._messages and self._messages[-1].role == role:
+            self._messages[-1].parts.extend(parts)
+        else:
+            self._messages.append(PromptMessage(role, list(parts)))
+
+    def _texts(
+        self, path: str, content: str | list[Text], marker: CacheControl | None
+    ) -> list[TextPart]:
+        """A message's own marker stands for one on its last part."""
+        if isinstance(content, str):
+            self._mark_text(f"{path}.content", content, marker)
+            return [TextPart(content)]
+        if not content:
+            raise InvalidRequest(f"{path}.content: must not be empty")
+        for number, part in enumerate(content):
+            outer = marker if number == len(content) - 1 else None
+            where = f"{path}.content[{number}]"
+            self._mark_text(
+                where, part.text, outer, part.cache_control, native=part.prompt_cache_breakpoint
+            )
+        return [TextPart(part.text) for part in content]
+
+    def _assistant(self, path: str, message: AssistantMessage) -> list[Part]:
+        parts: list[Part] = []
+        thought = message.reasoning_content or message.reasoning
+        if thought:
+            self._slots.append(Slot(path=f"{path}.reasoning", can_carry=False))
+            parts.append(ThinkingPart(thought))
+        calls = message.tool_calls or []
+        outer = None if calls else message.cache_control
+        content = message.content
+        if isinstance(content, list):
+            parts.extend(self._texts(path, [_as_text(part) for part in content], outer))
+        elif content or not (calls or thought):
+            if content is None:
+                raise InvalidRequest(f"{path}.content: required unless there are tool_calls")
+            parts.extend(self._texts(path, content, outer))
+        for number, call in enumerate(calls):
+            where = f"{path}.tool_calls[{number}]"
+            outer = message.cache_control if number == len(calls) - 1 else None
+            self._mark(where, call.cache_control, outer)
+            parts.append(ToolUsePart(call.id, call.function.name, _arguments(where, call)))
+        return parts
+
+    def _tool_result(self, path: str, message: ToolMessage) -> ToolResultPart:
+        """One segment, so only its last part may be marked."""
+        content = message.content
+        if isinstance(content, str):
+            self._mark(f"{path}.content", message.cache_control)
+            return ToolResultPart(message.tool_call_id, content)
+        for number, part in enumerate(content[:-1]):
+            if part.cache_control or part.prompt_cache_breakpoint:
+                raise InvalidRequest(
+                    f"{path}.content[{number}]: only the last part of a tool message may be marked"
+                )
+        last = content[-1] if content else Text(text="")
+        self._mark(
+            f"{path}.content",
+            message.cache_control,
+            last.cache_control,
+            native=last.prompt_cache_breakpoint,
+        )
+        return ToolResultPart(message.tool_call_id, "\n".join(part.text for part in content))
+
+    def _mark_text(
+        self,
+        path: str,
+        text: str,
+        *markers: CacheControl | None,
+        native: CacheBreakpoint | None = None,
+    ) -> None:
+        if not text and (native or any(markers)):
+            raise InvalidRequest(f"{path}: cache_control cannot be set for empty text")
+        self._mark(path, *markers, native=native)
+
+    def _mark(
+        self, path: str, *markers: CacheControl | None, native: CacheBreakpoint | None = None
+    ) -> None:
+        """Add the next segment's slot. Markers that mean one place must agree."""
+        found = [marker.ttl for marker in markers if marker]
+        if len(set(found)) > 1:
+            raise InvalidRequest(f"{path}.cache_control.ttl: two markers on one place must agree")
+        if native and not found:
+            self._native.append(len(self._slots))
+        marker = found[0] if found else None
+        self._slots.append(Slot(path=path, marker=marker, num_markers=min(len(found), 1)))
+
+
+def _as_text(part: Text | Refusal) -> Text:
+    return Text(text=part.refusal) if isinstance(part, Refusal) else part
+
+
+def _arguments(path: str, call: ToolCall) -> dict[str, Any]:
+    where = f"{path}.function.arguments"
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise InvalidRequest(f"{where}: must be a JSON object, written as a string") from None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{where}: must be a JSON object, written as a string")
+    check_json(arguments, where)
+    return arguments

@@ -1,0 +1,54 @@
+"""Our own object in every dialect's response: what the engine really did."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.protocol import Started, Ttl
+
+
+class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one marker; `expires_in_seconds` only while an entry stands."""
+
+    path: str
+    state: Literal["leased", "best_effort", "none"]
+    tokens: int | None = None
+    ttl: Ttl | None = None
+    expires_in_seconds: float | None = None
+    reason: str | None = None
+
+
+class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
+    """Clients that don't know it ignore it.
+
+    `automatic_tokens` were reused beyond the read. `written_tokens` are billed as writes; it is
+    sent where the dialect's own usage can't say so.
+    """
+
+    engine: str
+    automatic_tokens: int
+    written_tokens: int | UnsetType = UNSET
+    breakpoints: list[HoldfastBreakpoint]
+    miss_reason: str | None = None
+
+
+def extension_of(started: Started, engine: str, paths: Sequence[str]) -> Holdfast:
+    """`paths` name the request's segments, in prompt order."""
+    return Holdfast(
+        engine=engine,
+        automatic_tokens=started.usage.automatic_tokens,
+        breakpoints=[
+            HoldfastBreakpoint(
+                path=paths[report.segment],
+                state=report.state,
+                tokens=report.tokens,
+                ttl=report.ttl,
+                expires_in_seconds=report.expires_in_seconds,
+                reason=report.reason,
+            )
+            for report in started.breakpoints
+        ],
+        miss_reason=started.miss_reason,
+    )

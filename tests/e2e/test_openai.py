@@ -1,0 +1,222 @@
+"""The OpenAI dialect over real sockets: official SDK, real gateway, real engine, the demo model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+from openai.types import CompletionUsage
+
+from tests.e2e.prompts import MODEL, handbook, marked
+from tests.e2e.stack import API_KEY, Stack
+
+QUESTION: Any = {"role": "user", "content": "What is a lease?"}
+
+
+@pytest.fixture
+def openai(stack: Stack) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{stack.gateway}/v1", api_key=API_KEY, timeout=120, max_retries=0
+    ) as client:
+        yield client
+
+
+def chat(client: OpenAI, *messages: Any, **body: Any) -> Any:
+    body = {"model": MODEL, "max_tokens": 40, "temperature": 0, **body}
+    return client.chat.completions.create(messages=[*messages, QUESTION], **body)
+
+
+def cached(usage: CompletionUsage) -> tuple[int, int]:
+    details = usage.prompt_tokens_details
+    assert details is not None
+    assert details.cached_tokens is not None and details.cache_write_tokens is not None
+    assert details.cached_tokens + details.cache_write_tokens <= usage.prompt_tokens
+    return details.cached_tokens, details.cache_write_tokens
+
+
+def test_marked_parts_are_written_once_and_then_read(openai: OpenAI, client: Anthropic) -> None:
+    """To the token what the other dialect says of the same prompt."""
+    text = handbook(150)
+    first = chat(openai, {"role": "system", "content": marked(text)})
+    second = chat(openai, {"role": "system", "content": marked(text)})
+    other = client.messages.create(
+        model=MODEL, max_tokens=40, system=marked(text), messages=[QUESTION]
+    )
+    read = other.usage.cache_read_input_tokens
+    assert read is not None and read > 3000
+    assert cached(first.usage) == (0, read)
+    automatic = second.model_extra["holdfast"]["automatic_tokens"]
+    assert automatic < 100, "only the question, which nobody marked"
+    assert cached(second.usage) == (read + automatic, 0)
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+    assert second.usage.prompt_tokens == other.usage.input_tokens + read
+    assert second.choices[0].message.content == first.choices[0].message.content
+    assert "lease" in second.choices[0].message.content
+    [report] = second.model_extra["holdfast"]["breakpoints"]
+    assert report["state"] == "leased"
+
+
+def test_without_markers_reuse_is_reported_and_nothing_is_leased(openai: OpenAI) -> None:
+    system = {"role": "system", "content": handbook(60)}
+    first, second = chat(openai, system), chat(openai, system)
+    assert cached(first.usage) == (0, 0)
+    reused, written = cached(second.usage)
+    assert written == 0
+    assert reused == second.model_extra["holdfast"]["automatic_tokens"]
+    assert reused > 1000
+    assert second.model_extra["holdfast"]["breakpoints"] == []
+
+
+def test_marking_what_is_in_memory_writes_without_computing(openai: OpenAI) -> None:
+    text = handbook(60)
+    chat(openai, {"role": "system", "content": text})
+    answer = chat(openai, {"role": "system", "content": marked(text)})
+    reused, written = cached(answer.usage)
+    extension = answer.model_extra["holdfast"]
+    assert reused == extension["automatic_tokens"] > 0
+    assert written == extension["written_tokens"] - min(reused, extension["written_tokens"])
+
+
+def test_a_stream_says_what_the_whole_answer_says(openai: OpenAI) -> None:
+    system = {"role": "system", "content": handbook(60), "cache_control": {"type": "ephemeral"}}
+    chat(openai, system)
+    whole = chat(openai, system)
+    chunks = list(chat(openai, system, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage == whole.usage
+    assert cached(whole.usage)[0] > 1000
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    texts = [c.choices[0].delta.content or "" for c in chunks[:-1]]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
+
+
+def test_a_marked_tool_is_read_again(openai: OpenAI) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "look_up", "description": handbook(60), "parameters": {}},
+        "cache_control": {"type": "ephemeral", "ttl": "1h"},
+    }
+    first, second = chat(openai, tools=[tool]), chat(openai, tools=[tool])
+    written = cached(first.usage)[1]
+    assert written > 1000
+    assert cached(second.usage)[0] >= written
+    assert second.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_choices_share_one_prompt(openai: OpenAI) -> None:
+    answer = chat(openai, {"role": "developer", "content": handbook(20)}, n=2)
+    texts = [choice.message.content for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert texts[0] == texts[1]
+    one = chat(openai, {"role": "developer", "content": handbook(20)})
+    assert answer.usage.completion_tokens == 2 * one.usage.completion_tokens
+
+
+def test_a_stop_string_ends_the_answer(openai: OpenAI) -> None:
+    whole = chat(openai).choices[0].message.content
+    stop = whole[8:12]
+    [choice] = chat(openai, stop=stop).choices
+    assert choice.message.content == whole[: whole.index(stop)]
+    assert (choice.finish_reason, choice.model_extra["stop_reason"]) == ("stop", stop)
+
+
+def test_without_a_limit_the_answer_ends_by_itself(openai: OpenAI) -> None:
+    answer = openai.chat.completions.create(model=MODEL, messages=[QUESTION], temperature=0)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_prewarming_generates_nothing(openai: OpenAI) -> None:
+    system = {"role": "system", "content": marked(handbook(60))}
+    warm = chat(openai, system, max_tokens=0)
+    assert (warm.choices[0].message.content, warm.choices[0].finish_reason) == ("", "length")
+    assert warm.usage.completion_tokens == 0
+    assert cached(chat(openai, system).usage)[0] >= cached(warm.usage)[1] > 1000
+
+
+def test_a_completion_continues_the_text_itself(openai: OpenAI) -> None:
+    """The template's own text as a raw prompt is the same prompt: same count, same answer."""
+    raw = "<|im_start|>user\nWhat is a lease?<|im_end|>\n<|im_start|>assistant\n"
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "temperature": 0}
+    answer = openai.completions.create(prompt=raw, **body)
+    assert "lease" in answer.choices[0].text
+    assert answer.choices[0].finish_reason == "stop"
+    long = handbook(60)
+    first, second = (openai.completions.create(prompt=long, n=2, **body) for _ in range(2))
+    assert first.usage is not None and second.usage is not None
+    assert cached(first.usage) == (0, 0)
+    assert cached(second.usage)[0] > 1000
+    assert [choice.index for choice in second.choices] == [0, 1]
+
+
+# What the benchmark clients of vLLM, SGLang, GuideLLM and GenAI-Perf send.
+BENCHMARKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vllm-completions": (
+        "completions",
+        {
+            "prompt": "Once upon a time",
+            "repetition_penalty": 1.0,
+            "max_tokens": 30,
+            "logprobs": None,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        },
+    ),
+    "vllm-chat": (
+        "chat/completions",
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+            "max_completion_tokens": 30,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        },
+    ),
+    "sglang-completions": (
+        "completions",
+        {
+            "prompt": "Once upon a time",
+            "temperature": 0.0,
+            "best_of": 1,
+            "max_tokens": 30,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "guidellm-chat": (
+        "chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 30,
+            "max_completion_tokens": 30,
+            "stop": None,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    "genai-perf-chat": (
+        "chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_completion_tokens": 30,
+            "min_tokens": 30,
+            "ignore_eos": True,
+            "n": 1,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmark_clients_get_the_length_they_ask_for(stack: Stack, name: str) -> None:
+    """The bodies as these clients send them, but for the prompt."""
+    path, body = BENCHMARKS[name]
+    url = f"{stack.gateway}/v1/{path}"
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    reply = httpx.post(
+        url, json={"model": MODEL, "stream": True, **body}, headers=headers, timeout=120
+    )
+    lines = [line for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    assert '"completion_tokens":30' in lines[-2]
