@@ -6,6 +6,7 @@ from typing import NewType
 from engine.protocol import CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.catalogue import Model
 from gateway.errors import InvalidRequest
+from gateway.prefix.fingerprint import Fingerprint, digest_parameters, points_of
 from gateway.prefix.plan import Plan, make_plan
 from gateway.wire.anthropic.request import (
     ChoiceAny,
@@ -32,9 +33,21 @@ class Principal:
     scope: str
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a client wants its prompt compared with, and what shapes it besides its content."""
+
+    is_wanted: bool = False
+    previous: str | None = None
+    parameters: bytes = b""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """`arrived` is on the monotonic clock: the prompt's TTLs count from it."""
+    """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
+
+    `num_removed` nonces were left out of the prompt.
+    """
 
     principal: Principal
     model: Model
@@ -46,6 +59,20 @@ class Ask:
     omit_thinking: bool
     stream: bool
     arrived: float
+    comparison: Compared = Compared()
+    num_removed: int = 0
+
+    def fingerprint(self, num_tokens: int) -> Fingerprint:
+        """What is kept of this turn's prompt, which has `num_tokens`."""
+        return Fingerprint(
+            model=self.model.id,
+            parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
+            num_tools=len(self.plan.prompt.tools),
+            num_system=len(self.plan.prompt.system),
+            points=points_of(self.plan.prefixes),
+            num_tokens=num_tokens,
+            is_shared=self.comparison.is_wanted,
+        )
 
     def generate_request(self, turn_id: TurnId, now: float) -> GenerateRequest:
         return GenerateRequest(

@@ -1,6 +1,8 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import Controller, Request, Response, post
@@ -12,6 +14,7 @@ from litestar.response import Stream
 from engine.protocol import Frame
 from gateway.api.auth import KeyAuth
 from gateway.api.errors import stream_error
+from gateway.api.findings import compared, explained
 from gateway.api.presence import while_present
 from gateway.api.services import Services
 from gateway.ask import Ask, Principal, TurnId, ask_of, count_ask_of
@@ -26,6 +29,7 @@ from gateway.wire.anthropic.writer import EventWriter, MessageCollector
 
 KeyRequest = Request[Principal, None, Any]
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
+BetaHeader = Annotated[str | None, HeaderParameter(name="anthropic-beta")]
 Items = AsyncGenerator[Taken | Frame | None, None]
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -42,12 +46,15 @@ class MessagesController(Controller):
         body: RawBody,
         services: NamedDependency[Services],
         anthropic_version: VersionHeader = None,
+        anthropic_beta: BetaHeader = None,
     ) -> Response[Any]:
         check_media(request)
         version = check_version(anthropic_version)
-        decoded = decode_messages(body)
+        decoded, num_removed = services.without_nonces(decode_messages(body))
         model = services.find_model(decoded.model)
         ask = ask_of(decoded, request.user, model, version, request.scope["state"]["arrived"])
+        comparison = compared(decoded, anthropic_beta or "")
+        ask = replace(ask, comparison=comparison, num_removed=num_removed)
         turn_id = services.turns.new_id()
         items = services.turns.run(ask, turn_id)
         writer = await while_present(request, _begin(items, ask, turn_id))
@@ -70,7 +77,7 @@ class MessagesController(Controller):
     ) -> TokenCount:
         check_media(request)
         version = check_version(anthropic_version)
-        decoded = decode_count_tokens(body)
+        decoded, _ = services.without_nonces(decode_count_tokens(body))
         model = services.find_model(decoded.model)
         arrived = request.scope["state"]["arrived"]
         ask = count_ask_of(decoded, request.user, model, version, arrived)
@@ -110,6 +117,7 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
         model=ask.model.id,
         engine=taken.engine,
         paths=[slot.path for slot in ask.plan.slots],
+        explain=partial(explained, taken.findings),
         omit_thinking=ask.omit_thinking,
     )
 

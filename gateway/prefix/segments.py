@@ -5,7 +5,7 @@ Every tool and every content block is exactly one segment; a string is one text 
 of one role that follow each other are merged, their blocks stay apart.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.protocol import (
@@ -29,6 +29,7 @@ from gateway.wire.anthropic.content import (
     ContentSource,
     Document,
     Nested,
+    Nonce,
     SearchResult,
     Text,
     Thinking,
@@ -46,12 +47,16 @@ _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One segment's place in the request, and the marker on it."""
+    """One segment's place in the request, and the marker on it.
+
+    `is_absent`: the block is kept out of the prompt and makes no segment.
+    """
 
     path: str
     marker: Ttl | None = None
     num_markers: int = 0
     can_carry: bool = True
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,11 @@ def _system(request: CountTokensRequest, slots: list[Slot]) -> list[TextPart]:
             if block.cache_control:
                 raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
             raise InvalidRequest("system: text content blocks must be non-empty")
-        slots.append(_slot(path, block.cache_control))
-    return [TextPart(block.text) for block in blocks]
+        slot = _slot(path, block.cache_control)
+        if isinstance(block, Nonce):
+            slot = replace(slot, can_carry=False, is_absent=True)
+        slots.append(slot)
+    return [TextPart(block.text) for block in blocks if not isinstance(block, Nonce)]
 
 
 def _blocks(index: int, message: Message) -> list[Block]:

@@ -33,6 +33,10 @@ class Text(Strict, tag="text"):
     citations: list[dict[str, Any]] | None = None
 
 
+class Nonce(Text, tag="nonce"):
+    """A text block that is kept out of the prompt; made by `prefix/nonces.py`, never decoded."""
+
+
 class Thinking(Strict, tag="thinking"):
     thinking: str
     signature: str

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.wire.anthropic.diagnostics import Diagnostics
+
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -78,10 +80,15 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
-    """Our extension: what the engine really did. Clients that don't know it ignore it."""
+    """Our extension: what the engine really did. Clients that don't know it ignore it.
+
+    `computed_tokens` of the prompt went through the model, `automatic_tokens` were reused from
+    memory without being billed as a read. `miss_reason` None: read in full, or the prefix grew.
+    """
 
     engine: str
     automatic_tokens: int
+    computed_tokens: int
     breakpoints: list[HoldfastBreakpoint]
     miss_reason: str | None = None
 
@@ -95,7 +102,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     stop_sequence: str | None = None
     stop_details: None = None
     usage: Usage
-    diagnostics: None = None
+    diagnostics: Diagnostics | None = None
     holdfast: Holdfast | None = None
 
 
