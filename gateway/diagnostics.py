@@ -79,10 +79,13 @@ class Diagnostics:
     def remember(self, workspace: str, turn_id: str, fingerprint: Fingerprint) -> bytes:
         """Keep a turn whose response begins; return what is to be stored of it."""
         packed = pack(fingerprint)
+        self._keep(turn_id, workspace, packed)
+        return packed
+
+    def _keep(self, turn_id: str, workspace: str, packed: bytes) -> None:
         self._recent[turn_id] = workspace, packed
         while len(self._recent) > self._max_turns:
             self._recent.popitem(last=False)
-        return packed
 
     async def _fetch(self, workspace: str, turn_id: str) -> bytes | None:
         """Raise Overloaded instead of burdening the database with many of these."""
@@ -94,6 +97,8 @@ class Diagnostics:
             if found is None:
                 await asyncio.sleep(_SETTLE_SECONDS)
                 found = await self._find(turn_id, workspace)
+            if found is not None:
+                self._keep(turn_id, workspace, found)
             return found
         finally:
             self._num_fetches -= 1
