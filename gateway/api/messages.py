@@ -49,6 +49,7 @@ class MessagesController(Controller):
         anthropic_beta: BetaHeader = None,
     ) -> Response[Any]:
         check_media(request)
+        check_attribution(request)
         version = check_version(anthropic_version)
         decoded, num_removed = services.without_nonces(decode_messages(body))
         model = services.find_model(decoded.model)
@@ -76,6 +77,7 @@ class MessagesController(Controller):
         anthropic_version: VersionHeader = None,
     ) -> TokenCount:
         check_media(request)
+        check_attribution(request)
         version = check_version(anthropic_version)
         decoded, _ = services.without_nonces(decode_count_tokens(body))
         model = services.find_model(decoded.model)
@@ -96,6 +98,15 @@ def check_media(request: Request[Any, Any, Any]) -> None:
             raise UnsupportedMedia("content-type: charset must be utf-8")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
+
+
+def check_attribution(request: KeyRequest) -> None:
+    """The SDK sends these two of its parameters as headers."""
+    headers = request.headers
+    if headers.get("anthropic-user-profile-id"):
+        raise InvalidRequest("anthropic-user-profile-id: user profiles are not supported")
+    if headers.get("anthropic-workspace-id") not in (None, "", request.user.workspace):
+        raise InvalidRequest("anthropic-workspace-id: does not match the workspace of the API key")
 
 
 def check_version(version: str | None) -> Version:

@@ -105,6 +105,13 @@ UNSUPPORTED_BLOCKS = frozenset(
         "compaction",
         "tool_reference",
         "browser_state",
+        "advisor_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "mcp_tool_listing",
+        "tool_addition",
+        "tool_removal",
+        "fallback",
     }
 )
 

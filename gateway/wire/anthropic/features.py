@@ -56,7 +56,9 @@ def _check_edit(path: str, edit: dict[str, Any], request: CountTokensRequest) ->
     if not isinstance(kind, str):
         raise InvalidRequest(f"{path}: Unable to extract tag using discriminator 'type'")
     if kind != _CLEAR_THINKING:
-        raise InvalidRequest(f"{path}: edits of type '{kind[:64]}' are not supported by this server")
+        raise InvalidRequest(
+            f"{path}: edits of type '{kind[:64]}' are not supported by this server"
+        )
     unknown = sorted(edit.keys() - {"type", "keep"})
     if unknown:
         raise InvalidRequest(f"{path}.{unknown[0][:64]}: Extra inputs are not permitted")

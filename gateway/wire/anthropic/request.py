@@ -27,13 +27,21 @@ class Message(Strict):
     output_config: MessageOutputConfig | None = None
 
 
+class BlockBinding(Strict):
+    """What to do with a thinking block whose prefix changed; here blocks are bound to none."""
+
+    prefix_mismatch_behavior: str | None = None
+
+
 class ThinkingEnabled(Strict, tag="enabled"):
     budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=_MAX_COUNT)]
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
 
 
 class ThinkingAdaptive(Strict, tag="adaptive"):
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
 
 
 class ThinkingDisabled(Strict, tag="disabled"):
