@@ -16,6 +16,7 @@ from gateway.api.auth import DEFAULT_WORKSPACE, AdminGate, KeyRing
 from gateway.api.health import HealthController
 from gateway.api.messages import MessagesController
 from gateway.api.models import ModelsController
+from gateway.api.openapi import OpenApiController
 from gateway.api.services import Services
 from gateway.background import Background
 from gateway.catalogue import Catalogue, load_catalogue
@@ -55,7 +56,13 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             yield
 
     return Litestar(
-        [MessagesController, ModelsController, HealthController, AdminController],
+        [
+            MessagesController,
+            ModelsController,
+            HealthController,
+            AdminController,
+            OpenApiController,
+        ],
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
         exception_handlers=errors.handlers,

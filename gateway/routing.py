@@ -1,6 +1,7 @@
 """Which engine takes a turn. For now: rendezvous over the first prefix, among the ready ones."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
@@ -35,6 +36,11 @@ def choose(ask: Ask, ready: Iterable[Chosen]) -> Chosen:
     assert engine.description is not None
     check_capabilities(ask, engine.description)
     return engine
+
+
+def fit(ask: Ask, description: Description) -> Ask:
+    """The ask as this engine can serve it: thinking "if it can" is no thinking where it cannot."""
+    return ask if "thinking" in description.capabilities else replace(ask, thinking=False)
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:

@@ -23,7 +23,7 @@ from gateway.metering import Accounts, Meter
 from gateway.metrics import Metrics
 from gateway.record import TurnRecord
 from gateway.residency import Residency
-from gateway.routing import choose
+from gateway.routing import choose, fit
 
 
 @dataclass(slots=True)
@@ -108,7 +108,9 @@ class TurnService:
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
-        reply = await choose(ask, self.fleet.ready).count(ask.count_request())
+        engine = choose(ask, self.fleet.ready)
+        assert engine.description is not None
+        reply = await engine.count(fit(ask, engine.description).count_request())
         return reply.input_tokens
 
     async def _open(self, ask: Ask, turn_id: TurnId) -> Turn:
@@ -130,6 +132,7 @@ class TurnService:
     def _route(self, turn: Turn) -> Engine:
         engine = choose(turn.ask, self.fleet.ready)
         assert engine.description is not None
+        turn.ask = fit(turn.ask, engine.description)
         turn.record.engine = engine.name
         turn.record.engine_model = engine.description.model
         return engine

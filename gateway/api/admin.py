@@ -1,6 +1,6 @@
 """The admin API: JSON for the dashboard. It shows no prompt text, because none is stored."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, get
@@ -52,7 +52,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     url: str
     status: EngineStatus
-    detail: dict[str, object]
+    detail: dict[str, Any]
     description: Description | None
     stats: Stats | None
 
