@@ -32,8 +32,9 @@ from gateway.wire.anthropic.response import ErrorBody, Message, ModelInfo, Model
 _WIRE = "gateway.wire.anthropic."
 _READING = (InvalidRequest, Unauthenticated, NotFound, MethodNotAllowed, GatewayError, Overloaded)
 _ASKING = (*_READING, Forbidden, TooLarge, UnsupportedMedia, EngineTimeout)
-_KEYS = [{"apiKey": []}, {"bearer": []}]
-_ADMIN_KEYS = [{"adminKey": []}, {"bearer": []}]
+_Security = tuple[dict[str, list[str]], ...]
+_KEYS: _Security = ({"apiKey": []}, {"bearer": []})
+_ADMIN_KEYS: _Security = ({"adminKey": []}, {"bearer": []})
 _VERSION = {
     "name": "anthropic-version",
     "in": "header",
@@ -67,7 +68,7 @@ class Operation:
     reply: Any = None
     body: Any = None
     other: tuple[str, ...] = ()
-    security: Iterable[dict[str, list[str]]] = ()
+    security: _Security = ()
     parameters: tuple[dict[str, Any], ...] = ()
     errors: tuple[type[GatewayError], ...] = ()
     unready: Any = None
