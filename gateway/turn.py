@@ -89,8 +89,8 @@ class TurnService:
             self.admission.admit(self.journal.backlog)
             try:
                 turn.engine = self._route(turn)
-                turn.generation = await self._generate(turn)
                 turn.comparison = self.diagnostics.begin(ask)
+                turn.generation = await self._generate(turn)
                 yield Taken(turn.engine.name, turn.findings)
                 async for frame in turn.generation.frames():
                     self._note(turn, frame)

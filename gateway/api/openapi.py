@@ -6,7 +6,7 @@ A test compares the described paths with the served ones and drives them from th
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from litestar import Controller, Response, get
@@ -26,6 +26,7 @@ from gateway.errors import (
     UnsupportedMedia,
 )
 from gateway.ledger.queries import Turn
+from gateway.wire.anthropic.events import Event
 from gateway.wire.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.wire.anthropic.response import ErrorBody, Message, ModelInfo, ModelList, TokenCount
 
@@ -56,10 +57,30 @@ _HEADERS = [
     },
 ]
 
+# One server-sent event; the names are the tags of `wire/anthropic/events.py`.
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {
+            "enum": [
+                *(str(kind.__struct_config__.tag) for kind in get_args(Event)),
+                "ping",
+                "error",
+            ]
+        },
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+_OTHER: dict[str, dict[str, Any]] = {
+    "text/event-stream": _EVENT,
+    "text/plain; version=0.0.4; charset=utf-8": {"type": "string"},
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `other` are content types of the 200 besides JSON."""
+    """One method of one path. `other` are content types of the 200 besides JSON, see `_OTHER`."""
 
     id: str
     method: str
@@ -254,7 +275,7 @@ def describe(operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
 
 
 def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
-    content = {kind: {"schema": {"type": "string"}} for kind in operation.other}
+    content = {kind: {"schema": _OTHER[kind]} for kind in operation.other}
     if operation.reply is not None:
         content["application/json"] = {"schema": schema_of[repr(operation.reply)]}
     responses = {"200": _response("Done.", content)}

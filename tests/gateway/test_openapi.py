@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from gateway.api.openapi import OPERATIONS, describe
 from gateway.app import create_app
-from tests.gateway.bodies import body
+from tests.gateway.bodies import body, conversation
 from tests.gateway.conftest import Stack
 from tests.gateway.serving import ADMIN_KEY, API_KEY, make_settings
 
@@ -71,6 +71,19 @@ def test_what_is_answered_is_what_is_described(stack: Stack, operation: Any) -> 
         assert reply.status_code < 500
 
     drive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_whole_answer_conforms_too(stack: Stack, stream: bool) -> None:
+    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+    asked = {**conversation(), "diagnostics": {"previous_message_id": "msg_none"}}
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    case = schema["/v1/messages"]["POST"].Case(
+        body={**asked, "stream": stream}, headers=headers, media_type="application/json"
+    )
+    reply = case.call_and_validate()
+    assert reply.status_code == 200
+    assert "previous_message_not_found" in reply.text
 
 
 def test_a_405_names_the_methods_that_are_allowed(stack: Stack) -> None:
