@@ -17,10 +17,12 @@ from gateway.api.completions import ChatCompletionsController, CompletionsContro
 from gateway.api.health import HealthController
 from gateway.api.messages import MessagesController
 from gateway.api.models import ModelsController
+from gateway.api.openapi import OpenApiController
 from gateway.api.services import Services
 from gateway.background import Background
 from gateway.catalogue import Catalogue, load_catalogue
 from gateway.clock import Clock
+from gateway.diagnostics import Diagnostics
 from gateway.engines import Engine, Fleet, make_http
 from gateway.errors import LedgerUnavailable
 from gateway.journal.drain import Drain
@@ -33,6 +35,7 @@ from gateway.logs import get_logger
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
 from gateway.pricing import PriceSheets, load_prices
+from gateway.residency import Residency
 from gateway.settings import Settings
 from gateway.turn import TurnService
 
@@ -61,6 +64,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            OpenApiController,
         ],
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
@@ -100,6 +104,7 @@ async def _start(
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
     background = Background()
+    queries = Queries(ledger)
     _run_beside(stack, drain.run, "drain")
     _run_beside(stack, reconciler.run, "reconcile")
     _run_beside(stack, keyring.run, "keys")
@@ -115,6 +120,8 @@ async def _start(
         accounts=accounts,
         metrics=metrics,
         background=background,
+        diagnostics=Diagnostics(queries.fingerprint, background),
+        residency=Residency(fleet.epoch_of),
         clock=clock,
     )
     return Services(
@@ -124,10 +131,11 @@ async def _start(
         keyring=keyring,
         admin=AdminGate(settings.admin_key),
         keys=keys,
-        queries=Queries(ledger),
+        queries=queries,
         journal=journal,
         metrics=metrics,
         clock=clock,
+        removes_nonces=settings.remove_nonces,
     )
 
 

@@ -6,6 +6,7 @@ from typing import NewType
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.catalogue import Model
+from gateway.prefix.fingerprint import Fingerprint, digest_parameters, points_of
 from gateway.prefix.plan import Plan
 
 TurnId = NewType("TurnId", str)
@@ -20,12 +21,22 @@ class Principal:
     scope: str
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a client wants its prompt compared with, and what shapes it besides its content."""
+
+    is_wanted: bool = False
+    previous: str | None = None
+    parameters: bytes = b""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
 
     `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
     workspace with one `routing_key` go to one engine; None routes by the prompt's first segment.
+    `num_removed` nonces were left out of the prompt.
     """
 
     principal: Principal
@@ -39,6 +50,20 @@ class Ask:
     stream: bool
     arrived: float
     routing_key: str | None = None
+    comparison: Compared = Compared()
+    num_removed: int = 0
+
+    def fingerprint(self, num_tokens: int) -> Fingerprint:
+        """What is kept of this turn's prompt, which has `num_tokens`."""
+        return Fingerprint(
+            model=self.model.id,
+            parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
+            num_tools=len(self.plan.prompt.tools),
+            num_system=len(self.plan.prompt.system),
+            points=points_of(self.plan.prefixes),
+            num_tokens=num_tokens,
+            is_shared=self.comparison.is_wanted,
+        )
 
     def generate_request(
         self, turn_id: TurnId, now: float, capabilities: Collection[Capability]

@@ -241,6 +241,13 @@ class Fleet:
         described = [engine.description for engine in self.engines if engine.description]
         return list(dict.fromkeys(description.model for description in described))
 
+    def epoch_of(self, name: str) -> str | None:
+        """The epoch that the engine of that name was last seen in."""
+        for engine in self.engines:
+            if engine.name == name and engine.description is not None:
+                return engine.description.epoch
+        return None
+
     async def acknowledge(self, name: str, turn_ids: list[str]) -> None:
         """Tell the engine of that name that its counts are recorded, if it is there to hear it."""
         for engine in self.ready:

@@ -37,6 +37,8 @@ class Accounts:
     def settle(self, record: TurnRecord) -> None:
         charge(record, self._price(record))
         self._metrics.turns.labels(record.outcome).inc()
+        if record.num_removed:
+            self._metrics.nonces.inc(record.num_removed)
         self._metrics.turn_seconds.observe(record.duration_seconds or 0.0)
         self._metrics.count_tokens("input", record.input_tokens)
         self._metrics.count_tokens("cache_read", record.cache_read_tokens)

@@ -28,6 +28,11 @@ class Metrics:
         self.tokens = Counter(
             "holdfast_gateway_tokens", "Tokens by billing class", ["class"], registry=self.registry
         )
+        self.nonces = Counter(
+            "holdfast_gateway_removed_nonces",
+            "Client nonces that were kept out of prompts",
+            registry=self.registry,
+        )
         self.turn_seconds = Histogram(
             "holdfast_gateway_turn_seconds",
             "From arrival to close",

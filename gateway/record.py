@@ -12,6 +12,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 
     `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
     never started are 0. Money is in nano-dollars and None where the model has no price.
+    `fingerprint` is packed (`prefix/fingerprint.py`); `num_removed` nonces were left out of the
+    prompt.
     """
 
     id: str
@@ -39,6 +41,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     duration_seconds: float | None = None
     cost: int | None = None
     cost_without_cache: int | None = None
+    num_removed: int = 0
+    fingerprint: bytes | None = None
 
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens

@@ -102,6 +102,11 @@ class Settings(DatabaseSettings):
     claude_alias: bool = Field(
         default=False, description="Whether `claude-*` ids mean the default model"
     )
+    remove_nonces: bool = Field(
+        default=True,
+        description="Whether known client nonces (the billing line of coding agents) are kept out"
+        " of prompts",
+    )
     log_level: str = Field(default="info", description="debug, info, warning or error")
     body_limit_bytes: int = Field(
         default=BODY_LIMIT_BYTES, ge=1024, description="Largest request body, in bytes"
@@ -152,7 +157,11 @@ def table() -> list[Setting]:
         rows.append(
             Setting(
                 PREFIX + name.upper(),
-                None if shown is None else str(shown).lower() if shown is False else str(shown),
+                None
+                if shown is None
+                else str(shown).lower()
+                if isinstance(shown, bool)
+                else str(shown),
                 field.description or "",
             )
         )

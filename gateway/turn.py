@@ -7,13 +7,14 @@ by the reconciler, with the engine's own counts.
 
 import secrets
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Frame, Started
 from gateway.admission import Admission
 from gateway.ask import Ask, TurnId
 from gateway.background import Background
 from gateway.clock import Clock
+from gateway.diagnostics import Comparison, Diagnosis, Diagnostics
 from gateway.engines import Engine, Fleet, Generation
 from gateway.errors import EngineLost, EngineTimeout, GatewayError
 from gateway.journal.reconcile import Reconciler
@@ -21,7 +22,16 @@ from gateway.journal.writer import Journal
 from gateway.metering import Accounts, Meter
 from gateway.metrics import Metrics
 from gateway.record import TurnRecord
+from gateway.residency import Residency
 from gateway.routing import choose
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the gateway adds to the engine's first frame; complete when that frame is passed on."""
+
+    miss_reason: str | None = None
+    diagnosis: Diagnosis | None = None
 
 
 @dataclass(slots=True)
@@ -36,6 +46,8 @@ class Turn:
     is_closed: bool = False
     was_refused: bool = False
     outcome: str = "client_disconnect"
+    comparison: Comparison | None = None
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def record(self) -> TurnRecord:
@@ -47,6 +59,7 @@ class Taken:
     """The first item of every turn: an engine has accepted it."""
 
     engine: str
+    findings: Findings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +71,8 @@ class TurnService:
     accounts: Accounts
     metrics: Metrics
     background: Background
+    diagnostics: Diagnostics
+    residency: Residency
     clock: Clock
 
     def new_id(self) -> TurnId:
@@ -74,8 +89,9 @@ class TurnService:
             self.admission.admit(self.journal.backlog)
             try:
                 turn.engine = self._route(turn)
+                turn.comparison = self.diagnostics.begin(ask)
                 turn.generation = await self._generate(turn)
-                yield Taken(turn.engine.name)
+                yield Taken(turn.engine.name, turn.findings)
                 async for frame in turn.generation.frames():
                     self._note(turn, frame)
                     if isinstance(frame, Done):
@@ -107,6 +123,7 @@ class TurnService:
             stream=ask.stream,
             opened_at=now,
             price=ask.model.price,
+            num_removed=ask.num_removed,
         )
         await self.journal.open(record)
         return Turn(turn_id, ask, Meter(record))
@@ -129,10 +146,34 @@ class TurnService:
                 turn.meter.started(frame, self._seconds(turn))
                 cache = "read" if frame.usage.cache_read_tokens else "cold"
                 self.metrics.first_token_seconds.labels(cache).observe(self._seconds(turn))
+                self._explain(turn, frame)
             case Finished():
                 turn.meter.finish(frame)
             case Done():
                 turn.meter.done(frame)
+
+    def _explain(self, turn: Turn, started: Started) -> None:
+        """Complete the turn's findings, and remember the turn for later ones."""
+        ask, engine = turn.ask, turn.engine
+        assert engine is not None
+        fingerprint = ask.fingerprint(started.usage.prompt_tokens)
+        packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
+        turn.record.fingerprint = packed
+        findings, diagnosis = turn.findings, None
+        if turn.comparison is not None:
+            diagnosis = findings.diagnosis = turn.comparison.diagnosis(fingerprint)
+        reason: str | None = started.miss_reason
+        if reason == "cold":
+            held = self.residency.explain(
+                engine.name, started.epoch, ask.plan.marked_prefixes(), ask.arrived
+            )
+            changed = diagnosis.divergence if diagnosis else None
+            if held is not None:
+                reason = held
+            elif changed is not None and changed.missed_tokens is not None:
+                reason = changed.kind
+        turn.record.miss_reason = findings.miss_reason = reason
+        self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
 
     async def _close(self, turn: Turn) -> None:
         """Durable before the last event goes out."""

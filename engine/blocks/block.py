@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NewType
 
-from engine.protocol import EntryState, Ttl
+from engine.protocol import EntryState, MissReason, Ttl
 
 if TYPE_CHECKING:
     from engine.blocks.free_list import FreeList
@@ -54,7 +54,8 @@ class Entry:
     """What a breakpoint wrote: one scope's first `tokens` tokens can be read until it expires.
 
     `ready_at`: when its writer's response began; `expires_at`: the first moment it is dead.
-    `is_broken`: best-effort, and one of its blocks was reused.
+    `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
+    was taken so that something else could run.
     """
 
     scope: str
@@ -66,7 +67,12 @@ class Entry:
     expires_at: float
     is_leased: bool = False
     is_broken: bool = False
+    was_sacrificed: bool = False
     reads: int = 0
+
+    @property
+    def why_broken(self) -> MissReason:
+        return "sacrificed" if self.was_sacrificed else "best_effort_evicted"
 
     @property
     def state(self) -> EntryState:

@@ -70,7 +70,7 @@ class Entries:
         if entry is None or entry.tokens != tokens:
             return None
         if entry.is_broken:
-            self._remove(entry, "best_effort_evicted")
+            self._remove(entry, entry.why_broken)
             return None
         if not entry.ready_at <= now < entry.expires_at:
             return None
@@ -90,7 +90,7 @@ class Entries:
         entry = self._by_key.get(key)
         if entry is not None:
             if entry.is_broken:
-                return "best_effort_evicted"
+                return entry.why_broken
             if entry.ready_at > now:
                 return "in_progress_race"
             return "ttl_expired" if entry.expires_at <= now else None
@@ -165,7 +165,7 @@ class Entries:
             broken += self._host.take_broken()
         for entry in broken:
             if self._by_key.get(entry.key) is entry:
-                self._remove(entry, "best_effort_evicted")
+                self._remove(entry, entry.why_broken)
         while (due := self.next_expiry()) is not None and due <= now:
             _, _, entry = heappop(self._expiries)
             self._remove(entry, "ttl_expired", "expired")
@@ -177,6 +177,7 @@ class Entries:
             return False
         entry = min(leased, key=lambda entry: entry.expires_at)
         self._end_lease(entry, "sacrificed")
+        entry.was_sacrificed = True
         self._depend(entry)
         return True
 
@@ -228,7 +229,7 @@ class Entries:
             return False
         self._undepend(entry)
         self._pool.lease(entry.blocks)
-        entry.is_leased = True
+        entry.is_leased, entry.was_sacrificed = True, False
         self.num_leases += 1
         self._leases.setdefault(scope, {})[entry] = None
         self._leased_by[scope] = self._leased_by.get(scope, 0) + new

@@ -1,18 +1,20 @@
 """The admin API: JSON for the dashboard. It shows no prompt text, because none is stored."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.params import QueryParameter
+from litestar.params import FromPath, QueryParameter
 
 from engine.protocol import Description, EntryInfo, Stats
 from gateway.api.auth import AdminAuth
 from gateway.api.services import Services
+from gateway.diagnostics import divergence_of
 from gateway.engines import Engine, EngineStatus
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, NotFound
 from gateway.ledger.queries import Bucket, Totals, Turn
+from gateway.prefix.fingerprint import DivergenceKind
 
 DEFINITIONS = {
     "token_hit_rate": "cache_read / (input + cache_read + cache_write_5m + cache_write_1h) tokens",
@@ -50,7 +52,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     url: str
     status: EngineStatus
-    detail: dict[str, object]
+    detail: dict[str, Any]
     description: Description | None
     stats: Stats | None
 
@@ -61,6 +63,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     workspace: str | None
     entry: EntryInfo
+
+
+class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
+
+    `segment` counts the earlier prompt's tools, system and message blocks from 0;
+    `missed_tokens`, an estimate by bytes, are those of the earlier prompt from there on.
+    """
+
+    turn: str
+    earlier: str
+    kind: DivergenceKind | None = None
+    segment: int | None = None
+    missed_tokens: int | None = None
 
 
 class AdminController(Controller):
@@ -102,6 +118,27 @@ class AdminController(Controller):
     ) -> list[Turn]:
         return await services.queries.turns(limit)
 
+    @get("/turns/{turn_id:str}/divergence")
+    async def divergence(
+        self,
+        turn_id: FromPath[str],
+        services: NamedDependency[Services],
+        earlier: Annotated[str, QueryParameter(name="from", min_length=1, max_length=64)],
+    ) -> TurnDivergence:
+        """Compare two turns of the ledger, whatever their clients asked for."""
+        found = divergence_of(
+            await _fingerprint(services, earlier), await _fingerprint(services, turn_id)
+        )
+        if found is None:
+            return TurnDivergence(turn=turn_id, earlier=earlier)
+        return TurnDivergence(
+            turn=turn_id,
+            earlier=earlier,
+            kind=found.kind,
+            segment=found.segment,
+            missed_tokens=found.missed_tokens,
+        )
+
     @get("/leases")
     async def leases(self, services: NamedDependency[Services]) -> list[Lease]:
         workspaces = await services.keys.workspaces()
@@ -111,6 +148,13 @@ class AdminController(Controller):
             for engine in services.fleet.ready
             for entry in await engine.entries()
         ]
+
+
+async def _fingerprint(services: Services, turn_id: str) -> bytes:
+    found = await services.queries.fingerprint(turn_id)
+    if found is None:
+        raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
+    return found
 
 
 def rates_of(totals: Totals) -> Rates:

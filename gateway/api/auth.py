@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
+from uuid import UUID
 
 from litestar.connection import ASGIConnection
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
@@ -48,6 +49,9 @@ class KeyRing:
         self._wrong: OrderedDict[str, float] = OrderedDict()
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._log = get_logger("keys")
+        # An installation is one organization; it needs an id that stays and tells nothing.
+        identity = hmac.new(self._master, b"organization", sha256).digest()
+        self.organization = str(UUID(bytes=identity[:16], version=4))
         self._configured: dict[str, Principal] = {}
         if configured is not None:
             digest = digest_of(configured.get_secret_value())

@@ -80,6 +80,7 @@ async def _begin(
         created=int(services.clock.wall().timestamp()),
         engine=taken.engine,
         paths=[slot.path for slot in ask.plan.slots],
+        miss_reason=lambda: taken.findings.miss_reason,
         num_choices=decoded.n,
         include_usage=not ask.stream or (options is not None and options.include_usage),
     )

@@ -7,6 +7,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
+from gateway.ask import Principal
 from gateway.errors import (
     Forbidden,
     GatewayError,
@@ -58,7 +59,7 @@ def speaks_openai(scope: Scope) -> bool:
 
 
 async def before_send(message: Message, scope: Scope) -> None:
-    """Put the request's id on every response and count it, whoever made it."""
+    """Put ids of request and tenant on every response and count it, whoever made it."""
     if message["type"] != "http.response.start":
         return
     name = b"x-request-id" if speaks_openai(scope) else b"request-id"
@@ -66,6 +67,11 @@ async def before_send(message: Message, scope: Scope) -> None:
     message["headers"] = headers
     services = getattr(scope["litestar_app"].state, "services", None)
     if services is not None:
+        if isinstance(principal := scope.get("user"), Principal):
+            headers += [
+                (b"anthropic-organization-id", services.keyring.organization.encode()),
+                (b"anthropic-workspace-id", principal.workspace.encode()),
+            ]
         route = str(scope.get("path_template") or "unknown")
         services.metrics.requests.labels(route, str(message["status"])).inc()
 
@@ -109,7 +115,13 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
             media_type="application/json",
         )
     body = ErrorBody(ErrorDetail(failure.type, str(failure)), request_id(request.scope))
-    return Response(body, status_code=failure.status, media_type="application/json")
+    # Which methods a path has: RFC 9110 asks for `Allow` beside a 405.
+    allowed = {
+        k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"
+    }
+    return Response(
+        body, status_code=failure.status, media_type="application/json", headers=allowed
+    )
 
 
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}

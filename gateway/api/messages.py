@@ -1,6 +1,8 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import Controller, Response, post
@@ -10,6 +12,7 @@ from litestar.params import HeaderParameter, RawBody
 from engine.protocol import Frame
 from gateway.api.auth import KeyAuth
 from gateway.api.errors import stream_error
+from gateway.api.findings import compared, explained
 from gateway.api.generation import Items, KeyRequest, check_media, streamed, until_taken
 from gateway.api.presence import while_present
 from gateway.api.services import Services
@@ -25,6 +28,7 @@ from gateway.wire.anthropic.response import Message, TokenCount
 from gateway.wire.anthropic.writer import EventWriter, MessageCollector
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
+BetaHeader = Annotated[str | None, HeaderParameter(name="anthropic-beta")]
 
 
 class MessagesController(Controller):
@@ -38,12 +42,16 @@ class MessagesController(Controller):
         body: RawBody,
         services: NamedDependency[Services],
         anthropic_version: VersionHeader = None,
+        anthropic_beta: BetaHeader = None,
     ) -> Response[Any]:
         check_media(request)
+        check_attribution(request)
         version = check_version(anthropic_version)
-        decoded = decode_messages(body)
+        decoded, num_removed = services.without_nonces(decode_messages(body))
         model = services.find_model(decoded.model)
         ask = ask_of(decoded, request.user, model, version, request.scope["state"]["arrived"])
+        comparison = compared(decoded, anthropic_beta or "")
+        ask = replace(ask, comparison=comparison, num_removed=num_removed)
         turn_id = services.turns.new_id()
         items = services.turns.run(ask, turn_id)
         writer = await while_present(request, _begin(items, ask, turn_id))
@@ -60,12 +68,22 @@ class MessagesController(Controller):
         anthropic_version: VersionHeader = None,
     ) -> TokenCount:
         check_media(request)
+        check_attribution(request)
         version = check_version(anthropic_version)
-        decoded = decode_count_tokens(body)
+        decoded, _ = services.without_nonces(decode_count_tokens(body))
         model = services.find_model(decoded.model)
         arrived = request.scope["state"]["arrived"]
         ask = count_ask_of(decoded, request.user, model, version, arrived)
         return TokenCount(await while_present(request, services.turns.count(ask)))
+
+
+def check_attribution(request: KeyRequest) -> None:
+    """The SDK sends these two of its parameters as headers."""
+    headers = request.headers
+    if headers.get("anthropic-user-profile-id"):
+        raise InvalidRequest("anthropic-user-profile-id: user profiles are not supported")
+    if headers.get("anthropic-workspace-id") not in (None, "", request.user.workspace):
+        raise InvalidRequest("anthropic-workspace-id: does not match the workspace of the API key")
 
 
 def check_version(version: str | None) -> Version:
@@ -84,6 +102,7 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
         model=ask.model.id,
         engine=taken.engine,
         paths=[slot.path for slot in ask.plan.slots],
+        explain=partial(explained, taken.findings),
         omit_thinking=ask.omit_thinking,
     )
 

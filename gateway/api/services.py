@@ -10,6 +10,7 @@ from gateway.journal.writer import Journal
 from gateway.ledger.keys import Keys
 from gateway.ledger.queries import Queries
 from gateway.metrics import Metrics
+from gateway.prefix.nonces import Request, without_nonces
 from gateway.turn import TurnService
 
 
@@ -25,6 +26,10 @@ class Services:
     journal: Journal
     metrics: Metrics
     clock: Clock
+    removes_nonces: bool
 
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)
+
+    def without_nonces(self, request: Request) -> tuple[Request, int]:
+        return without_nonces(request) if self.removes_nonces else (request, 0)

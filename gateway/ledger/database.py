@@ -104,4 +104,6 @@ def _row(record: TurnRecord) -> dict[str, Any]:
         "price": record.price,
         "cost_nano": record.cost,
         "cost_without_cache_nano": record.cost_without_cache,
+        "num_removed": record.num_removed,
+        "fingerprint": record.fingerprint,
     }

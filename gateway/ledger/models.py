@@ -9,6 +9,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
+    LargeBinary,
     MetaData,
     String,
     TypeDecorator,
@@ -69,7 +70,10 @@ class ApiKeyRow(Base):
 
 
 class TurnRow(Base):
-    """One closed turn. `opened_ms` is `opened_at` in milliseconds, for time buckets."""
+    """One closed turn. `opened_ms` is `opened_at` in milliseconds, for time buckets.
+
+    `fingerprint` holds keyed digests only: see `prefix/fingerprint.py`.
+    """
 
     __tablename__ = "turns"
     __table_args__ = (Index("ix_turns_workspace_opened", "workspace_id", "opened_ms"),)
@@ -100,3 +104,5 @@ class TurnRow(Base):
     price: Mapped[str | None] = mapped_column(String(96))
     cost_nano: Mapped[int | None]
     cost_without_cache_nano: Mapped[int | None]
+    num_removed: Mapped[int] = mapped_column(server_default="0")
+    fingerprint: Mapped[bytes | None] = mapped_column(LargeBinary)

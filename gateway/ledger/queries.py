@@ -71,6 +71,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     outcome: str
     miss_reason: str | None
+    num_removed: int
     input_tokens: int
     cache_read_tokens: int
     cache_write_5m_tokens: int
@@ -124,10 +125,20 @@ class Queries:
 
     async def turns(self, limit: int) -> list[Turn]:
         """The newest turns first."""
-        query = select(TurnRow.__table__).order_by(TurnRow.opened_ms.desc()).limit(limit)
+        columns = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
+        query = select(*columns).order_by(TurnRow.opened_ms.desc()).limit(limit)
         async with self._ledger.transaction() as connection:
             rows = (await connection.execute(query)).all()
         return [_turn(row._mapping) for row in rows]
+
+    async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
+        """A turn's packed fingerprint; only that workspace's, where one is given."""
+        query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
+        if workspace is not None:
+            query = query.where(TurnRow.workspace_id == workspace)
+        async with self._ledger.transaction() as connection:
+            found: bytes | None = (await connection.execute(query)).scalar_one_or_none()
+            return found
 
 
 def bucket_seconds(seconds: int) -> int:

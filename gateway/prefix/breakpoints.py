@@ -47,6 +47,25 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
     return [*breakpoints, Breakpoint(target, automatic)]
 
 
+def leave_out(
+    slots: Sequence[Slot], breakpoints: Sequence[Breakpoint]
+) -> tuple[list[Slot], list[Breakpoint]]:
+    """Without absent slots: the slots are the prompt's segments, and the breakpoints name those.
+
+    A breakpoint on an absent slot moves to the segment before it, whose prefix is the same; where
+    that has one, the earlier stays, whose TTL is not shorter; where there is none, it is gone.
+    """
+    segments: list[int] = []
+    for slot in slots:
+        segments.append((segments[-1] if segments else -1) + (not slot.is_absent))
+    moved: dict[int, Breakpoint] = {}
+    for point in breakpoints:
+        segment = segments[point.segment]
+        if segment >= 0:
+            moved.setdefault(segment, Breakpoint(segment, point.ttl))
+    return [slot for slot in slots if not slot.is_absent], list(moved.values())
+
+
 def find_target(slots: Sequence[Slot]) -> int | None:
     """The last slot that can carry a marker; ineligible ones are passed over silently."""
     for index in range(len(slots) - 1, -1, -1):

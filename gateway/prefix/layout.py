@@ -12,12 +12,16 @@ _INT_LIMIT = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One segment's place in the request, and the marker on it."""
+    """One segment's place in the request, and the marker on it.
+
+    `is_absent`: the block is kept out of the prompt and makes no segment.
+    """
 
     path: str
     marker: Ttl | None = None
     num_markers: int = 0
     can_carry: bool = True
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

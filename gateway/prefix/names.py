@@ -8,7 +8,7 @@ of keys inside tool inputs and schemas is.
 
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -34,31 +34,63 @@ class _Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
+class Prefix(NamedTuple):
+    """One prefix of a prompt: its name, and how many bytes of content it has."""
+
+    name: Name
+    num_bytes: int
+
+
 def name_prefixes(prompt: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
-    """Name the prompt's prefixes, shallowest first, at most MAX_NAMES.
+    """The names that go out with a request: see `find_prefixes` and `trim_names`."""
+    return trim_names([prefix.name for prefix in find_prefixes(prompt, scope)], keep)
+
+
+def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
+    """All prefixes of the prompt that have a name, shallowest first."""
+    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
+    prefixes: list[Prefix] = []
+    num_bytes = 0
+    for segment, (header, text) in enumerate(_segments(prompt)):
+        chain.update(b"\x01%d:" % len(header) + header)
+        num_bytes += len(header)
+        for name, size in _chunks(chain, segment, text):
+            num_bytes += size
+            if name is not None:
+                prefixes.append(Prefix(name, num_bytes))
+        chain.update(b"\x02")
+        prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
+    return prefixes
+
+
+def trim_names(names: list[Name], keep: Collection[int] = ()) -> list[Name]:
+    """At most MAX_NAMES of them, in their order.
 
     Where there are more, the segments in `keep` stay, then the deepest segment ends, then the
     deepest chunks.
     """
-    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
-    names: list[Name] = []
-    for segment, (header, text) in enumerate(_segments(prompt)):
-        chain.update(b"\x01%d:" % len(header) + header)
-        names.extend(_chunks(chain, segment, text))
-        chain.update(b"\x02")
-        names.append(Name(chain.hexdigest(), segment))
-    return names if len(names) <= MAX_NAMES else _trim(names, keep)
+    if len(names) <= MAX_NAMES:
+        return names
+
+    def rank(position: int) -> tuple[bool, bool, int]:
+        name = names[position]
+        is_end = name.characters is None
+        return (is_end and name.segment in keep, is_end, position)
+
+    chosen = sorted(range(len(names)), key=rank, reverse=True)[:MAX_NAMES]
+    return [names[position] for position in sorted(chosen)]
 
 
-def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[Name]:
+def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[tuple[Name | None, int]]:
+    """Each chunk's bytes, with a name where the text goes on behind it."""
     for start in range(0, len(text), CHUNK_CHARACTERS):
         end = start + CHUNK_CHARACTERS
         # A chunk of UTF-8 never contains the bytes 0x01 and 0x02 unless the text does, so its
         # length goes in front: no two contents give the same bytes.
         piece = text[start:end].encode()
         chain.update(b"\x03%d:" % len(piece) + piece)
-        if end < len(text):
-            yield Name(chain.hexdigest(), segment, end)
+        name = Name(chain.hexdigest(), segment, end) if end < len(text) else None
+        yield name, len(piece)
 
 
 def _segments(prompt: Prompt) -> Iterator[tuple[bytes, str]]:
@@ -91,15 +123,3 @@ def _part_header(part: Part) -> bytes:
 
 def _text(part: Part) -> str:
     return "" if isinstance(part, ToolUsePart) else part.text
-
-
-def _trim(names: list[Name], keep: Collection[int]) -> list[Name]:
-    """Keep the MAX_NAMES most useful ones, in their order."""
-
-    def rank(position: int) -> tuple[bool, bool, int]:
-        name = names[position]
-        is_end = name.characters is None
-        return (is_end and name.segment in keep, is_end, position)
-
-    chosen = sorted(range(len(names)), key=rank, reverse=True)[:MAX_NAMES]
-    return [names[position] for position in sorted(chosen)]

@@ -1,24 +1,38 @@
 """The plan of a request: its prompt, breakpoints and names."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.protocol import Breakpoint, Name, Prompt, Ttl
-from gateway.prefix.breakpoints import find_breakpoints
+from gateway.prefix.breakpoints import find_breakpoints, leave_out
 from gateway.prefix.layout import Layout, Slot
-from gateway.prefix.names import name_prefixes
+from gateway.prefix.names import Prefix, find_prefixes, trim_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
+    """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`."""
+
     prompt: Prompt
     slots: list[Slot]
     breakpoints: list[Breakpoint]
     names: list[Name]
+    prefixes: list[Prefix]
+
+    def marked_prefixes(self) -> Iterator[str]:
+        """Digests of the prefixes at which a breakpoint may find an entry, deepest first."""
+        deepest = max((point.segment for point in self.breakpoints), default=-1)
+        for name in reversed(self.names):
+            if name.characters is None and name.segment <= deepest:
+                yield name.digest
 
 
 def make_plan(layout: Layout, automatic: Ttl | None, scope: str) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot."""
-    breakpoints = find_breakpoints(layout.slots, automatic)
+    slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
-    names = name_prefixes(layout.prompt, scope, marked)
-    return Plan(prompt=layout.prompt, slots=layout.slots, breakpoints=breakpoints, names=names)
+    prefixes = find_prefixes(layout.prompt, scope)
+    names = trim_names([prefix.name for prefix in prefixes], marked)
+    return Plan(
+        prompt=layout.prompt, slots=slots, breakpoints=breakpoints, names=names, prefixes=prefixes
+    )

@@ -23,22 +23,27 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
 class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     """Clients that don't know it ignore it.
 
-    `automatic_tokens` were reused beyond the read. `written_tokens` are billed as writes; it is
-    sent where the dialect's own usage can't say so.
+    `computed_tokens` of the prompt went through the model, `automatic_tokens` were reused from
+    memory without being billed as a read. `written_tokens` are billed as writes; it is sent where
+    the dialect's own usage can't say so. `miss_reason` None: read in full, or the prefix grew.
     """
 
     engine: str
     automatic_tokens: int
+    computed_tokens: int
     written_tokens: int | UnsetType = UNSET
     breakpoints: list[HoldfastBreakpoint]
     miss_reason: str | None = None
 
 
-def extension_of(started: Started, engine: str, paths: Sequence[str]) -> Holdfast:
+def extension_of(
+    started: Started, engine: str, paths: Sequence[str], miss_reason: str | None
+) -> Holdfast:
     """`paths` name the request's segments, in prompt order."""
     return Holdfast(
         engine=engine,
         automatic_tokens=started.usage.automatic_tokens,
+        computed_tokens=started.usage.computed_tokens,
         breakpoints=[
             HoldfastBreakpoint(
                 path=paths[report.segment],
@@ -50,5 +55,5 @@ def extension_of(started: Started, engine: str, paths: Sequence[str]) -> Holdfas
             )
             for report in started.breakpoints
         ],
-        miss_reason=started.miss_reason,
+        miss_reason=miss_reason,
     )

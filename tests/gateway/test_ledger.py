@@ -96,6 +96,39 @@ def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
     asyncio.run(check())
 
 
+def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        queries = Queries(ledger)
+        await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
+        assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
+        assert await queries.fingerprint("msg_000001", "default") == b"\x00\xffkept"
+        assert await queries.fingerprint("msg_000001", "other") is None
+        assert await queries.fingerprint("msg_000002") is None
+        assert await queries.fingerprint("msg_000003") is None
+        assert sorted(row.num_removed for row in await queries.turns(9)) == [0, 1]
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_turns_of_the_first_schema_survive_the_upgrade_and_the_way_back(
+    settings: DatabaseSettings,
+) -> None:
+    async def insert(number: int) -> int:
+        ledger = Ledger(settings.ledger_url)
+        await ledger.insert_turns([turn(number)])
+        totals = await Queries(ledger).totals(0)
+        await ledger.close()
+        return totals.requests
+
+    config = config_of(settings)
+    assert asyncio.run(insert(1)) == 1
+    command.downgrade(config, "0001")
+    command.upgrade(config, "head")
+    assert asyncio.run(insert(2)) == 2
+
+
 def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
     settings: DatabaseSettings,
 ) -> None:

@@ -5,6 +5,8 @@ Every tool and every content block is exactly one segment; a string is one text 
 of one role that follow each other are merged, their blocks stay apart.
 """
 
+from dataclasses import replace
+
 from engine.protocol import (
     Message as PromptMessage,
 )
@@ -27,6 +29,7 @@ from gateway.wire.anthropic.content import (
     ContentSource,
     Document,
     Nested,
+    Nonce,
     SearchResult,
     Text,
     Thinking,
@@ -88,8 +91,11 @@ def _system(request: CountTokensRequest, slots: list[Slot]) -> list[TextPart]:
             if block.cache_control:
                 raise InvalidRequest(f"{path}: cache_control cannot be set for empty text blocks")
             raise InvalidRequest("system: text content blocks must be non-empty")
-        slots.append(_slot(path, block.cache_control))
-    return [TextPart(block.text) for block in blocks]
+        slot = _slot(path, block.cache_control)
+        if isinstance(block, Nonce):
+            slot = replace(slot, can_carry=False, is_absent=True)
+        slots.append(slot)
+    return [TextPart(block.text) for block in blocks if not isinstance(block, Nonce)]
 
 
 def _blocks(index: int, message: Message) -> list[Block]:

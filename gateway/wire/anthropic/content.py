@@ -33,6 +33,10 @@ class Text(Strict, tag="text"):
     citations: list[dict[str, Any]] | None = None
 
 
+class Nonce(Text, tag="nonce"):
+    """A text block that is kept out of the prompt; made by `prefix/nonces.py`, never decoded."""
+
+
 class Thinking(Strict, tag="thinking"):
     thinking: str
     signature: str
@@ -101,6 +105,13 @@ UNSUPPORTED_BLOCKS = frozenset(
         "compaction",
         "tool_reference",
         "browser_state",
+        "advisor_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "mcp_tool_listing",
+        "tool_addition",
+        "tool_removal",
+        "fallback",
     }
 )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.errors import InvalidRequest
 from gateway.wire.anthropic import explain
+from gateway.wire.anthropic.features import check_features
 from gateway.wire.anthropic.request import CountTokensRequest, MessagesRequest
 
 _messages = msgspec.json.Decoder(MessagesRequest)
@@ -29,7 +30,7 @@ def decode_count_tokens(body: bytes) -> CountTokensRequest:
 
 def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
     try:
-        return decoder.decode(body)
+        request = decoder.decode(body)
     except msgspec.ValidationError as error:
         message = explain.validation_error(str(error), _reread(body))
     except msgspec.MsgspecError:
@@ -38,6 +39,9 @@ def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
         message = "The request body is not valid UTF-8"
     except RecursionError:
         message = "The request body is nested too deeply"
+    else:
+        check_features(request)
+        return request
     raise InvalidRequest(message)
 
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.wire.anthropic.diagnostics import Diagnostics
 from gateway.wire.extension import Holdfast
 
 StopReason = Literal[
@@ -77,7 +78,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     stop_sequence: str | None = None
     stop_details: None = None
     usage: Usage
-    diagnostics: None = None
+    diagnostics: Diagnostics | None = None
     holdfast: Holdfast | None = None
 
 

@@ -4,10 +4,10 @@ A response that is not streamed is collected from the same events, so both ways 
 """
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from engine.protocol import (
 )
 from gateway.errors import EngineFailed
 from gateway.wire.anthropic import events
+from gateway.wire.anthropic.diagnostics import Diagnostics
 from gateway.wire.anthropic.events import Event
 from gateway.wire.anthropic.response import (
     CacheCreation,
@@ -51,14 +52,25 @@ _STOP_REASONS: dict[FinishReason, StopReason] = {
 _PROVISIONAL_OUTPUT = 1
 
 
+class Explained(NamedTuple):
+    """What the gateway adds to a message: why it missed, and what the client asked to compare."""
+
+    miss_reason: str | None
+    diagnostics: Diagnostics | None
+
+
 @dataclass(slots=True, kw_only=True)
 class EventWriter:
-    """One choice of one response. `paths` name the request's segments in the extension object."""
+    """One choice of one response. `paths` name the request's segments in the extension object.
+
+    `explain` is asked once, when the engine's first frame is there.
+    """
 
     turn_id: str
     model: str
     engine: str
     paths: Sequence[str]
+    explain: Callable[[], Explained]
     omit_thinking: bool = False
     _index: int = -1
     _open: type[events.TextDelta] | type[events.ThinkingDelta] | type[ToolUseStart] | None = None
@@ -112,12 +124,14 @@ class EventWriter:
         return events.BlockDelta(self._index, delta)
 
     def _message(self, started: Started) -> Message:
+        miss_reason, diagnostics = self.explain()
         return Message(
             model=self.model,
             id=self.turn_id,
             content=[],
             usage=usage_of(started.usage, _PROVISIONAL_OUTPUT),
-            holdfast=extension_of(started, self.engine, self.paths),
+            diagnostics=diagnostics,
+            holdfast=extension_of(started, self.engine, self.paths, miss_reason),
         )
 
     def _message_delta(self, done: Done) -> events.MessageDelta:

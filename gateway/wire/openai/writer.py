@@ -1,6 +1,6 @@
 """From the engine's frames to chunks. What is not streamed is put together from the same chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -50,7 +50,7 @@ class Writer(Generic[ChunkT]):
     """One response. With `include_usage` the last chunk has the usage and the others a null.
 
     `paths` name the request's segments in the extension object, which goes out with whatever chunk
-    comes first.
+    comes first; `miss_reason` is asked for once, when the engine's first frame is there.
     """
 
     response_id: str
@@ -58,6 +58,7 @@ class Writer(Generic[ChunkT]):
     created: int
     engine: str
     paths: Sequence[str]
+    miss_reason: Callable[[], str | None]
     num_choices: int
     include_usage: bool
     _input: InputUsage = field(default_factory=lambda: InputUsage(input_tokens=0))
@@ -71,7 +72,7 @@ class Writer(Generic[ChunkT]):
             case Started():
                 self._input = frame.usage
                 self._extension = msgspec.structs.replace(
-                    extension_of(frame, self.engine, self.paths),
+                    extension_of(frame, self.engine, self.paths, self.miss_reason()),
                     written_tokens=written_tokens(frame.usage),
                 )
                 yield from self._begin()

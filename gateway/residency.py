@@ -1,0 +1,69 @@
+"""Which engine was last known to hold a prefix: what a miss is explained by.
+
+It knows what this gateway's own responses said, at breakpoints, until the entry's TTL runs out, and
+nothing of what other gateways placed. It is bounded; what falls out is not known any more. It
+explains only and chooses nothing.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.protocol import Name, Started
+
+MAX_NAMES_KNOWN = 100_000
+
+Explanation = Literal["engine_restart", "routed_elsewhere", "ttl_expired"]
+EpochOf = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An entry stands on `engine`, in this epoch of it, until then on the monotonic clock."""
+
+    engine: str
+    epoch: str
+    until: float
+
+
+class Residency:
+    """`epoch_of` gives an engine's epoch by its name, None where it is not known."""
+
+    def __init__(self, epoch_of: EpochOf, max_names: int = MAX_NAMES_KNOWN) -> None:
+        self._epoch_of = epoch_of
+        self._max_names = max_names
+        self._holdings: OrderedDict[str, Holding] = OrderedDict()
+
+    def learn(self, engine: str, started: Started, names: Iterable[Name], now: float) -> None:
+        """Remember where the response says that entries stand."""
+        digests = {name.segment: name.digest for name in names if name.characters is None}
+        for report in started.breakpoints:
+            digest = digests.get(report.segment)
+            if digest is None or report.expires_in_seconds is None:
+                continue
+            self._holdings[digest] = Holding(engine, started.epoch, now + report.expires_in_seconds)
+            self._holdings.move_to_end(digest)
+        while len(self._holdings) > self._max_names:
+            self._holdings.popitem(last=False)
+
+    def explain(
+        self, engine: str, epoch: str, digests: Iterable[str], now: float
+    ) -> Explanation | None:
+        """Why `engine`, in this epoch, may hold nothing of these prefixes, given deepest first.
+
+        None where this gateway knows no better than the engine.
+        """
+        for digest in digests:
+            holding = self._holdings.get(digest)
+            if holding is None:
+                continue
+            current = epoch if holding.engine == engine else self._epoch_of(holding.engine)
+            if holding.engine == engine and holding.epoch == current:
+                return None
+            if holding.until <= now:
+                return "ttl_expired"
+            if current is not None and holding.epoch != current:
+                return "engine_restart"
+            return "routed_elsewhere"
+        return None

@@ -1,0 +1,240 @@
+"""Why a prefix was not read, in the extension and in the ledger, with real engines."""
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.prompts import handbook, marked
+from tests.e2e.stack import (
+    ENGINE_SECRET,
+    START_SECONDS,
+    free_port,
+    python,
+    start,
+    wait_until_ready,
+)
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve_gateway
+
+QUESTION = {"role": "user", "content": "What is a lease?"}
+STEADY = {"ENGINE_NUM_BLOCKS": "4096", "ENGINE_SYNTHETIC_PREFILL_US": "0"}
+TINY = {**STEADY, "ENGINE_NUM_BLOCKS": "16"}
+SLOW = {**STEADY, "ENGINE_SYNTHETIC_PREFILL_US": "2000", "ENGINE_MAX_STEP_TOKENS": "64"}
+
+
+@dataclass
+class Machine:
+    """One synthetic engine on the manual clock, which can be ended and started again."""
+
+    settings: Mapping[str, str]
+    port: int = field(default_factory=free_port)
+    process: "Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        environment = {
+            "ENGINE_SECRET": ENGINE_SECRET,
+            "ENGINE_PORT": str(self.port),
+            "ENGINE_CLOCK": "manual",
+            "ENGINE_MIN_CACHE_TOKENS": "32",
+            "ENGINE_SYNTHETIC_DECODE_MS": "0",
+            **self.settings,
+        }
+        self.process = start([*python("engine"), "--backend", "synthetic"], environment)
+        wait_until_ready(self.url, self.process)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def post(self, path: str, body: Any) -> None:
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers).raise_for_status()
+
+
+@dataclass
+class House:
+    """A gateway in front of its engines."""
+
+    url: str
+    machines: list[Machine]
+
+    def ask(self, text: str, marker: str | None = "5m", **changes: Any) -> dict[str, Any]:
+        system = marked(text, marker) if marker else text
+        body = {
+            "model": "synthetic",
+            "max_tokens": 1,
+            "system": system,
+            "messages": [QUESTION],
+            **changes,
+        }
+        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+        reply = httpx.post(f"{self.url}/v1/messages", json=body, headers=headers, timeout=60)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def reason(self, text: str, marker: str | None = "5m", **changes: Any) -> str | None:
+        found: str | None = self.ask(text, marker, **changes)["holdfast"]["miss_reason"]
+        return found
+
+    def of(self, name: str) -> Machine:
+        return self.machines[int(name.removeprefix("engine-"))]
+
+    def wait_for(self, *, ready: int) -> None:
+        def is_so() -> bool:
+            engines = httpx.get(f"{self.url}/readyz").json()["engines"]
+            return [engine["status"] for engine in engines].count("ready") == ready
+
+        eventually(is_so, START_SECONDS)
+
+    def rows(self) -> list[dict[str, Any]]:
+        reply = httpx.get(f"{self.url}/admin/v1/turns", headers={"x-api-key": ADMIN_KEY})
+        turns: list[dict[str, Any]] = reply.json()
+        return turns
+
+
+@contextmanager
+def house(data: Path, settings: Mapping[str, str], engines: int = 1) -> Iterator[House]:
+    machines = [Machine(settings) for _ in range(engines)]
+    try:
+        for machine in machines:
+            machine.start()
+        urls = [machine.url for machine in machines]
+        with serve_gateway(data, *urls, engine_secret=ENGINE_SECRET) as url:
+            running = House(url, machines)
+            running.wait_for(ready=engines)
+            yield running
+    finally:
+        for machine in machines:
+            machine.stop()
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with house(tmp_path_factory.mktemp("steady"), STEADY) as running:
+        yield running
+
+
+def test_cold_then_read_and_the_ledger_says_the_same(steady: House) -> None:
+    text = handbook(20)
+    first, second = steady.ask(text), steady.ask(text)
+    assert first["holdfast"]["miss_reason"] == "cold"
+    assert second["holdfast"]["miss_reason"] is None
+    assert second["usage"]["cache_read_input_tokens"] > 0
+    ids = {first["id"]: "cold", second["id"]: None}
+    eventually(lambda: ids.keys() <= {row["id"] for row in steady.rows()}, 20)
+    rows = {row["id"]: row["miss_reason"] for row in steady.rows()}
+    assert {turn_id: rows[turn_id] for turn_id in ids} == ids
+
+
+def test_without_a_marker_it_is_no_breakpoint(steady: House) -> None:
+    assert steady.reason(handbook(20), None) == "no_breakpoint"
+
+
+def test_a_short_prefix_is_below_the_minimum(steady: House) -> None:
+    answer = steady.ask("Short.")
+    assert answer["holdfast"]["miss_reason"] == "below_minimum"
+    (report,) = answer["holdfast"]["breakpoints"]
+    assert (report["state"], report["reason"]) == ("none", "below_minimum")
+
+
+def test_after_its_ttl_it_is_expired(steady: House) -> None:
+    text = handbook(20)
+    steady.ask(text)
+    steady.machines[0].post("clock/advance", {"seconds": 301})
+    assert steady.reason(text) == "ttl_expired"
+
+
+def test_twenty_positions_on_the_write_is_out_of_sight(steady: House) -> None:
+    blocks = [{"type": "text", "text": handbook(4)} for _ in range(25)]
+    first = [{**blocks[0], "cache_control": {"type": "ephemeral"}}]
+    steady.ask("x", None, messages=[{"role": "user", "content": first}])
+    later = [*blocks[:20], {**blocks[20], "cache_control": {"type": "ephemeral"}}]
+    reason = steady.reason("x", None, messages=[{"role": "user", "content": later}])
+    assert reason == "lookback_exceeded"
+
+
+def test_a_changed_tool_is_named_where_the_client_asked_to_compare(steady: House) -> None:
+    text = handbook(20)
+    asked: dict[str, Any] = {"previous_message_id": None}
+    first = steady.ask(text, diagnostics=asked)
+    asked = {"previous_message_id": first["id"]}
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    answer = steady.ask(text, diagnostics=asked, tools=tools)
+    assert answer["diagnostics"]["cache_miss_reason"]["type"] == "tools_changed"
+    assert answer["holdfast"]["miss_reason"] == "tools_changed"
+
+
+def test_what_was_written_at_the_same_time_is_a_race(tmp_path: Path) -> None:
+    text = handbook(60)
+    with house(tmp_path, SLOW) as slow, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(slow.reason, text)
+        time.sleep(0.5)  # the prefill of about 1,300 tokens takes 2.6 s
+        second = pool.submit(slow.reason, text)
+        assert [first.result(), second.result()] == ["cold", "in_progress_race"]
+
+
+def state_of(answer: dict[str, Any]) -> str:
+    state: str = answer["holdfast"]["breakpoints"][0]["state"]
+    return state
+
+
+def test_over_the_budget_it_is_best_effort_and_evicted_under_pressure(tmp_path: Path) -> None:
+    """16 blocks of 16 tokens, half of them for leases; about 12 tokens a rule."""
+    with house(tmp_path, TINY) as tiny:
+        one, two = handbook(6), handbook(6)
+        assert [state_of(tiny.ask(one)), state_of(tiny.ask(two))] == ["leased", "best_effort"]
+        tiny.ask(handbook(10), None)
+        assert tiny.reason(two) == "best_effort_evicted"
+        assert tiny.reason(one) is None
+
+
+def test_a_lease_that_gave_way_was_sacrificed(tmp_path: Path) -> None:
+    with house(tmp_path, TINY) as tiny:
+        text = handbook(6)
+        assert state_of(tiny.ask(text)) == "leased"
+        tiny.ask(handbook(16), None)
+        assert tiny.reason(text) == "sacrificed"
+
+
+def test_a_restarted_engine_is_told_from_a_cold_one(tmp_path: Path) -> None:
+    with house(tmp_path, STEADY) as one:
+        text = handbook(20)
+        one.ask(text)
+        machine = one.machines[0]
+        machine.stop()
+        one.wait_for(ready=0)
+        machine.start()
+        one.wait_for(ready=1)
+        assert one.reason(text) == "engine_restart"
+        assert one.reason(text) is None
+        assert one.reason(handbook(20)) == "cold"
+
+
+def test_a_prefix_that_another_engine_holds_was_routed_elsewhere(tmp_path: Path) -> None:
+    with house(tmp_path, STEADY, engines=2) as two:
+        text = handbook(20)
+        first = two.ask(text)["holdfast"]["engine"]
+        two.of(first).stop()
+        two.wait_for(ready=1)
+        moved = two.ask(text)["holdfast"]
+        assert moved["engine"] != first
+        assert moved["miss_reason"] == "routed_elsewhere"
+        assert two.ask(text)["holdfast"]["miss_reason"] is None
+        two.of(first).start()
+        two.wait_for(ready=2)
+        back = two.ask(text)["holdfast"]
+        assert (back["engine"], back["miss_reason"]) == (first, "routed_elsewhere")
