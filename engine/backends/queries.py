@@ -63,6 +63,15 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
+        (
+            request.tool_choice.mode not in ("any", "tool") or bool(request.prompt.tools),
+            "tool_choice: there are no tools to choose from",
+        ),
+        (
+            request.tool_choice.mode != "tool"
+            or request.tool_choice.name in {tool.name for tool in request.prompt.tools},
+            "tool_choice.name: no such tool",
+        ),
     )
     for is_good, message in checks:
         if not is_good:
@@ -77,6 +86,7 @@ def _needed(request: GenerateRequest) -> list[Capability]:
         "multiple_choices": request.sampling.num_choices > 1,
         "tools": bool(request.prompt.tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
+        "structured_output": request.output_schema is not None,
         "thinking": request.thinking,
     }
     assert set(needed) <= set(get_args(Capability))

@@ -82,7 +82,7 @@ def split(text: str, seed: int) -> list[str]:
 
 
 def parse(text: str, seed: int = 0) -> list[Delta]:
-    parser = HermesCalls(new_tool_use_id)
+    parser = HermesCalls(new_tool_use_id, ["f"])
     deltas = [delta for piece in split(text, seed) for delta in parser.feed(piece)]
     return [*deltas, *parser.close()]
 
