@@ -63,15 +63,6 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
-        (
-            request.tool_choice.mode not in ("any", "tool") or bool(request.prompt.tools),
-            "tool_choice: there are no tools to choose from",
-        ),
-        (
-            request.tool_choice.mode != "tool"
-            or request.tool_choice.name in {tool.name for tool in request.prompt.tools},
-            "tool_choice.name: no such tool",
-        ),
     )
     for is_good, message in checks:
         if not is_good:
@@ -79,6 +70,15 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     for capability in _needed(request):
         if capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
+    _check_tool_choice(request)
+
+
+def _check_tool_choice(request: GenerateRequest) -> None:
+    choice, names = request.tool_choice, {tool.name for tool in request.prompt.tools}
+    if choice.mode in ("any", "tool") and not names:
+        raise InvalidRequest("tool_choice: there are no tools to choose from")
+    if choice.mode == "tool" and choice.name not in names:
+        raise InvalidRequest("tool_choice.name: no such tool")
 
 
 def _needed(request: GenerateRequest) -> list[Capability]:

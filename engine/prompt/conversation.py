@@ -251,8 +251,9 @@ class _Builder:
         function = {"name": part.name, "arguments": self._object(part.input)}
         return {"id": self._traits.call_id(part.id), "type": "function", "function": function}
 
-    def _messages(self, message: Message) -> Iterator[dict[str, Any]]:
+    def _messages(self, message: Message) -> list[dict[str, Any]]:
         """A user's or a system message: runs of text, and a message for each tool result."""
+        built: list[dict[str, Any]] = []
         texts: list[str] = []
         for part in message.parts:
             match part:
@@ -260,13 +261,16 @@ class _Builder:
                     texts.append(self._text(part.text))
                 case ToolResultPart():
                     if texts:
-                        yield {"role": message.role, "content": _SEPARATOR.join(texts)}
+                        built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
                         texts = []
-                    yield self._tool_result(part)
+                    built.append(self._tool_result(part))
                 case _:
                     raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
-        if texts:
-            yield {"role": message.role, "content": _SEPARATOR.join(texts)}
+        if texts and built and self._traits.joins_results:
+            built[-1]["content"] += _SEPARATOR + _SEPARATOR.join(texts)
+        elif texts:
+            built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
+        return built
 
     def _tool_result(self, part: ToolResultPart) -> dict[str, Any]:
         text = self._text(part.text)

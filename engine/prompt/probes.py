@@ -41,7 +41,9 @@ class TemplateProbe:
                 system=partial(self._renders, Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text),
                 call=partial(self._renders, _calls(1), "probe_tool"),
                 two_calls=partial(self._renders, _calls(2), "probe_tool"),
+                result_and_text=partial(self._renders, _calls(1, "probe-text"), "probe-text"),
                 thinking=partial(self._renders, _thinking(), _THOUGHT),
+                moves_tools=self._moves_tools,
             )
         )
 
@@ -82,6 +84,12 @@ class TemplateProbe:
             return frozenset()
         return frozenset({self.pieces.control_ids[match.group()]})
 
+    def _moves_tools(self, traits: TemplateTraits) -> bool:
+        """Do the tools come behind an answer that is already given?"""
+        answer = Message("assistant", [TextPart("probe-answer")])
+        text = self._text(Prompt([_USER, answer, _USER], [_TOOL]), traits) or ""
+        return 0 <= text.find("probe-answer") < text.find(_TOOL.name)
+
     def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
         text = self._text(prompt, traits)
         # A template that knows no content parts may write out Python's own picture of them.
@@ -104,14 +112,15 @@ class TemplateProbe:
             return None
 
 
-def _calls(count: int) -> Prompt:
-    """A turn of calls with ids as ours are, and their results."""
+def _calls(count: int, *texts: str) -> Prompt:
+    """A turn of calls with ids as ours are, and their results, with texts behind them."""
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(count)]
+    results = [ToolResultPart(call_id, "probe-result") for call_id in ids]
     return Prompt(
         [
             _USER,
             Message("assistant", [ToolUsePart(i, _TOOL.name, {"key": "value"}) for i in ids]),
-            Message("user", [ToolResultPart(i, "probe-result") for i in ids]),
+            Message("user", [*results, *(TextPart(text) for text in texts)]),
         ]
     )
 

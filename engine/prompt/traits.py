@@ -3,7 +3,10 @@
 - Gemma refuses a system prompt: it goes in front of the first user's message.
 - Llama 3.1 refuses two calls in one message: each call gets a message of its own.
 - Mistral refuses ids that are not 9 letters and digits: ids are hashed to such.
+- Mistral refuses a user's text behind results: it is appended to the last of them.
 - Magistral wants thinking as a content part, others as `reasoning_content`.
+- Mistral puts the tools before the last question, wherever that is: what they precede in one turn
+  they follow in the next. They get no boundary, so that the system prompt's is its own.
 """
 
 from collections.abc import Callable
@@ -20,7 +23,9 @@ class TemplateTraits:
     folds_system: bool = False
     splits_calls: bool = False
     shortens_ids: bool = False
+    joins_results: bool = False
     thinks_in_content: bool = False
+    moves_tools: bool = False
 
     def call_id(self, call_id: str) -> str:
         """The id that the template gets; equal ids stay equal."""
@@ -41,7 +46,9 @@ class TraitProbes:
     system: Callable[[TemplateTraits], bool]
     call: Callable[[TemplateTraits], bool]
     two_calls: Callable[[TemplateTraits], bool]
+    result_and_text: Callable[[TemplateTraits], bool]
     thinking: Callable[[TemplateTraits], bool]
+    moves_tools: Callable[[TemplateTraits], bool]
 
 
 def find_traits(probes: TraitProbes) -> TemplateTraits:
@@ -51,9 +58,10 @@ def find_traits(probes: TraitProbes) -> TemplateTraits:
         (probes.system, {"folds_system": True}),
         (probes.call, {"shortens_ids": True}),
         (probes.two_calls, {"splits_calls": True}),
+        (probes.result_and_text, {"joins_results": True}),
         (probes.thinking, {"thinks_in_content": True}),
     ):
         other = replace(traits, **changed)
         if not probe(traits) and probe(other):
             traits = other
-    return traits
+    return replace(traits, moves_tools=probes.moves_tools(traits))

@@ -160,6 +160,14 @@ def test_without_parallel_calls_the_first_one_ends_the_turn() -> None:
     assert parser.finish == "tool_use"
 
 
+def test_nothing_behind_the_first_call_is_told_without_parallel_calls() -> None:
+    for more in (CALL, " and text", "<tool_call>{", "<tool_ca"):
+        parser = demo_renderer().parser(request(ToolChoice(parallel=False), stops=["}}"]))
+        deltas = feed(parser, "Hm. " + CALL.replace("}}", "} }") + more)
+        assert [type(delta).__name__ for delta in deltas][-1] == "ToolInputDelta"
+        assert (len(calls(deltas)), texts(deltas)) == (1, "Hm.")
+
+
 def test_ids_look_like_anthropics() -> None:
     ids = {new_tool_use_id() for _ in range(50)}
     assert len(ids) == 50
