@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -84,6 +84,7 @@ class Row(NamedTuple):
     reads: list[str]
 
 
+SETTINGS: dict[str, Any] = {"secret": "0" * 16}
 KINDS = ["tools", "system", "user", "thinking", "answer", "call", "result"]
 
 
@@ -178,9 +179,7 @@ async def usages(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[Inpu
         block_bytes=1,
     )
     crashes: list[Exception] = []
-    backend = LoopedBackend(
-        Settings(secret="0" * 16), ManualClock(), lambda *_: parts, crashes.append
-    )
+    backend = LoopedBackend(Settings(**SETTINGS), ManualClock(), lambda *_: parts, crashes.append)
     backend.load(lambda _stage, _fraction: None)
     try:
         return [await _usage(backend, prompt, str(i)) for i, prompt in enumerate(prompts)]

@@ -84,13 +84,12 @@ def test_every_choice_of_a_forced_request_calls(engine: Engine) -> None:
 def test_demands_do_not_touch_who_runs_beside_them(engine: Engine) -> None:
     need(engine, "forced_tools")
     plain = [answer(engine, demand(engine)).text() for _ in range(2)]
-    asked = [with_tools(engine, ToolChoice("any"), TOOLS), demand(engine)] * 3
-    asked = [
-        msgspec.structs.replace(a, request_id=f"{a.request_id}{i}") for i, a in enumerate(asked)
-    ]
-    with ThreadPoolExecutor(6) as pool:
+    asked: list[GenerateRequest] = []
+    for _ in range(2):
+        asked += [with_tools(engine, ToolChoice("any"), TOOLS), demand(engine)]
+    with ThreadPoolExecutor(4) as pool:
         given = list(pool.map(lambda request: answer(engine, request), asked))
-    assert [a.text() for a in given[1::2]] == [plain[0]] * 3 == [plain[1]] * 3
+    assert [a.text() for a in given[1::2]] == [plain[0]] * 2 == [plain[1]] * 2
     assert all(calls(a) for a in given[::2])
 
 

@@ -1,4 +1,4 @@
-"""Chat templates with the behaviour of known models': what they are found to need, and boundaries."""
+"""Chat templates with the behaviour of known models': what they need, and their boundaries."""
 
 import asyncio
 from functools import cache
@@ -124,16 +124,15 @@ def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> Non
     )
 
 
-def parallel_calls() -> Prompt:
-    ids = ["toolu_01A09q90qw90lq917835lq9A", "call<|im_end|>-2"]
+def parallel_calls(second_id: str = "call<|im_end|>-2") -> Prompt:
+    ids = ["toolu_01A09q90qw90lq917835lq9A", second_id]
     calls = [
-        ToolUsePart(i, "get_weather", {"city": city}) for i, city in zip(ids, "AB", strict=True)
+        ToolUsePart(ids[0], "get_weather", {"city": "A"}),
+        ToolUsePart(ids[1], "get_weather", {"city": "B"}),
     ]
     results = [ToolResultPart(i, f"result {i[:4]}") for i in ids]
-    return Prompt(
-        [user("Both?"), Message("assistant", [*calls]), Message("user", [*results, TextPart("So?")])],
-        table.TOOLS,
-    )  # fmt: skip
+    told = Message("user", [*results, TextPart("So?")])
+    return Prompt([user("Both?"), Message("assistant", [*calls]), told], table.TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -145,21 +144,13 @@ def test_parallel_calls_with_any_ids_and_text_behind_results_can_be_replayed(nam
     assert written.index('"A"') < written.index('"B"') < written.index("result call")
     assert written.index("result call") < written.index("So?")
     # A control token in an id is text, as anywhere else: only the template writes real ones.
-    tokens = renderer(name).render(parallel_calls(), thinking=False).token_ids
-    end = renderer(name).tokenizer.token_to_id("<|im_end|>")
-    plain = Prompt([user("Both?"), *parallel_calls().messages[1:]], table.TOOLS)
-    plain.messages[1] = Message(
-        "assistant",
-        [
-            ToolUsePart("call1", "get_weather", {"city": "A"}),
-            ToolUsePart("call2", "get_weather", {"city": "B"}),
-        ],
-    )
-    plain.messages[2] = Message("user", [ToolResultPart("call1", "1"), ToolResultPart("call2", "2"),
-                                         TextPart("So?")])  # fmt: skip
-    if "mistral-small" not in name:  # whose ids must be long
-        same = renderer(name).render(plain, thinking=False).token_ids
-        assert tokens.count(end) == same.count(end)
+    of = renderer(name)
+    end = of.tokenizer.token_to_id("<|im_end|>")
+    counts = [
+        of.render(prompt, thinking=False).token_ids.count(end)
+        for prompt in (parallel_calls(), parallel_calls("call_of_no_harm-2"))
+    ]
+    assert counts[0] == counts[1]
 
 
 def request(prompt: Prompt, **changes: object) -> GenerateRequest:
@@ -220,10 +211,13 @@ HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"
         ("hermes-3", HERMES_CALL),
         ("qwen3", HERMES_CALL),
         ("llama-3.1", '{"name": "get_weather", "parameters": {"city": "Bern"}}'),
-        ("mistral-7b-v0.3", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bern"}}]'),
+        (
+            "mistral-7b-v0.3",
+            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bern"}}]',
+        ),
         ("magistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Bern"}'),
     ],
-)  # fmt: skip
+)
 def test_a_forced_call_is_allowed_in_the_templates_own_format(name: str, written: str) -> None:
     prompt = Prompt([user("Weather?")], table.TOOLS)
     for parallel in (True, False):
