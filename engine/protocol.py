@@ -369,8 +369,11 @@ class ClockReply(msgspec.Struct, frozen=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
+    """`is_public`: the message tells nothing but of the request's own fields, for its client."""
+
     code: ErrorCode
     message: str
+    is_public: bool = False
 
 
 # Reports.

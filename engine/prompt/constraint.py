@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.blocks.block import TokenId
-from engine.errors import InvalidRequest
+from engine.errors import SchemaRefused
 from engine.prompt.reasoning import ReasoningFormat
 from engine.protocol import GenerateRequest, Tool
 
@@ -71,13 +71,22 @@ class CallStyle:
 
 
 class GrammarWriter:
-    """Writes grammars for one tokenizer. Raises ValueError for a tokenizer llguidance can't use."""
+    """Writes grammars for one tokenizer. Raises ValueError for a tokenizer llguidance can't use.
 
-    def __init__(self, tokenizer: Tokenizer, end_token_ids: Iterable[TokenId]) -> None:
+    `limits` bound what one grammar may cost, at compilation and at every token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end_token_ids: Iterable[TokenId],
+        limits: LLParserLimits | None = None,
+    ) -> None:
         ends = sorted(end_token_ids)
         self._tokenizer = tokenizer
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
-        self._limits = LLParserLimits(verbose_errors=False)
+        # Its default limits end a compilation within about a second. Errors tell no grammar.
+        self._limits = limits or LLParserLimits(verbose_errors=False)
 
     def marker(self, text: str) -> str:
         """A marker's rule: the control token where it is one, else its text."""
@@ -92,7 +101,7 @@ class GrammarWriter:
     ) -> Constraint | None:
         """What binds a choice of the request, None where nothing does.
 
-        Raises InvalidRequest that names the tool whose schema the library can't do.
+        Raises SchemaRefused, which names the tool whose schema the library can't do.
         """
         choice, schema = request.tool_choice, request.output_schema
         rules: list[str] = []
@@ -113,10 +122,11 @@ class GrammarWriter:
         if thinking is not None:
             rules += thinking.rules(self)
         matcher = self._compile("\n".join(["%llguidance {}", *rules]))
-        if matcher.is_error():
+        constraint = Constraint(matcher)
+        if constraint.is_failed:
             self._blame(request)
-            raise InvalidRequest(f"the schemas are too much together: {_reason(matcher)}")
-        return Constraint(matcher)
+            raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
+        return constraint
 
     def _calls(self, style: CallStyle, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
         calls = " | ".join(f"call_{index}" for index in range(len(tools)))
@@ -143,7 +153,7 @@ class GrammarWriter:
     def _check(self, schema: str, where: str) -> None:
         matcher = self._compile(f"%llguidance {{}}\nstart: %json {schema}")
         if matcher.is_error():
-            raise InvalidRequest(f"{where}: can't be guaranteed: {_reason(matcher)}")
+            raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +186,7 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
     """The input's schema; an input is an object whether or not the schema says so."""
     kinds = tool.input_schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-        raise InvalidRequest(f"input_schema of `{tool.name}`: its `type` must be `object`")
+        raise SchemaRefused(f"input_schema of `{tool.name}`: its `type` must be `object`")
     return {**tool.input_schema, "type": "object"}
 
 

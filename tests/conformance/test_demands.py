@@ -118,6 +118,16 @@ def test_a_demand_that_cannot_be_met_is_refused_by_name(
     assert named in refused.value.reply["message"]
 
 
+def test_why_a_schema_is_refused_is_the_clients_to_read(engine: Engine) -> None:
+    need(engine, "structured_output")
+    with pytest.raises(Refused) as refused:
+        answer(engine, demand(engine, output_schema={"if": {}}))
+    assert refused.value.reply["is_public"] is True
+    with pytest.raises(Refused) as refused:
+        answer(engine, demand(engine, scope=""))
+    assert refused.value.reply["is_public"] is False
+
+
 def test_a_tool_that_cannot_be_forced_is_named_and_can_still_be_offered(engine: Engine) -> None:
     need(engine, "forced_tools")
     tools = [*TOOLS, Tool("strange", {"type": "object", "properties": {"a": {"not": {}}}})]
