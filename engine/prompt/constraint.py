@@ -85,8 +85,9 @@ class GrammarWriter:
         ends = sorted(end_token_ids)
         self._tokenizer = tokenizer
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
-        # Its default limits end a compilation within about a second. Errors tell no grammar.
-        self._limits = limits or LLParserLimits(verbose_errors=False)
+        # The defaults end a compilation within a second or two, and a token's mask within tens of
+        # milliseconds; but 2,000 items in a row are no more than 500 optional properties.
+        self._limits = limits or LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
 
     def marker(self, text: str) -> str:
         """A marker's rule: the control token where it is one, else its text."""

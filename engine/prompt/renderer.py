@@ -166,7 +166,8 @@ class ChatRenderer:
         """Does the prompt end inside a thinking tag?"""
         last = request.prompt.messages[-1] if request.prompt.messages else None
         if last is not None and last.role == "assistant":
-            return self._tags is not None and isinstance(last.parts[-1], ThinkingPart)
+            ends_thinking = bool(last.parts) and isinstance(last.parts[-1], ThinkingPart)
+            return self._tags is not None and ends_thinking
         return self._opens_thinking[request.thinking]
 
     def _choose_tool_format(self, wanted: str, probe: TemplateProbe) -> str | None:

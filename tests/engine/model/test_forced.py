@@ -70,6 +70,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}},
         "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
     "no type, optional": {"properties": {"city": WORD}, "additionalProperties": False},
+    "recursion": {**CLOSED, "required": ["v"], "properties": {
+        "v": {"type": "boolean"}, "c": {"type": "array", "maxItems": 1, "items": {"$ref": "#"}}}},
     "keys that need escapes": {**CLOSED, "properties": {'a "b"\n': {"enum": ['\\ "é" 😀']}},
                                "required": ['a "b"\n']},
 }  # fmt: skip
@@ -232,3 +234,10 @@ def _new_parser(parts: Parts) -> Callable[[GenerateRequest], Any]:
 
 def test_without_a_demand_every_token_is_allowed(new_parser: Callable[..., Any]) -> None:
     assert new_parser(request([Tool("t", REFUSED["not"])])).allowed is None
+
+
+def test_hundreds_of_optional_properties_are_within_the_limits(parts: Parts) -> None:
+    schema = {**CLOSED, "properties": {f"p{i}": {"enum": [i]} for i in range(600)}}
+    given = answer(parts, request([], schema=schema), temperature=3, seed=1)
+    assert given.finish in ("stop", None)
+    assert given.text.startswith("{")
