@@ -368,7 +368,7 @@ class ClockReply(msgspec.Struct, frozen=True):
     now: float
 
 
-class ErrorReply(msgspec.Struct, frozen=True):
+class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """`is_public`: the message tells nothing but of the request's own fields, for its client."""
 
     code: ErrorCode
