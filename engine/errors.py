@@ -2,7 +2,8 @@
 
 EngineError              500 internal
 ├── InvalidRequest       400 invalid_request
-│   └── PromptTooLong    400 prompt_too_long
+│   ├── PromptTooLong    400 prompt_too_long
+│   └── SchemaRefused    400 invalid_request, its message is the client's to read
 ├── Unsupported          400 unsupported
 ├── Unauthorized         401 unauthorized
 ├── NotFound             404 not_found
@@ -18,6 +19,7 @@ from engine.protocol import STATUS_OF, ErrorCode
 
 class EngineError(Exception):
     code: ClassVar[ErrorCode] = "internal"
+    is_public: ClassVar[bool] = False
 
     @property
     def status(self) -> int:
@@ -33,6 +35,12 @@ class PromptTooLong(InvalidRequest):
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
         super().__init__(f"prompt is too long: {num_tokens} tokens > {max_tokens} maximum")
+
+
+class SchemaRefused(InvalidRequest):
+    """A JSON schema of the request can't be guaranteed; says which and why."""
+
+    is_public: ClassVar[bool] = True
 
 
 class Unsupported(EngineError):

@@ -22,7 +22,13 @@ FinishReason = Literal[
     "stop", "length", "stop_sequence", "tool_use", "cancelled", "context", "failed"
 ]
 Capability = Literal[
-    "copy_on_write", "multiple_choices", "tools", "forced_tools", "thinking", "manual_clock"
+    "copy_on_write",
+    "multiple_choices",
+    "tools",
+    "forced_tools",
+    "structured_output",
+    "thinking",
+    "manual_clock",
 ]
 MissReason = Literal[
     "cold",
@@ -160,7 +166,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`any` and `tool` need the capability `forced_tools`; `none` parses no calls."""
+    """`any` and `tool` need the capability `forced_tools`; `none` parses no calls.
+
+    Without `parallel` there is at most one call.
+    """
 
     mode: Literal["auto", "none", "any", "tool"] = "auto"
     name: str | None = None
@@ -172,7 +181,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     `request_id` is the turn's id and the idempotence key; `scope` the tenant salt (32 hex digits);
     `age_seconds` the time since the turn arrived at the gateway: TTLs count from then.
-    `min_cache_tokens` None means the engine's own minimum.
+    `min_cache_tokens` None means the engine's own minimum. With an `output_schema` (JSON Schema;
+    needs the capability `structured_output`) the text is JSON of that schema.
     """
 
     request_id: str
@@ -185,6 +195,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     min_cache_tokens: int | None = None
     tool_choice: ToolChoice = ToolChoice()
     thinking: bool = False
+    output_schema: dict[str, Any] | None = None
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -368,9 +379,12 @@ class ClockReply(msgspec.Struct, frozen=True):
     now: float
 
 
-class ErrorReply(msgspec.Struct, frozen=True):
+class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`is_public`: the message tells nothing but of the request's own fields, for its client."""
+
     code: ErrorCode
     message: str
+    is_public: bool = False
 
 
 # Reports.

@@ -181,16 +181,18 @@ def _guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRou
 
 def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorReply]:
     code: ErrorCode
+    is_public = False
     match error:
         case EngineError():
             code, message, status = error.code, str(error), error.status
+            is_public = error.is_public
         case HTTPException() if error.status_code < 500:
             code = "not_found" if error.status_code == 404 else "invalid_request"
             message, status = error.detail, error.status_code
         case _:
             log.error("call failed", exc_info=error)
             code, message, status = "internal", "internal error", 500
-    return Response(ErrorReply(code, message), status_code=status)
+    return Response(ErrorReply(code, message, is_public), status_code=status)
 
 
 def create_app(

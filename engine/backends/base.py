@@ -66,6 +66,7 @@ class Renderer(Protocol):
     """Prompt to tokens, tokens to deltas. `render` may be slow and runs on its own thread.
 
     What is remembered of a render is kept apart by `scope`: its speed tells nobody anything.
+    `parser` may be slow too (it compiles what a request demands) and raises InvalidRequest.
     """
 
     def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...

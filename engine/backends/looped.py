@@ -26,6 +26,7 @@ from engine.clock import Clock, ManualClock
 from engine.core.accounts import Accounts, block_stats
 from engine.core.lifecycle import Lifecycle
 from engine.core.loop import EngineLoop
+from engine.core.output import OutputParser
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import RequestState
 from engine.errors import InvalidRequest, NotFound, NotReady
@@ -115,7 +116,9 @@ class LoopedBackend:
         state = RequestState(
             request=request,
             query=query,
-            parsers=[loaded.renderer.parser(request) for _ in range(request.sampling.num_choices)],
+            parsers=await self._in_thread(
+                partial(_shallow, partial(_new_parsers, loaded.renderer, request))
+            ),
             emit=generation.emit,
             submitted_at=received_at,
         )
@@ -237,10 +240,7 @@ class LoopedBackend:
         render = partial(
             loaded.renderer.render, request.prompt, thinking=request.thinking, scope=request.scope
         )
-        try:
-            return await self._in_thread(render)
-        except RecursionError:
-            raise InvalidRequest("prompt: nested too deeply") from None
+        return await self._in_thread(partial(_shallow, render))
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await self._event_loop.run_in_executor(self._renders, function)
@@ -282,6 +282,18 @@ class _Loaded:
     accounts: Accounts
     lifecycle: Lifecycle
     loop: EngineLoop
+
+
+def _new_parsers(renderer: Renderer, request: GenerateRequest) -> list[OutputParser]:
+    return [renderer.parser(request) for _ in range(request.sampling.num_choices)]
+
+
+def _shallow(work: Callable[[], T]) -> T:
+    """Do what walks through a client's JSON."""
+    try:
+        return work()
+    except RecursionError:
+        raise InvalidRequest("prompt: nested too deeply") from None
 
 
 def _log_failure(future: "Future[bool]") -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from engine.backends.base import Parts, Progress
 from engine.model.loading import LoadedModel, load_model
-from engine.prompt.renderer import ChatRenderer
+from engine.prompt.renderer import ChatRenderer, FormatChoice
 from engine.protocol import Capability, Description
 from engine.settings import Settings
 
@@ -27,7 +27,10 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     num_blocks = settings.num_blocks or _affordable_blocks(loaded, settings.block_size)
     runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
     progress("loading tokenizer", 0.95)
-    renderer = ChatRenderer.from_model(settings.model)
+    renderer = ChatRenderer.from_model(
+        settings.model,
+        FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
+    )
     return Parts(
         runner=runner,
         renderer=renderer,
@@ -56,9 +59,17 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
 
 
 def _capabilities(renderer: ChatRenderer) -> list[Capability]:
-    """Calls can be parsed only where the template's format is known."""
-    always: list[Capability] = ["copy_on_write", "multiple_choices"]
-    return [*always, "tools"] if renderer.tool_format is not None else always
+    """Calls and thinking can be parsed only where the template's formats are known."""
+    has_tools = renderer.tool_format is not None
+    declared: dict[Capability, bool] = {
+        "copy_on_write": True,
+        "multiple_choices": True,
+        "tools": has_tools,
+        "forced_tools": has_tools and renderer.can_constrain,
+        "structured_output": renderer.can_constrain,
+        "thinking": renderer.reasoning_format is not None,
+    }
+    return [capability for capability, is_there in declared.items() if is_there]
 
 
 def _affordable_blocks(loaded: LoadedModel, block_size: int) -> int:

@@ -74,6 +74,15 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     for capability in _needed(request):
         if capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
+    _check_tool_choice(request)
+
+
+def _check_tool_choice(request: GenerateRequest) -> None:
+    choice, names = request.tool_choice, {tool.name for tool in request.prompt.tools}
+    if choice.mode in ("any", "tool") and not names:
+        raise InvalidRequest("tool_choice: there are no tools to choose from")
+    if choice.mode == "tool" and choice.name not in names:
+        raise InvalidRequest("tool_choice.name: no such tool")
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -87,6 +96,7 @@ def _needed(request: GenerateRequest) -> list[Capability]:
         "multiple_choices": request.sampling.num_choices > 1,
         "tools": bool(request.prompt.tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
+        "structured_output": request.output_schema is not None,
         "thinking": request.thinking,
     }
     assert set(needed) <= set(get_args(Capability))

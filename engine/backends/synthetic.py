@@ -137,6 +137,7 @@ class SyntheticParser:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
+        self.allowed: bytes | None = None
         self._stops = StopFinder(stop_sequences)
         self._num_words = 0
 

@@ -66,6 +66,7 @@ class EngineLoop:
             start=start,
             block_table=sequence.table.block_ids,
             sample=sequence.sample if samples else None,
+            allowed=sequence.parser.allowed if samples else None,
         )
 
     # The thread.

@@ -13,11 +13,15 @@ class OutputParser(Protocol):
     `feed` returns what became certain with this token. When it sets `finish` the generation is
     over: the loop samples no more and the token that decided it is still counted. `close` returns
     what was held back (called once, after the last token, whatever ended the generation).
+    `allowed` says which tokens may come next: a bit per token id, lowest first; None: all.
     """
 
     finish: FinishReason | None
     stop_sequence: str | None
     thinking_tokens: int
+
+    @property
+    def allowed(self) -> bytes | None: ...
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]: ...
 

@@ -27,13 +27,15 @@ class Work:
 
     The keys and values of positions [0, start) are in `block_table` already; those of `token_ids`,
     at positions start, start + 1, …, are to be computed and written through it. The table covers
-    all of them. `sample` None means that the last token's logits are not needed.
+    all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
+    tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
     """
 
     token_ids: Sequence[TokenId]
     start: int
     block_table: Sequence[BlockId]
     sample: SampleParams | None = None
+    allowed: bytes | None = None
 
 
 class Runner(Protocol):

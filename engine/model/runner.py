@@ -35,7 +35,7 @@ class TorchRunner:
                 tokens.append(None)
             else:
                 position = work.start + len(work.token_ids)
-                tokens.append(sample(next(rows), work.sample, position))
+                tokens.append(sample(next(rows), work.sample, position, work.allowed))
         return tokens
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:

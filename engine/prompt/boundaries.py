@@ -75,17 +75,16 @@ class _Finder:
         if unmarked is not None and unmarked.text == self._text:
             positions = unmarked.positions
         places: list[Place] = []
+        moves_tools = self._conversation.traits.moves_tools
+        num_moving = len(self._conversation.prompt.tools) if moves_tools else 0
         for segment, text in enumerate(texts):
-            if text is not None and not text.strip():
+            if segment < num_moving:
+                places.append(Place(None))
+            elif text is not None and not text.strip():
                 places.append(_last_place(places))
-                continue
-            pair = marks.get(segment)
-            begin = None if pair is None else positions.get(pair.begin)
-            end = None if pair is None else positions.get(pair.end)
-            if begin is not None and end is not None:
-                places.append(Place(end, begin))
             else:
-                places.append(self._compare(segment, _last_place(places)))
+                found = _marked_place(marks.get(segment), positions)
+                places.append(found or self._compare(segment, _last_place(places)))
         return places
 
     def _render_marked(self, marks: Mapping[int, SegmentMarks]) -> Unmarked | None:
@@ -109,6 +108,12 @@ class _Finder:
             return previous
         end = _common_length(self._text, other)
         return Place(end) if end > (previous.end or 0) else Place(None)
+
+
+def _marked_place(pair: SegmentMarks | None, positions: Mapping[str, int]) -> Place | None:
+    if pair is None or pair.begin not in positions or pair.end not in positions:
+        return None
+    return Place(positions[pair.end], positions[pair.begin])
 
 
 def _last_place(places: Sequence[Place]) -> Place:

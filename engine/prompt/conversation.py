@@ -16,6 +16,7 @@ from engine.prompt.marks import (
     surround,
 )
 from engine.prompt.template import TemplateInput
+from engine.prompt.traits import TemplateTraits
 from engine.protocol import (
     Message,
     Part,
@@ -40,6 +41,7 @@ class Conversation:
     prompt: Prompt
     alphabet: MarkAlphabet
     cut: str
+    traits: TemplateTraits
 
     @property
     def is_continued(self) -> bool:
@@ -53,12 +55,14 @@ class Conversation:
 
     def variables(self, marks: Mapping[int, SegmentMarks], *, thinking: bool) -> TemplateInput:
         """The template's variables, with marks around the segments named in `marks`."""
-        return _Builder(self.prompt, marks).build(
+        return _Builder(self.prompt, marks, self.traits).build(
             thinking=thinking, add_generation_prompt=not self.is_continued
         )
 
 
-def new_conversation(prompt: Prompt, controls: re.Pattern[str] | None) -> Conversation:
+def new_conversation(
+    prompt: Prompt, controls: re.Pattern[str] | None, traits: TemplateTraits | None = None
+) -> Conversation:
     alphabet = MarkAlphabet(_strings_of(prompt))
     cut = alphabet.take()
 
@@ -83,6 +87,7 @@ def new_conversation(prompt: Prompt, controls: re.Pattern[str] | None) -> Conver
         ),
         alphabet=alphabet,
         cut=cut,
+        traits=traits or TemplateTraits(),
     )
 
 
@@ -93,9 +98,10 @@ def _clean_part(part: Part, clean: Callable[[str], str]) -> Part:
         case ThinkingPart():
             return ThinkingPart(clean(part.text))
         case ToolUsePart():
-            return ToolUsePart(part.id, clean(part.name), map_strings(part.input, clean))
+            # Some templates write ids out, so they are cleaned like any text.
+            return ToolUsePart(clean(part.id), clean(part.name), map_strings(part.input, clean))
         case ToolResultPart():
-            return ToolResultPart(part.tool_use_id, clean(part.text), part.is_error)
+            return ToolResultPart(clean(part.tool_use_id), clean(part.text), part.is_error)
 
 
 def _strings_of(prompt: Prompt) -> Iterator[str]:
@@ -111,6 +117,8 @@ def _strings_of(prompt: Prompt) -> Iterator[str]:
                 yield from strings_in(part.input)
             else:
                 yield part.text
+                if isinstance(part, ToolResultPart):
+                    yield part.tool_use_id
 
 
 def _vary(prompt: Prompt, segment: int, mark: str) -> Prompt:
@@ -149,23 +157,26 @@ def _vary_part(part: Part, mark: str) -> Part:
 class _Builder:
     """Walks a prompt in the order of its segments and writes the template's variables."""
 
-    def __init__(self, prompt: Prompt, marks: Mapping[int, SegmentMarks]) -> None:
+    def __init__(
+        self, prompt: Prompt, marks: Mapping[int, SegmentMarks], traits: TemplateTraits
+    ) -> None:
         self._prompt = prompt
         self._marks = marks
+        self._traits = traits
         self._segment = 0
         self._tool_names: dict[str, str] = {}
 
     def build(self, *, thinking: bool, add_generation_prompt: bool) -> TemplateInput:
         tools = [self._tool(tool) for tool in self._prompt.tools]
         messages: list[dict[str, Any]] = []
-        if self._prompt.system:
-            texts = [self._text(block.text) for block in self._prompt.system]
-            messages.append({"role": "system", "content": _SEPARATOR.join(texts)})
+        system = _SEPARATOR.join(self._text(block.text) for block in self._prompt.system)
         for message in self._prompt.messages:
             if message.role == "assistant":
-                messages.append(self._assistant_message(message))
+                messages.extend(self._assistant_messages(message))
             else:
                 messages.extend(self._messages(message))
+        if self._prompt.system:
+            self._put_first(system, messages)
         return TemplateInput(
             messages=messages,
             tools=tools,
@@ -197,7 +208,15 @@ class _Builder:
             function = MarkedDict(function, marks)
         return self._object({"type": "function", "function": function})
 
-    def _assistant_message(self, message: Message) -> dict[str, Any]:
+    def _put_first(self, system: str, messages: list[dict[str, Any]]) -> None:
+        if not self._traits.folds_system:
+            messages.insert(0, {"role": "system", "content": system})
+        elif messages and messages[0]["role"] == "user":
+            messages[0]["content"] = system + _SEPARATOR + messages[0]["content"]
+        else:
+            messages.insert(0, {"role": "user", "content": system})
+
+    def _assistant_messages(self, message: Message) -> Iterator[dict[str, Any]]:
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
@@ -211,20 +230,30 @@ class _Builder:
                     calls.append(self._call(part))
                 case ToolResultPart():
                     raise InvalidRequest("a tool result in an assistant's message")
-        built: dict[str, Any] = {"role": "assistant", "content": _SEPARATOR.join(texts)}
-        if thoughts:
-            built["reasoning_content"] = _SEPARATOR.join(thoughts)
+        text, thought = _SEPARATOR.join(texts), _SEPARATOR.join(thoughts)
+        built: dict[str, Any] = {"role": "assistant", "content": text}
+        if thoughts and self._traits.thinks_in_content:
+            built["content"] = [
+                {"type": "thinking", "thinking": thought},
+                {"type": "text", "text": text},
+            ]
+        elif thoughts:
+            built["reasoning_content"] = thought
+        num_first = 1 if self._traits.splits_calls else len(calls)
         if calls:
-            built["tool_calls"] = calls
-        return built
+            built["tool_calls"] = calls[:num_first]
+        yield built
+        for call in calls[num_first:]:
+            yield {"role": "assistant", "content": "", "tool_calls": [call]}
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
         self._tool_names[part.id] = part.name
         function = {"name": part.name, "arguments": self._object(part.input)}
-        return {"id": part.id, "type": "function", "function": function}
+        return {"id": self._traits.call_id(part.id), "type": "function", "function": function}
 
-    def _messages(self, message: Message) -> Iterator[dict[str, Any]]:
+    def _messages(self, message: Message) -> list[dict[str, Any]]:
         """A user's or a system message: runs of text, and a message for each tool result."""
+        built: list[dict[str, Any]] = []
         texts: list[str] = []
         for part in message.parts:
             match part:
@@ -232,19 +261,22 @@ class _Builder:
                     texts.append(self._text(part.text))
                 case ToolResultPart():
                     if texts:
-                        yield {"role": message.role, "content": _SEPARATOR.join(texts)}
+                        built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
                         texts = []
-                    yield self._tool_result(part)
+                    built.append(self._tool_result(part))
                 case _:
                     raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
-        if texts:
-            yield {"role": message.role, "content": _SEPARATOR.join(texts)}
+        if texts and built and self._traits.joins_results:
+            built[-1]["content"] += _SEPARATOR + _SEPARATOR.join(texts)
+        elif texts:
+            built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
+        return built
 
     def _tool_result(self, part: ToolResultPart) -> dict[str, Any]:
         text = self._text(part.text)
         return {
             "role": "tool",
-            "tool_call_id": part.tool_use_id,
+            "tool_call_id": self._traits.call_id(part.tool_use_id),
             "name": self._tool_names.get(part.tool_use_id, ""),
             "content": _ERROR_PREFIX + text if part.is_error else text,
         }

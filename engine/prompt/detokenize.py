@@ -3,6 +3,7 @@
 import codecs
 import json
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -38,10 +39,12 @@ class Vocabulary:
 
     def with_text(self, texts: set[str]) -> "Vocabulary":
         """The same, but these special tokens are text: an output format needs to see them."""
-        changed = Vocabulary(self._tokenizer)
-        for token_id, token in self._tokenizer.get_added_tokens_decoder().items():
-            if token.content in texts:
-                changed._added[token_id] = token.content.encode()
+        changed = copy(self)
+        changed._added = self._added | {
+            token_id: token.content.encode()
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.content in texts
+        }
         return changed
 
     def detokenizer(self) -> Detokenizer:

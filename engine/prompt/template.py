@@ -62,7 +62,7 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)
-        self.source = sources["default"]
+        self.source = "\n".join(sources.values())
 
     def render(self, given: TemplateInput) -> str:
         """Raises InvalidRequest where the template refuses the messages."""
@@ -73,7 +73,9 @@ class ChatTemplate:
                 tools=given.tools or None,
                 documents=None,
                 add_generation_prompt=given.add_generation_prompt,
+                # Qwen3's name for it, and DeepSeek-V3.1's.
                 enable_thinking=given.thinking,
+                thinking=given.thinking,
                 **self._special_tokens,
             )
         except _RaisedByTemplate as error:

@@ -1,193 +1,201 @@
-"""Tool calls out of a model's text, as they stream; one class per format.
+"""The formats in which models write tool calls, and which of them a chat template shows.
 
-A format is chosen from the model's chat template (`find_tool_format`). Text that turns out not to
-be a call is passed on as text: nothing is lost.
+The names are those of vLLM's `--tool-call-parser`. Detection looks for what a template tells its
+model to write; where a template shows several, the first in `TOOL_FORMATS` counts:
+
+- `mistral`: `[TOOL_CALLS]`;
+- `hermes`: `<tool_call>` around JSON with `arguments` (XML inside, as Qwen3-Coder has it, is not);
+- `llama3_json`: `<|python_tag|>`, or a call shown as `{"name": function name, "parameters": …}`.
 """
 
-import json
 import re
 import secrets
-from collections.abc import Callable
-from enum import Enum, auto
+from collections.abc import Callable, Collection
 from string import ascii_letters, digits
-from typing import Protocol
 
-from engine.prompt.json_stream import JsonObjectStream
+from engine.prompt.call_stream import CallObject, CallStream, FormatParser, texts
 from engine.prompt.stops import overlap
-from engine.protocol import Delta, TextDelta, ToolInputDelta, ToolUseStart
+from engine.protocol import Delta
 
+_SPACE = " \t\n\r"
 _ID_ALPHABET = digits + ascii_letters
 _ID_LENGTH = 24
-
-
-class FormatParser(Protocol):
-    """Text of one choice in, typed deltas out. `num_calls` counts calls whose input is whole."""
-
-    num_calls: int
-
-    def feed(self, text: str) -> list[Delta]: ...
-
-    def close(self) -> list[Delta]: ...
 
 
 class PlainText:
     """No tools: text is text."""
 
     num_calls = 0
+    is_thinking = False
 
     def feed(self, text: str) -> list[Delta]:
-        return [TextDelta(text)] if text else []
+        return texts(text)
 
     def close(self) -> list[Delta]:
         return []
 
 
-class _State(Enum):
-    TEXT = auto()
-    HEADER = auto()
-    INPUT = auto()
-    TAIL = auto()
+class HermesCalls(CallStream):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen models write."""
+
+    MARKER = "<tool_call>"
+    CLOSE = "</tool_call>"
+    MARKERS = frozenset({MARKER, CLOSE})
+
+    def _after_marker(self, deltas: list[Delta]) -> bool:
+        self._skip(_SPACE)
+        if not self._held:
+            return False
+        return self._begin(CallObject(self._new_id))
+
+    def _after_object(self, deltas: list[Delta]) -> bool:
+        rest = self._held.lstrip(_SPACE)
+        if rest.startswith(self.CLOSE):
+            self._held = rest[len(self.CLOSE) :]
+        elif self.CLOSE.startswith(rest):
+            return False
+        self._step = self._read_text
+        return True
+
+    def _is_text(self, left: str) -> bool:
+        is_closing = self._step == self._after_object and self.CLOSE.startswith(left.strip())
+        return super()._is_text(left) and not is_closing
 
 
-class HermesCalls:
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen models write.
+class MistralCalls(CallStream):
+    """`[TOOL_CALLS]` and an array of call objects, or `name[ARGS]{…}` (Small 3.x).
 
-    White space around calls is dropped. Once a call has been opened its input streams; should it
-    stop being JSON, what follows is text, and the call's input stays incomplete, as when a
-    generation ends in the middle of one.
+    Between a name and its arguments `[CALL_ID]` and an id may stand, and `[ARGS]` may be missing,
+    as vLLM's parser allows. Ids that the model writes are dropped.
     """
 
-    OPEN = "<tool_call>"
-    CLOSE = "</tool_call>"
-    MARKERS = frozenset({OPEN, CLOSE})
-    _HEADER = re.compile(
-        r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-    )
-    _TAIL = re.compile(r"\s*\}\s*" + CLOSE)
+    MARKER = "[TOOL_CALLS]"
+    MARKERS = frozenset({MARKER, "[ARGS]", "[CALL_ID]"})
+    _NAMED = re.compile(r"([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w{0,64}\s*)?(?:\[ARGS\]\s*)?")
+    # Matches whatever may become one of the above.
+    _MAY_BE_NAMED = re.compile(r"[\w.-]{0,128}\s*(?:\[[\w\s\[\]]*)?")
+    _is_array = False
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self.num_calls = 0
-        self._new_id = new_id
-        self._state = _State.TEXT
-        self._held = ""
-        self._gap = ""
-        self._input = JsonObjectStream()
-
-    def feed(self, text: str) -> list[Delta]:
-        self._held += text
-        deltas: list[Delta] = []
-        steps = {
-            _State.TEXT: self._read_text,
-            _State.HEADER: self._read_header,
-            _State.INPUT: self._read_input,
-            _State.TAIL: self._read_tail,
-        }
-        # A step returns True when it moved on and the next one may find something to do.
-        while steps[self._state](deltas):
-            pass
-        return deltas
-
-    def close(self) -> list[Delta]:
-        held, gap = self._held, self._gap
-        state, self._state = self._state, _State.TEXT
-        self._held = self._gap = ""
-        deltas: list[Delta] = []
-        if state is _State.HEADER and self._read_whole(held, deltas):
-            return deltas
-        if state is _State.HEADER:
-            return _texts(gap + self.OPEN + held)
-        if state is _State.TEXT and (held.strip() or not self.num_calls):
-            return _texts(held)
-        return deltas
-
-    def _read_text(self, deltas: list[Delta]) -> bool:
-        at = self._held.find(self.OPEN)
-        if at >= 0:
-            before = self._held[:at]
-            self._held = self._held[at + len(self.OPEN) :]
-            body = before.rstrip()
-            self._gap = before[len(body) :]
-            deltas += _texts(body)
-            self._state = _State.HEADER
+    def _after_marker(self, deltas: list[Delta]) -> bool:
+        self._skip(_SPACE)
+        self._is_array = False
+        if not self._held:
+            return False
+        if self._held.startswith("["):
+            self._skipped += "["
+            self._held = self._held[1:]
+            self._is_array = True
+            self._step = self._read_item
             return True
-        body = self._held[: len(self._held) - overlap(self._held, self.OPEN)].rstrip()
-        self._held = self._held[len(body) :]
-        deltas += _texts(body)
-        return False
+        if self._held.startswith("{"):
+            return self._begin(CallObject(self._new_id))
+        at = self._held.find("{")
+        header = self._held if at < 0 else self._held[:at]
+        named = self._NAMED.fullmatch(header)
+        if not self._MAY_BE_NAMED.fullmatch(header) or (at >= 0 and named is None):
+            return self._give_up(deltas)
+        if at < 0 or named is None:
+            return False
+        self._held = self._held[at:]
+        return self._begin(CallObject(self._new_id, name=named.group(1)))
 
-    def _read_header(self, deltas: list[Delta]) -> bool:
-        match = self._HEADER.match(self._held)
-        if match is not None:
-            name = _string(match.group(1))
-            if name is not None:
-                deltas.append(ToolUseStart(self._new_id(), name))
-                self._held = self._held[match.end() :]
-                self._input = JsonObjectStream()
-                self._state = _State.INPUT
+    def _read_item(self, deltas: list[Delta]) -> bool:
+        self._skip(_SPACE)
+        if not self._held:
+            return False
+        if self._held.startswith("{"):
+            return self._begin(CallObject(self._new_id))
+        return self._give_up(deltas)
+
+    def _after_object(self, deltas: list[Delta]) -> bool:
+        if self._is_array:
+            self._skip(_SPACE)
+            if not self._held:
+                return False
+            if self._held.startswith(","):
+                self._skipped += ","
+                self._held = self._held[1:]
+                self._step = self._read_item
                 return True
-        at = self._held.find(self.CLOSE)
-        if at >= 0:
-            body, rest = self._held[:at], self._held[at + len(self.CLOSE) :]
-            if not self._read_whole(body, deltas):
-                deltas += _texts(self._gap + self.OPEN + body + self.CLOSE)
-            self._held, self._state = rest, _State.TEXT
-            return True
-        begin = self._held.lstrip()
-        if begin and not begin.startswith("{"):
-            # Passed on at once, the opening tag too, so that it is not found again.
-            deltas += _texts(self._gap + self.OPEN)
-            self._state = _State.TEXT
-            return True
-        return False
-
-    def _read_whole(self, body: str, deltas: list[Delta]) -> bool:
-        """A call that was held back as a whole: other key order, or no arguments."""
-        try:
-            call = json.loads(body, strict=False)
-        except ValueError:
-            return False
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return False
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if not isinstance(arguments, dict):
-            return False
-        deltas.append(ToolUseStart(self._new_id(), call["name"]))
-        deltas.append(ToolInputDelta(json.dumps(arguments, ensure_ascii=False)))
-        self.num_calls += 1
+            if self._held.startswith("]"):
+                self._skipped, self._held = "", self._held[1:]
+        self._held, self._skipped = self._skipped + self._held, ""
+        self._step = self._read_text
         return True
 
-    def _read_input(self, deltas: list[Delta]) -> bool:
-        partial = self._input.feed(self._held)
-        self._held = self._input.rest
-        if partial:
-            deltas.append(ToolInputDelta(partial))
-        if self._input.is_complete:
-            self.num_calls += 1
-            self._state = _State.TAIL
-        elif self._input.is_broken:
-            self._state = _State.TEXT
-        return self._state is not _State.INPUT
+    def _is_text(self, left: str) -> bool:
+        return super()._is_text(left) and not (self.num_calls and left.strip() == ",")
 
-    def _read_tail(self, deltas: list[Delta]) -> bool:
-        match = self._TAIL.match(self._held)
-        if match is not None:
-            self._held, self._state = self._held[match.end() :], _State.TEXT
-            return True
-        squeezed = "".join(self._held.split())
-        if ("}" + self.CLOSE).startswith(squeezed):
+
+class Llama3Calls(CallStream):
+    """`{"name": …, "parameters": {…}}` as the whole turn, several separated by semicolons.
+
+    Without `<|python_tag|>` nothing but the name tells a call from an answer in JSON, so the name
+    must be that of one of the request's tools; behind the tag every name counts, as elsewhere.
+    """
+
+    MARKER = "<|python_tag|>"
+    MARKERS = frozenset({MARKER})
+
+    def __init__(self, new_id: Callable[[], str], tool_names: Collection[str]) -> None:
+        super().__init__(new_id, tool_names)
+        self._is_tagged = False
+        self._step = self._read_begin
+
+    def _read_begin(self, deltas: list[Delta]) -> bool:
+        self._skip(_SPACE)
+        if not self._held or overlap(self._held, self.MARKER) == len(self._held):
             return False
-        self._state = _State.TEXT
+        if self._held.startswith("{"):
+            return self._begin(self._new_call())
+        self._held, self._skipped = self._skipped + self._held, ""
+        self._step = self._read_text
         return True
 
+    def _after_marker(self, deltas: list[Delta]) -> bool:
+        self._is_tagged = True
+        self._skip(_SPACE)
+        if not self._held:
+            return False
+        return self._begin(self._new_call())
 
-TOOL_FORMATS: dict[str, type[HermesCalls]] = {"hermes": HermesCalls}
+    def _after_object(self, deltas: list[Delta]) -> bool:
+        self._skip(_SPACE + ";")
+        if not self._held:
+            return False
+        if self._held.startswith("{"):
+            return self._begin(self._new_call())
+        self._held, self._skipped = self._skipped + self._held, ""
+        self._step = self._read_text
+        return True
+
+    def _new_call(self) -> CallObject:
+        accepts = None if self._is_tagged else self._tool_names.__contains__
+        return CallObject(self._new_id, accepts=accepts)
+
+    def _is_text(self, left: str) -> bool:
+        return super()._is_text(left) and not (self.num_calls and not left.strip(_SPACE + ";"))
+
+
+TOOL_FORMATS: dict[str, type[CallStream]] = {
+    "mistral": MistralCalls,
+    "hermes": HermesCalls,
+    "llama3_json": Llama3Calls,
+}
+_LLAMA3_SHOWN = re.compile(r'\{\\?"name\\?": function name, \\?"parameters\\?":')
 
 
 def find_tool_format(template_source: str) -> str | None:
     """The format that a chat template shows its model, None where it is not one of ours."""
-    if HermesCalls.OPEN in template_source and "arguments" in template_source:
-        return "hermes"
-    return None
+    shown = {
+        "mistral": MistralCalls.MARKER in template_source,
+        "hermes": HermesCalls.MARKER in template_source
+        and "arguments" in template_source
+        and "<function=" not in template_source,
+        "llama3_json": Llama3Calls.MARKER in template_source
+        or _LLAMA3_SHOWN.search(template_source) is not None,
+    }
+    return next((name for name in TOOL_FORMATS if shown[name]), None)
 
 
 def new_tool_use_id() -> str:
@@ -195,13 +203,13 @@ def new_tool_use_id() -> str:
     return "toolu_" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
 
 
-def _texts(text: str) -> list[Delta]:
-    return [TextDelta(text)] if text else []
-
-
-def _string(text: str) -> str | None:
-    try:
-        value = json.loads(text, strict=False)
-    except ValueError:
-        return None
-    return value if isinstance(value, str) else None
+__all__ = [
+    "TOOL_FORMATS",
+    "FormatParser",
+    "HermesCalls",
+    "Llama3Calls",
+    "MistralCalls",
+    "PlainText",
+    "find_tool_format",
+    "new_tool_use_id",
+]

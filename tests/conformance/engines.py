@@ -253,7 +253,7 @@ class Refused(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"{status} {body!r}")
         self.status = status
-        self.reply: dict[str, str] = msgspec.json.decode(body)
+        self.reply: dict[str, Any] = msgspec.json.decode(body)
 
 
 def free_port() -> int:

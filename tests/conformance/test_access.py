@@ -187,6 +187,7 @@ def test_a_deep_tool_schema_is_refused_or_served(engine: Engine) -> None:
         ("multiple_choices", {"sampling": {"max_tokens": 1, "num_choices": 2}}),
         ("thinking", {"thinking": True}),
         ("forced_tools", {"tool_choice": {"mode": "any"}}),
+        ("structured_output", {"output_schema": {"type": "object"}}),
     ],
 )
 def test_what_is_not_declared_is_refused_as_unsupported(

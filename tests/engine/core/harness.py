@@ -107,6 +107,7 @@ class Words:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
+        self.allowed: bytes | None = None
         self._stop = stop
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:

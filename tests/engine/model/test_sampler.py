@@ -44,3 +44,24 @@ def test_top_k_and_top_p_leave_the_likely_ones() -> None:
     assert set(drawn(params(top_p=0.81))) == {1, 2, 3}
     assert set(drawn(params(top_p=0.0), 5)) == {1}
     assert set(drawn(params(top_k=99))) == {0, 1, 2, 3}
+
+
+def test_only_what_is_allowed_is_drawn_and_the_rest_takes_no_place() -> None:
+    allowed = bytes([0b0101])  # tokens 0 and 2
+    for with_params, expected in (
+        (params(), {0, 2}),
+        (params(temperature=0), {2}),
+        (params(top_k=1), {2}),
+        (params(top_k=2), {0, 2}),
+        (params(top_p=0.7), {2}),
+        (params(top_p=0.8), {0, 2}),
+    ):
+        draws = {sample(LOGITS, with_params, position, allowed) for position in range(300)}
+        assert draws == expected
+    assert LOGITS.isfinite().all(), "the logits of others are not touched"
+
+
+def test_tokens_beyond_the_mask_are_not_allowed() -> None:
+    logits = torch.cat([LOGITS, torch.full((30,), 9.0)])
+    assert sample(logits, params(temperature=0), 0, bytes([0xFF, 0])) == 4
+    assert sample(logits, params(temperature=0), 0, bytes([0b1111])) == 1

@@ -8,11 +8,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 
 from engine.core.output import OutputParser
+from engine.errors import SchemaRefused
+from engine.prompt.constraint import GrammarWriter
+from engine.prompt.detokenize import Vocabulary
 from engine.prompt.json_stream import JsonObjectStream
+from engine.prompt.parser import TurnEnd, TurnParser
 from engine.prompt.stops import StopFinder
-from engine.prompt.toolcalls import HermesCalls, new_tool_use_id
+from engine.prompt.toolcalls import HermesCalls, PlainText, new_tool_use_id
 from engine.protocol import (
     Delta,
     GenerateRequest,
@@ -82,7 +87,7 @@ def split(text: str, seed: int) -> list[str]:
 
 
 def parse(text: str, seed: int = 0) -> list[Delta]:
-    parser = HermesCalls(new_tool_use_id)
+    parser = HermesCalls(new_tool_use_id, ["f"])
     deltas = [delta for piece in split(text, seed) for delta in parser.feed(piece)]
     return [*deltas, *parser.close()]
 
@@ -160,6 +165,14 @@ def test_without_parallel_calls_the_first_one_ends_the_turn() -> None:
     assert parser.finish == "tool_use"
 
 
+def test_nothing_behind_the_first_call_is_told_without_parallel_calls() -> None:
+    for more in (CALL, " and text", "<tool_call>{", "<tool_ca"):
+        parser = demo_renderer().parser(request(ToolChoice(parallel=False), stops=["}}"]))
+        deltas = feed(parser, "Hm. " + CALL.replace("}}", "} }") + more)
+        assert [type(delta).__name__ for delta in deltas][-1] == "ToolInputDelta"
+        assert (len(calls(deltas)), texts(deltas)) == (1, "Hm.")
+
+
 def test_ids_look_like_anthropics() -> None:
     ids = {new_tool_use_id() for _ in range(50)}
     assert len(ids) == 50
@@ -233,3 +246,28 @@ def test_what_is_no_json_is_noticed_and_kept(broken: str) -> None:
     out = stream.feed(broken)
     assert stream.is_broken
     assert out + stream.rest == broken
+
+
+def test_a_demand_that_outgrows_the_grammars_limits_ends_as_failed() -> None:
+    schema = {"type": "object", "additionalProperties": {"pattern": "^(a|b)*c{1,50}$"}}
+    asked = msgspec.structs.replace(request(), output_schema=schema)
+    asked = msgspec.structs.replace(asked, prompt=Prompt(asked.prompt.messages))
+    tokenizer = demo_renderer().tokenizer
+
+    def parser(limits: LLParserLimits) -> TurnParser:
+        constraint = GrammarWriter(tokenizer, [END], limits).constraint(asked, None, None)
+        return TurnParser(
+            Vocabulary(tokenizer).detokenizer(),
+            StopFinder([]),
+            PlainText(),
+            TurnEnd(token_ids=frozenset({END})),
+            constraint,
+        )
+
+    with pytest.raises(SchemaRefused):
+        parser(LLParserLimits(step_max_items=1))
+    failing = parser(LLParserLimits(max_lexer_states=2))
+    assert failing.allowed
+    failing.feed(tokenizer.encode("{").ids[0])
+    assert failing.finish == "failed"
+    assert parser(LLParserLimits()).feed(tokenizer.encode("{").ids[0])
