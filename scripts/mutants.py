@@ -132,9 +132,11 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float) -> Verdict:
     try:
         output, _ = process.communicate(timeout=limit + 30)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         return Verdict("(hang)", time.monotonic() - began)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     seconds = time.monotonic() - began
     if process.returncode == 0:
         return Verdict(None, seconds)
@@ -210,6 +212,8 @@ def main() -> int:
     parser.add_argument("--tests", default="", help="these instead of the patches' own")
     arguments = parser.parse_args()
     began = time.monotonic()
+    # Whoever ends this early: copies and what runs in them go as well.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         survivors = matrix(chosen(arguments.names), arguments.tests.split())
     except BadMutant as error:
