@@ -3,8 +3,18 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.postgres import running_postgres
+
+# For scripts/mutants.py: the same examples in every run, and the first failure is enough. To look
+# for a smaller one takes minutes and says nothing more.
+settings.register_profile(
+    "mutants",
+    parent=settings.get_profile("ci"),
+    phases=(Phase.explicit, Phase.generate),
+    report_multiple_bugs=False,
+)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ TTLS = st.sampled_from(["5m", "1h"])
 PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
 MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
 WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0])
+AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
 INDEX = st.integers(0, 7)
 TOKEN = st.integers(1, 4)
 
@@ -63,16 +64,16 @@ class CacheMachine(RuleBasedStateMachine):
         return [life for life in self.world.lives if life.is_running and life.is_started]
 
     @precondition(lambda self: len(self.world.lives) < 4)
-    @rule(scope=SCOPES, segments=PROMPTS, marks=MARKS, minimum=st.sampled_from([1, 1, 5]))
-    def arrive(self, scope, segments, marks, minimum) -> None:
+    @rule(scope=SCOPES, segments=PROMPTS, marks=MARKS, minimum=st.sampled_from([1, 1, 5]), age=AGES)
+    def arrive(self, scope, segments, marks, minimum, age) -> None:
         marks = {index: ttl for index, ttl in marks.items() if index < len(segments)}
-        self.world.arrive(scope, segments, marks, min_tokens=minimum)
+        self.world.arrive(scope, segments, marks, min_tokens=minimum, age=age)
 
     @precondition(lambda self: len(self.world.lives) < 4)
-    @rule(scope=SCOPES, segments=PROMPTS, ttl=TTLS, answer=st.integers(0, 4))
-    def arrive_and_run(self, scope, segments, ttl, answer) -> None:
+    @rule(scope=SCOPES, segments=PROMPTS, ttl=TTLS, answer=st.integers(0, 4), age=AGES)
+    def arrive_and_run(self, scope, segments, ttl, answer, age) -> None:
         """A whole request at once: most of what is in the cache comes from here."""
-        life = self.world.arrive(scope, segments, {len(segments) - 1: ttl})
+        life = self.world.arrive(scope, segments, {len(segments) - 1: ttl}, age=age)
         if self.world.begin(life):
             self.world.bring_back(life)
             self.world.compute(life, life.pending)

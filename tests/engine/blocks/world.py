@@ -64,9 +64,15 @@ class World:
         *,
         scaffold: Sequence[int] = (99,),
         min_tokens: int = 1,
+        age: float = 0.0,
     ) -> Life:
-        """A prompt of token segments, breakpoints by segment index; looks up and holds."""
-        query = self.query(scope, segments, marks, scaffold=scaffold, min_tokens=min_tokens)
+        """A prompt of token segments, breakpoints by segment index; looks up and holds.
+
+        `age`: seconds since it arrived at the gateway; turns need not get here in that order.
+        """
+        query = self.query(
+            scope, segments, marks, scaffold=scaffold, min_tokens=min_tokens, age=age
+        )
         readable = self._readable(query)
         before = self._leased_blocks()
         must_read = max((n for n, known in readable.items() if known.is_promised), default=0)
@@ -76,7 +82,8 @@ class World:
         assert hit == 0 or hit in readable, "a hit that nobody wrote, or that is over"
         for tokens, known in readable.items():
             if tokens == hit or tokens in {mark.tokens for mark in found.marks}:
-                known.expires_at = max(known.expires_at, self.now + TTL_SECONDS[known.ttl])
+                extended = query.arrived_at + TTL_SECONDS[known.ttl]
+                known.expires_at = max(known.expires_at, extended)
         if found.hit is not None and found.hit.is_leased:
             readable[hit].is_promised = True
         life = Life(query, self.cache.new_table(query), list(query.tokens), found)
@@ -93,6 +100,7 @@ class World:
         *,
         scaffold: Sequence[int] = (99,),
         min_tokens: int = 1,
+        age: float = 0.0,
     ) -> CacheQuery:
         tokens: list[int] = []
         spans: list[Segment] = []
@@ -108,7 +116,7 @@ class World:
             breakpoints=[Breakpoint(index, ttl) for index, ttl in marks.items()],
             names=[],
             min_tokens=min_tokens,
-            arrived_at=self.now,
+            arrived_at=self.now - age,
         )
         for end in range(len(tokens) + 1):
             prefix = (scope, tuple(tokens[:end]))
@@ -342,7 +350,7 @@ class World:
         readable = {}
         for end in ends:
             known = self._present((query.scope, tuple(query.tokens[:end])))
-            if end <= last and known and known.ready_at <= self.now < known.expires_at:
+            if end <= last and known and known.ready_at <= query.arrived_at < known.expires_at:
                 readable[end] = known
         return readable
 

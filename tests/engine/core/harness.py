@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+import msgspec
+
 from engine.blocks.block import BlockId, TokenId
 from engine.blocks.cache import CacheQuery, PrefixCache
 from engine.blocks.entries import Entries
@@ -33,6 +35,7 @@ from engine.protocol import (
     FinishReason,
     Frame,
     GenerateRequest,
+    InputUsage,
     Message,
     Prompt,
     Sampling,
@@ -264,6 +267,8 @@ class Harness:
             self.step()
         for sent in sents:
             assert sent.is_over, "it never ended"
+            if sent.started is not None:
+                _check_usage(sent.started.usage, len(sent.state.query.tokens))
             for choice in range(len(sent.state.sequences)):
                 assert sent.answer(choice) == sent.wanted(choice)
 
@@ -278,3 +283,13 @@ class Harness:
         assert self.pool.num_reclaimable == self.pool.num_blocks
         if self.host is not None:
             assert self.host.pool.num_reclaimable == self.host.pool.num_blocks
+
+
+def _check_usage(usage: InputUsage, prompt_tokens: int) -> None:
+    """Every token is in one class, and what was read or reused was not computed."""
+    assert usage.prompt_tokens == prompt_tokens
+    reused = usage.cache_read_tokens + usage.automatic_tokens
+    assert reused + usage.computed_tokens == prompt_tokens
+    counts = msgspec.structs.asdict(usage)
+    assert all(count >= 0 for count in counts.values()), f"a count below zero: {counts}"
+    assert usage.computed_tokens > 0, "the last token is always computed"

@@ -184,7 +184,9 @@ def random_run(seed: int) -> None:
                 )
             )
         if sents and rng.random() < 0.1:
-            engine.lifecycle.cancel(rng.choice(sents).state.request_id)
+            # Half of those that hang up came a moment ago: they wait, with what was found held.
+            leaving = sents[-2:] if rng.random() < 0.5 else sents
+            engine.lifecycle.cancel(rng.choice(leaving).state.request_id)
         if rng.random() < 0.1:
             engine.clock.advance(rng.choice([1, 200, 3000]))
         engine.step()
@@ -199,3 +201,26 @@ def random_run(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
     random_run(seed)
+
+
+@pytest.mark.parametrize("lease_share", [0.0, 0.5])
+def test_usage_adds_up_for_readers_that_lose_their_place(lease_share: float) -> None:
+    """Readers of cached prefixes, preempted in the middle of their prefill by those who answer."""
+    num_preempted = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        engine = Harness(
+            num_blocks=rng.choice([16, 18, 20]), max_step_tokens=8, lease_share=lease_share
+        )
+        prefix = words(0, rng.randint(3, 20))
+        engine.finish(engine.send(prefix, marks={0: "5m"}, max_tokens=1))
+        sents = [
+            engine.send(words(100 * i, rng.randint(3, 12)), max_tokens=rng.randint(8, 24), seed=i)
+            for i in range(1, rng.randint(2, 4))
+        ]
+        engine.step(rng.randint(1, 6))
+        sents.append(engine.send(prefix, words(900, rng.randint(10, 24)), marks={0: "5m"}))
+        engine.finish(*sents)
+        num_preempted += engine.scheduler.num_preempted
+        engine.check_idle()
+    assert num_preempted > 20
