@@ -7,7 +7,7 @@ request reads what the first one wrote. It is not an engine: no pool, no leases,
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from engine.protocol import (
     BlockStats,
     BreakpointReport,
     CancelRequest,
+    Capability,
     Counters,
     CountReply,
     CountRequest,
@@ -72,6 +73,7 @@ class ScriptedEngine:
     closed_streams: int = 0
     final: dict[str, FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
+    capabilities: tuple[Capability, ...] = get_args(Capability)
     entries: set[tuple[str, int, str]] = field(default_factory=set)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -111,7 +113,7 @@ class ScriptedEngine:
                 num_blocks=64,
                 granularity=1,
                 min_cache_tokens=16,
-                capabilities=["tools", "forced_tools", "thinking", "multiple_choices"],
+                capabilities=list(self.capabilities),
             ),
         )
 
