@@ -55,7 +55,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     """The module's servers, with the engine as new."""
     engine = shared.engine
     engine.script, engine.refusal, engine.is_ready = say("Hello", " there"), None, True
-    engine.wait_seconds = 0.0
+    engine.wait_seconds, engine.num_heartbeats = 0.0, 0
     engine.entries.clear()
     engine.requests.clear()
     eventually(shared.is_ready)

@@ -63,6 +63,8 @@ class ScriptedEngine:
     secret: str = "engine-secret"
     script: Script = field(default_factory=lambda: say("Hello", " there"))
     wait_seconds: float = 0.0
+    num_heartbeats: int = 0
+    heartbeat_seconds: float = 0.5
     is_ready: bool = True
     refusal: ErrorReply | None = None
     epoch: str = "epoch-1"
@@ -135,6 +137,9 @@ class ScriptedEngine:
                 }
             )
             await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+            for _ in range(self.num_heartbeats):
+                await _pause(self.heartbeat_seconds, stop)
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             await _pause(self.wait_seconds, stop)
             started = Started(
                 request_id=request.request_id,
