@@ -70,6 +70,7 @@ class ScriptedEngine:
     epoch: str = "epoch-1"
     model: str = "scripted"
     requests: list[GenerateRequest] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     acked: list[str] = field(default_factory=list)
     closed_streams: int = 0
@@ -122,6 +123,7 @@ class ScriptedEngine:
     async def _generate(self, body: bytes, receive: Any, send: Any) -> None:
         request = msgspec.json.decode(body, type=GenerateRequest)
         if self.refusal is not None:
+            self.refused.append(request.request_id)
             return await _reply(send, self.refusal, STATUS_OF[self.refusal.code])
         self.requests.append(request)
         stop = self.running[request.request_id] = asyncio.Event()
