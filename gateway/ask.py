@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NewType
+from typing import Any, NewType
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.catalogue import Model
@@ -30,13 +30,20 @@ class Compared:
     parameters: bytes = b""
 
 
+def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
+    """Whether every call that an engine may make is held to its tool's schema (protocol, rules 10
+    and 11): with `auto` and no output schema the model writes calls freely."""
+    return choice.mode != "auto" or has_schema
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
 
     `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
     workspace with one `routing_key` go to one engine; None routes by the prompt's first segment.
-    `num_removed` nonces were left out of the prompt.
+    `num_removed` nonces were left out of the prompt. With an `output_schema` the text is JSON of
+    that schema.
     """
 
     principal: Principal
@@ -52,6 +59,7 @@ class Ask:
     routing_key: str | None = None
     comparison: Compared = Compared()
     num_removed: int = 0
+    output_schema: dict[str, Any] | None = None
 
     def fingerprint(self, num_tokens: int) -> Fingerprint:
         """What is kept of this turn's prompt, which has `num_tokens`."""
@@ -80,6 +88,7 @@ class Ask:
             min_cache_tokens=self.model.min_cache_tokens,
             tool_choice=self.tool_choice,
             thinking=self._thinks(capabilities),
+            output_schema=self.output_schema,
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:

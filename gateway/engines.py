@@ -23,7 +23,6 @@ from engine.protocol import (
     Description,
     Done,
     EntryInfo,
-    ErrorCode,
     ErrorReply,
     Failed,
     FinalCounts,
@@ -32,6 +31,7 @@ from engine.protocol import (
     Stats,
 )
 from gateway.errors import (
+    DemandRefused,
     EngineFailed,
     EngineLost,
     EngineTimeout,
@@ -96,7 +96,7 @@ class Generation:
                     frame = _frame.decode(line) if line.strip() else None
                     if isinstance(frame, Failed):
                         self.has_ended = True
-                        raise refusal(frame.code, frame.message)
+                        raise refusal(ErrorReply(frame.code, frame.message))
                     if isinstance(frame, Done):
                         self.has_ended = True
                     yield frame
@@ -221,7 +221,7 @@ class Engine:
             raise EngineFailed("the engine broke the protocol") from None
         if reply.code == "not_ready":
             self.status = "starting"
-        raise refusal(reply.code, reply.message)
+        raise refusal(reply)
 
 
 class Fleet:
@@ -269,12 +269,17 @@ class Fleet:
             await engine.poll()
 
 
-def refusal(code: ErrorCode, message: str) -> GatewayError:
-    """Translate an engine's refusal; its own words stay inside, except for the prompt's length."""
-    match code:
+def refusal(reply: ErrorReply) -> GatewayError:
+    """Translate an engine's refusal.
+
+    Its own words stay inside, except for the prompt's length and what it wrote for the client.
+    """
+    match reply.code:
         case "prompt_too_long":
-            lengths = _TOO_LONG.search(message)
+            lengths = _TOO_LONG.search(reply.message)
             return PromptTooLong(int(lengths[1]), int(lengths[2])) if lengths else PromptTooLong()
+        case "invalid_request" if reply.is_public:
+            return DemandRefused(reply.message)
         case "invalid_request":
             return InvalidRequest("the engine could not read the prompt")
         case "unsupported":

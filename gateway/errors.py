@@ -2,7 +2,8 @@
 
 GatewayError               500 api_error
 ├── InvalidRequest         400 invalid_request_error
-│   └── PromptTooLong      400 invalid_request_error
+│   ├── PromptTooLong      400 invalid_request_error
+│   └── DemandRefused      400 invalid_request_error     the model can't be held to that output
 ├── Unauthenticated        401 authentication_error
 │   └── MissingKey         401 authentication_error
 ├── Forbidden              403 permission_error
@@ -50,6 +51,14 @@ class PromptTooLong(InvalidRequest):
         detail = f": {num_tokens} tokens > {max_tokens} maximum" if known else ""
         super().__init__(f"{self.default}{detail}")
         self.num_tokens, self.max_tokens = num_tokens, max_tokens
+
+
+class DemandRefused(InvalidRequest):
+    """A tool or a schema that output can't be held to.
+
+    The message begins with the field as the engine protocol names it: `output_schema`, or
+    `tools[0].input_schema`. Each dialect says it in its own names.
+    """
 
 
 class Unauthenticated(GatewayError):

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from engine.protocol import Description
 from gateway.ask import Ask
-from gateway.errors import InvalidRequest, NoEngineReady
+from gateway.errors import DemandRefused, InvalidRequest, NoEngineReady
 
 
 class Candidate(Protocol):
@@ -51,6 +51,8 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         raise InvalidRequest("tools: not supported by this model")
     if mode in ("any", "tool") and "forced_tools" not in can:
         raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
+    if ask.output_schema is not None and "structured_output" not in can:
+        raise DemandRefused("output_schema: not supported by this model")
     if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
         raise InvalidRequest("n: more than one choice is not supported by this model")
     if ask.must_think and "thinking" not in can:

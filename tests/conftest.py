@@ -23,7 +23,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """A server's URL without a database name; skips where there is no PostgreSQL."""
-    with running_postgres(tmp_path_factory.mktemp("postgres") / "data") as url:
+    with running_postgres() as url:
         yield url

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
@@ -25,25 +26,27 @@ def find_programs() -> Path | None:
 
 
 @contextmanager
-def running_postgres(data: Path) -> Iterator[str]:
-    """Yield the server's SQLAlchemy URL without a database name, ending in a slash."""
+def running_postgres() -> Iterator[str]:
+    """Yield the server's SQLAlchemy URL without a database name, ending in a slash.
+
+    The data is not under pytest's directory: another run that starts meanwhile closes that one
+    to everybody but its owner, and where we are root the server runs as somebody else.
+    """
     programs = find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server programs (initdb, pg_ctl)")
     port = free_port()
-    data.mkdir()
-    if os.getuid() == 0:
-        shutil.chown(data, NOBODY, NOBODY)
-        for parent in list(data.parents)[:4]:
-            # The server's user must be able to reach its directory under root's temporary one.
-            parent.chmod(parent.stat().st_mode | 0o011)
-    options = f"-p {port} -k {data} -c listen_addresses=127.0.0.1 -c fsync=off"
-    run(programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust")
-    run(programs / "pg_ctl", "-D", data, "-w", "-l", data / "log", "-o", options, "start")
-    try:
-        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/"
-    finally:
-        run(programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+    with TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as directory:
+        data = Path(directory)
+        if os.getuid() == 0:
+            shutil.chown(data, NOBODY, NOBODY)
+        options = f"-p {port} -k {data} -c listen_addresses=127.0.0.1 -c fsync=off"
+        run(programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust")
+        run(programs / "pg_ctl", "-D", data, "-w", "-l", data / "log", "-o", options, "start")
+        try:
+            yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/"
+        finally:
+            run(programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
 
 
 def run(*command: object) -> None:

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions and POST /v1/completions."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from litestar import Controller, Response, post
@@ -35,9 +36,10 @@ class ChatCompletionsController(Controller):
         self, request: KeyRequest, body: RawBody, services: NamedDependency[Services]
     ) -> Response[Any]:
         check_media(request)
-        decoded = decode_chat(body)
+        decoded, num_removed = services.without_nonces(decode_chat(body))
         model = services.find_model(decoded.model)
         ask = chat_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
+        ask = replace(ask, num_removed=num_removed)
         items, writer = await _begin(request, services, ask, decoded, ChatWriter)
         if ask.stream:
             return streamed(_stream(items, writer), items)

@@ -19,7 +19,8 @@ from gateway.errors import (
     UnsupportedMedia,
 )
 from gateway.logs import get_logger
-from gateway.wire.anthropic.response import ErrorBody, ErrorDetail, StreamError
+from gateway.wire.anthropic.errors import detail_of
+from gateway.wire.anthropic.response import ErrorBody, StreamError
 from gateway.wire.openai import errors as openai
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
@@ -103,7 +104,7 @@ def _detail(error: HTTPException) -> str:
 
 
 def stream_error(error: GatewayError) -> StreamError:
-    return StreamError(ErrorDetail(error.type, str(error)))
+    return StreamError(detail_of(error))
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
@@ -114,7 +115,7 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
             status_code=openai.status_of(failure),
             media_type="application/json",
         )
-    body = ErrorBody(ErrorDetail(failure.type, str(failure)), request_id(request.scope))
+    body = ErrorBody(detail_of(failure), request_id(request.scope))
     # Which methods a path has: RFC 9110 asks for `Allow` beside a 405.
     allowed = {
         k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"

@@ -104,6 +104,7 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
         paths=[slot.path for slot in ask.plan.slots],
         explain=partial(explained, taken.findings),
         omit_thinking=ask.omit_thinking,
+        hide_thinking=not ask.thinking,
     )
 
 
@@ -119,9 +120,11 @@ async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, No
     has_pinged = False
     try:
         async for item in items:
-            if item is None:
+            events = _events(item, writer)
+            if not events:
+                # A heartbeat, or thinking that is not shown: keep the connection alive.
                 yield sse.COMMENT
-            for event in _events(item, writer):
+            for event in events:
                 yield sse.event(str(event.__struct_config__.tag), event)
                 if isinstance(event, BlockStart) and not has_pinged:
                     has_pinged = True

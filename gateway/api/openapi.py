@@ -1,64 +1,39 @@
 """GET /openapi.json: the HTTP API described from the very types that decode and encode it.
 
-Bodies are decoded from raw bytes, so a framework could not see their types: this module names them.
-A test compares the described paths with the served ones and drives them from the description.
+Bodies are decoded from raw bytes, so a framework could not see their types: `operations.py` names
+them. A test compares the described paths with the served ones and drives them from the description.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 import msgspec
 from litestar import Controller, Response, get
 
-from gateway.api.admin import EngineReport, Lease, Overview, TurnDivergence
-from gateway.api.health import Readiness
-from gateway.errors import (
-    EngineTimeout,
-    Forbidden,
-    GatewayError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Overloaded,
-    TooLarge,
-    Unauthenticated,
-    UnsupportedMedia,
-)
-from gateway.ledger.queries import Turn
+from gateway.api.operations import EVENT_STREAM, OPERATIONS, PLAIN_TEXT, Dialect, Operation
+from gateway.errors import GatewayError
 from gateway.wire.anthropic.events import Event
-from gateway.wire.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
-from gateway.wire.anthropic.response import ErrorBody, Message, ModelInfo, ModelList, TokenCount
+from gateway.wire.anthropic.response import ErrorBody
+from gateway.wire.openai import errors as openai
+from gateway.wire.openai.request import (
+    IGNORED,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+    ChatRequest,
+    CompletionRequest,
+)
 
-_WIRE = "gateway.wire.anthropic."
-_READING = (InvalidRequest, Unauthenticated, NotFound, MethodNotAllowed, GatewayError, Overloaded)
-_ASKING = (*_READING, Forbidden, TooLarge, UnsupportedMedia, EngineTimeout)
-_Security = tuple[dict[str, list[str]], ...]
-_KEYS: _Security = ({"apiKey": []}, {"bearer": []})
-_ADMIN_KEYS: _Security = ({"adminKey": []}, {"bearer": []})
-_VERSION = {
-    "name": "anthropic-version",
-    "in": "header",
-    "required": True,
-    "schema": {"type": "string", "enum": list(VERSIONS)},
+_WIRE = "gateway.wire."
+_ENVELOPES: dict[Dialect, Any] = {"anthropic": ErrorBody, "openai": openai.ErrorBody}
+_ID_HEADERS: dict[Dialect, str] = {"anthropic": "request-id", "openai": "x-request-id"}
+# Fields that these bodies have besides their types', see `wire/openai/request.py`.
+_REFUSED: dict[Any, Mapping[str, tuple[Any, ...]]] = {
+    ChatRequest: REFUSED_IN_CHAT,
+    CompletionRequest: REFUSED_IN_COMPLETIONS,
 }
-_HEADERS = [
-    {
-        "name": "anthropic-beta",
-        "in": "header",
-        "schema": {"type": "string"},
-        "description": "Names of betas, separated by commas; every one is accepted.",
-    },
-    {
-        "name": "anthropic-workspace-id",
-        "in": "header",
-        "schema": {"type": "string"},
-        "description": "Must be the key's own workspace.",
-    },
-]
-
+_DATA = {"type": "string", "contentMediaType": "application/json"}
 # One server-sent event; the names are the tags of `wire/anthropic/events.py`.
-_EVENT = {
+_NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
     "properties": {
@@ -69,187 +44,29 @@ _EVENT = {
                 "error",
             ]
         },
-        "data": {"type": "string", "contentMediaType": "application/json"},
+        "data": _DATA,
     },
 }
-_OTHER: dict[str, dict[str, Any]] = {
-    "text/event-stream": _EVENT,
-    "text/plain; version=0.0.4; charset=utf-8": {"type": "string"},
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One method of one path. `other` are content types of the 200 besides JSON, see `_OTHER`."""
-
-    id: str
-    method: str
-    path: str
-    summary: str
-    reply: Any = None
-    body: Any = None
-    other: tuple[str, ...] = ()
-    security: _Security = ()
-    parameters: tuple[dict[str, Any], ...] = ()
-    errors: tuple[type[GatewayError], ...] = ()
-    unready: Any = None
-
-
-def _query(name: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": required, "schema": schema}
-
-
-def _path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-OPERATIONS = (
-    Operation(
-        id="createMessage",
-        method="post",
-        path="/v1/messages",
-        summary="Answer a prompt; with `stream` as server-sent events.",
-        reply=Message,
-        body=MessagesRequest,
-        other=("text/event-stream",),
-        security=_KEYS,
-        parameters=(_VERSION, *_HEADERS),
-        errors=_ASKING,
-    ),
-    Operation(
-        id="countTokens",
-        method="post",
-        path="/v1/messages/count_tokens",
-        summary="Count a prompt's tokens, exactly.",
-        reply=TokenCount,
-        body=CountTokensRequest,
-        security=_KEYS,
-        parameters=(_VERSION, *_HEADERS),
-        errors=_ASKING,
-    ),
-    Operation(
-        id="listModels",
-        method="get",
-        path="/v1/models",
-        summary="The models that may be asked for.",
-        reply=ModelList,
-        security=_KEYS,
-        parameters=(
-            _query("after_id", {"type": "string"}),
-            _query("before_id", {"type": "string"}),
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}),
-        ),
-        errors=_READING,
-    ),
-    Operation(
-        id="getModel",
-        method="get",
-        path="/v1/models/{model_id}",
-        summary="One model.",
-        reply=ModelInfo,
-        security=_KEYS,
-        parameters=(_path("model_id"),),
-        errors=_READING,
-    ),
-    Operation(
-        id="getOverview",
-        method="get",
-        path="/admin/v1/overview",
-        summary="Totals, rates, savings and time buckets.",
-        reply=Overview,
-        security=_ADMIN_KEYS,
-        parameters=(
-            _query(
-                "seconds",
-                {"type": "integer", "minimum": 60, "maximum": 31_536_000, "default": 3600},
-            ),
-        ),
-        errors=_READING,
-    ),
-    Operation(
-        id="listEngines",
-        method="get",
-        path="/admin/v1/engines",
-        summary="State, description and statistics of each engine.",
-        reply=list[EngineReport],
-        security=_ADMIN_KEYS,
-        errors=_READING,
-    ),
-    Operation(
-        id="listTurns",
-        method="get",
-        path="/admin/v1/turns",
-        summary="The newest turns.",
-        reply=list[Turn],
-        security=_ADMIN_KEYS,
-        parameters=(
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
-        ),
-        errors=_READING,
-    ),
-    Operation(
-        id="getDivergence",
-        method="get",
-        path="/admin/v1/turns/{turn_id}/divergence",
-        summary="Where a turn's prompt first differs from an earlier one's.",
-        reply=TurnDivergence,
-        security=_ADMIN_KEYS,
-        parameters=(
-            _path("turn_id"),
-            _query("from", {"type": "string", "minLength": 1, "maxLength": 64}, required=True),
-        ),
-        errors=_READING,
-    ),
-    Operation(
-        id="listLeases",
-        method="get",
-        path="/admin/v1/leases",
-        summary="Live entries of all engines.",
-        reply=list[Lease],
-        security=_ADMIN_KEYS,
-        errors=_READING,
-    ),
-    Operation(
-        id="getHealth",
-        method="get",
-        path="/healthz",
-        summary="The process serves.",
-        reply=dict[str, str],
-    ),
-    Operation(
-        id="getReadiness",
-        method="get",
-        path="/readyz",
-        summary="Ready while at least one engine is.",
-        reply=Readiness,
-        unready=Readiness,
-    ),
-    Operation(
-        id="getMetrics",
-        method="get",
-        path="/metrics",
-        summary="Prometheus metrics.",
-        other=("text/plain; version=0.0.4; charset=utf-8",),
-    ),
-    Operation(
-        id="getDescription",
-        method="get",
-        path="/openapi.json",
-        summary="This description.",
-        reply=dict[str, Any],
-    ),
-)
+# The last one is `[DONE]`.
+_BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+_EVENTS: dict[Dialect, dict[str, Any]] = {"anthropic": _NAMED_EVENT, "openai": _BARE_EVENT}
 
 
 def describe(operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     listed = list(operations)
-    kinds = [kind for o in listed for kind in (o.reply, o.body, o.unready) if kind is not None]
-    kinds.append(ErrorBody)
+    kinds: list[Any] = list(_ENVELOPES.values())
+    for operation in listed:
+        found = (*operation.replies, operation.body, operation.unready)
+        kinds += [kind for kind in found if kind is not None]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
+    for body, refused in _REFUSED.items():
+        if repr(body) in schema_of:
+            name = schema_of[repr(body)]["$ref"].removeprefix("#/components/schemas/")
+            _add_fields(components[name], refused)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of)
@@ -274,17 +91,35 @@ def describe(operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
     return plain
 
 
+def _add_fields(schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]]) -> None:
+    """What OpenAI's bodies may hold besides: fields without effect, fields that are refused but for
+    what changes nothing, and null for whatever may be left out."""
+    properties, required = schema["properties"], schema.get("required", [])
+    for name in properties.keys() - set(required):
+        if properties[name].get("default", ...) is None:
+            continue  # null is one of its values
+        properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+    properties |= {name: {} for name in sorted(IGNORED)}
+    properties |= {name: {"enum": [*neutral, None]} for name, neutral in sorted(refused.items())}
+
+
 def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
-    content = {kind: {"schema": _OTHER[kind]} for kind in operation.other}
-    if operation.reply is not None:
-        content["application/json"] = {"schema": schema_of[repr(operation.reply)]}
-    responses = {"200": _response("Done.", content)}
+    content: dict[str, Any] = {}
+    if operation.other == EVENT_STREAM:
+        content[EVENT_STREAM] = {"schema": _any_of(_EVENTS[d] for d in operation.dialects)}
+    elif operation.other == PLAIN_TEXT:
+        content[PLAIN_TEXT] = {"schema": {"type": "string"}}
+    if operation.replies:
+        content["application/json"] = {
+            "schema": _any_of(schema_of[repr(kind)] for kind in operation.replies)
+        }
+    responses = {"200": _response(operation, "Done.", content)}
     if operation.unready is not None:
         body = {"application/json": {"schema": schema_of[repr(operation.unready)]}}
-        responses["503"] = _response("Not ready.", body)
-    for error in operation.errors:
-        body = {"application/json": {"schema": _error_schema(error, schema_of)}}
-        responses[str(error.status)] = _response(error.default, body)
+        responses["503"] = _response(operation, "Not ready.", body)
+    for status, error, found in _errors(operation, schema_of):
+        body = {"application/json": {"schema": _any_of(found)}}
+        responses[status] = _response(operation, error.default, body)
     made: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
@@ -300,14 +135,32 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     return made
 
 
-def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
-    headers = {"request-id": {"$ref": "#/components/headers/RequestId"}}
+def _errors(
+    operation: Operation, schema_of: dict[str, Any]
+) -> Iterable[tuple[str, type[GatewayError], list[Any]]]:
+    """Each status with the envelopes that it comes in."""
+    found: dict[str, tuple[type[GatewayError], list[Any]]] = {}
+    for error in operation.errors:
+        for dialect in operation.dialects:
+            is_openai = dialect == "openai"
+            status = openai.status_of(error()) if is_openai else error.status
+            envelope = schema_of[repr(_ENVELOPES[dialect])]
+            if not is_openai:
+                kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
+                envelope = {"allOf": [envelope, kind]}
+            found.setdefault(str(status), (error, []))[1].append(envelope)
+    return [(status, error, envelopes) for status, (error, envelopes) in found.items()]
+
+
+def _any_of(schemas: Iterable[Any]) -> Any:
+    found = list(schemas)
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _response(operation: Operation, description: str, content: dict[str, Any]) -> dict[str, Any]:
+    reference = {"$ref": "#/components/headers/RequestId"}
+    headers = {_ID_HEADERS[dialect]: reference for dialect in operation.dialects}
     return {"description": description, "headers": headers, "content": content}
-
-
-def _error_schema(error: type[GatewayError], schema_of: dict[str, Any]) -> dict[str, Any]:
-    kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
-    return {"allOf": [schema_of[repr(ErrorBody)], kind]}
 
 
 class OpenApiController(Controller):

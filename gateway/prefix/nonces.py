@@ -7,17 +7,21 @@ One rule. Coding agents put a billing line of their own into the system prompt, 
 `cch` changes with every request, the version's suffix with every session, other fields with every
 prompt (seen in public at github.com/anthropics/claude-code, issues 24168 and 68900). It is left out
 where a system block is that line and nothing else, and where the first system text begins with it
-and a line break. Nothing else is ever touched, no other text, no message, no tool: what a user
-wrote reaches the model as it was written.
+and a line break. In Chat Completions, where routers translate such requests to, the system blocks
+are the texts of the system and developer messages at the beginning. Nothing else is ever touched,
+no other text, no message, no tool: what a user wrote reaches the model as it was written.
 """
 
 import re
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.wire.anthropic.content import Nonce, Text
-from gateway.wire.anthropic.request import CountTokensRequest
+from gateway.wire.anthropic import content as anthropic
+from gateway.wire.anthropic.request import CountTokensRequest, MessagesRequest
+from gateway.wire.openai import content as openai
+from gateway.wire.openai.request import ChatRequest
 
 _LINE = re.compile(
     r"x-anthropic-billing-header: cc_version=[A-Za-z0-9.+-]{1,64};"
@@ -25,7 +29,8 @@ _LINE = re.compile(
     r"[ \t]*(?:\r?\n|\Z)"
 )
 
-Request = TypeVar("Request", bound=CountTokensRequest)
+Request = TypeVar("Request", MessagesRequest, CountTokensRequest, ChatRequest)
+Texts = TypeVar("Texts", anthropic.Text, openai.Text)
 
 
 def without_nonces(request: Request) -> tuple[Request, int]:
@@ -34,6 +39,8 @@ def without_nonces(request: Request) -> tuple[Request, int]:
     A block that is nothing but the line becomes a `Nonce`: it keeps its place, so that paths in
     errors are the client's, and makes no segment. Of a longer text only the line is cut off.
     """
+    if isinstance(request, ChatRequest):
+        return _without_in_chat(request)
     system = request.system
     if not system:
         return request, 0
@@ -42,16 +49,42 @@ def without_nonces(request: Request) -> tuple[Request, int]:
         if line is None:
             return request, 0
         return msgspec.structs.replace(request, system=system[line.end() :] or None), 1
-    blocks = [_cleaned(block, is_first=index == 0) for index, block in enumerate(system)]
-    num_removed = sum(made is not block for made, block in zip(blocks, system, strict=True))
+    blocks, num_removed = _cleaned(system, is_first=True)
     return msgspec.structs.replace(request, system=blocks), num_removed
 
 
-def _cleaned(block: Text, *, is_first: bool) -> Text:
+def _without_in_chat(request: ChatRequest) -> tuple[ChatRequest, int]:
+    messages, total = list(request.messages), 0
+    for index, message in enumerate(messages):
+        if not isinstance(message, openai.SystemMessage | openai.DeveloperMessage):
+            break
+        given = message.content
+        texts = [openai.Text(text=given)] if isinstance(given, str) else given
+        made, num_removed = _cleaned(texts, is_first=index == 0)
+        if num_removed:
+            total += num_removed
+            is_rest = isinstance(given, str) and not isinstance(made[0], openai.Nonce)
+            changed: Any = made[0].text if is_rest else made
+            messages[index] = msgspec.structs.replace(message, content=changed)
+    return (msgspec.structs.replace(request, messages=messages), total) if total else (request, 0)
+
+
+def _cleaned(blocks: Sequence[Texts], *, is_first: bool) -> tuple[list[Texts], int]:
+    made = [_clean(block, may_be_cut=is_first and index == 0) for index, block in enumerate(blocks)]
+    return made, sum(new is not old for new, old in zip(made, blocks, strict=True))
+
+
+def _clean(block: Texts, *, may_be_cut: bool) -> Texts:
     line = _LINE.match(block.text)
     if line is None:
         return block
     rest = block.text[line.end() :]
-    if not rest:
-        return Nonce(text=block.text, cache_control=block.cache_control)
-    return msgspec.structs.replace(block, text=rest) if is_first else block
+    if rest:
+        return msgspec.structs.replace(block, text=rest) if may_be_cut else block
+    if isinstance(block, openai.Text):
+        return openai.Nonce(
+            text=block.text,
+            cache_control=block.cache_control,
+            prompt_cache_breakpoint=block.prompt_cache_breakpoint,
+        )
+    return anthropic.Nonce(text=block.text, cache_control=block.cache_control)

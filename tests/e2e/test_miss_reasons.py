@@ -1,6 +1,5 @@
 """Why a prefix was not read, in the extension and in the ledger, with real engines."""
 
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -62,6 +61,11 @@ class Machine:
     def post(self, path: str, body: Any) -> None:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
         httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers).raise_for_status()
+
+    def num_running(self) -> int:
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        count: int = httpx.get(f"{self.url}/v1/stats", headers=headers).json()["running"]
+        return count
 
 
 @dataclass
@@ -179,10 +183,10 @@ def test_a_changed_tool_is_named_where_the_client_asked_to_compare(steady: House
 
 
 def test_what_was_written_at_the_same_time_is_a_race(tmp_path: Path) -> None:
-    text = handbook(60)
+    text = handbook(200)  # its prefill takes about 5 s
     with house(tmp_path, SLOW) as slow, ThreadPoolExecutor(2) as pool:
         first = pool.submit(slow.reason, text)
-        time.sleep(0.5)  # the prefill of about 1,300 tokens takes 2.6 s
+        eventually(lambda: slow.machines[0].num_running() == 1)
         second = pool.submit(slow.reason, text)
         assert [first.result(), second.result()] == ["cold", "in_progress_race"]
 

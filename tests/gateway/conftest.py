@@ -23,14 +23,14 @@ class Stack:
 
     def http(self, key: str = API_KEY) -> httpx.Client:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=10, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
 
     def sdk(self, key: str = API_KEY) -> Anthropic:
-        self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=10))
+        self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=30))
         return self.sdks[-1]
 
     def openai(self, key: str = API_KEY) -> OpenAI:
-        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
         self.openais.append(client)
         return client
 
@@ -54,10 +54,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def stack(shared: Stack) -> Iterator[Stack]:
     """The module's servers, with the engine as new."""
     engine = shared.engine
+    # What an earlier test left behind has been told to stop.
+    eventually(lambda: not engine.running)
     engine.script, engine.refusal, engine.is_ready = say("Hello", " there"), None, True
-    engine.wait_seconds = 0.0
+    engine.wait_seconds, engine.num_heartbeats = 0.0, 0
     engine.entries.clear()
     engine.requests.clear()
+    engine.refused.clear()
     eventually(shared.is_ready)
     yield shared
     for sdk in [*shared.sdks, *shared.openais]:

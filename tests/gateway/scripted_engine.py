@@ -7,7 +7,7 @@ request reads what the first one wrote. It is not an engine: no pool, no leases,
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from engine.protocol import (
     BlockStats,
     BreakpointReport,
     CancelRequest,
+    Capability,
     Counters,
     CountReply,
     CountRequest,
@@ -62,16 +63,20 @@ class ScriptedEngine:
     secret: str = "engine-secret"
     script: Script = field(default_factory=lambda: say("Hello", " there"))
     wait_seconds: float = 0.0
+    num_heartbeats: int = 0
+    heartbeat_seconds: float = 0.5
     is_ready: bool = True
     refusal: ErrorReply | None = None
     epoch: str = "epoch-1"
     model: str = "scripted"
     requests: list[GenerateRequest] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     acked: list[str] = field(default_factory=list)
     closed_streams: int = 0
     final: dict[str, FinalCounts] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
+    capabilities: tuple[Capability, ...] = get_args(Capability)
     entries: set[tuple[str, int, str]] = field(default_factory=set)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -111,13 +116,14 @@ class ScriptedEngine:
                 num_blocks=64,
                 granularity=1,
                 min_cache_tokens=16,
-                capabilities=["tools", "forced_tools", "thinking", "multiple_choices"],
+                capabilities=list(self.capabilities),
             ),
         )
 
     async def _generate(self, body: bytes, receive: Any, send: Any) -> None:
         request = msgspec.json.decode(body, type=GenerateRequest)
         if self.refusal is not None:
+            self.refused.append(request.request_id)
             return await _reply(send, self.refusal, STATUS_OF[self.refusal.code])
         self.requests.append(request)
         stop = self.running[request.request_id] = asyncio.Event()
@@ -133,6 +139,9 @@ class ScriptedEngine:
                 }
             )
             await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+            for _ in range(self.num_heartbeats):
+                await _pause(self.heartbeat_seconds, stop)
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             await _pause(self.wait_seconds, stop)
             started = Started(
                 request_id=request.request_id,

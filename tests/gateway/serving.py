@@ -61,7 +61,7 @@ def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
         yield url
 
 
-def eventually(condition: Any, seconds: float = 5.0) -> None:
+def eventually(condition: Any, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

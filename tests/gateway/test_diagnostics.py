@@ -10,11 +10,12 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.ask import Compared, Principal, ask_of
+from gateway.ask import Compared, Principal
 from gateway.background import Background
 from gateway.catalogue import Model
 from gateway.cli import main
 from gateway.diagnostics import Diagnosis, Diagnostics
+from gateway.dialects.anthropic.ask import ask_of
 from gateway.wire.anthropic.decode import decode_messages
 from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack

@@ -67,9 +67,10 @@ def test_the_first_call_writes_the_second_reads_and_the_parts_add_up(stack: Stac
 
 def test_a_streamed_response_equals_an_unstreamed_one(stack: Stack) -> None:
     stack.engine.script = rich
-    create(stack, system=SYSTEM, tools=[tool()])
-    plain = create(stack, system=SYSTEM, tools=[tool()])
-    live = streamed(stack, system=SYSTEM, tools=[tool()])
+    asked: dict[str, Any] = {"system": SYSTEM, "tools": [tool()], "thinking": {"type": "adaptive"}}
+    create(stack, **asked)
+    plain = create(stack, **asked)
+    live = streamed(stack, **asked)
     assert live.usage == plain.usage
     dumps = [[b.model_dump(exclude={"parsed_output"}) for b in m.content] for m in (live, plain)]
     assert dumps[0] == dumps[1]
@@ -109,7 +110,8 @@ def test_a_response_is_accepted_verbatim_as_the_next_turn_v129(stack: Stack) -> 
 def test_stream_events_have_the_wires_frames_and_order(stack: Stack) -> None:
     stack.engine.script = rich
     with stack.http() as http:
-        reply = http.post("/v1/messages", json=body(stream=True, tools=[tool()]))
+        asked = body(stream=True, tools=[tool()], thinking={"type": "adaptive"})
+        reply = http.post("/v1/messages", json=asked)
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     frames = [f for f in reply.text.split("\n\n") if f.startswith("event: ")]
     seen = []
@@ -145,6 +147,24 @@ def test_omitted_thinking_keeps_its_block_and_signature(stack: Stack) -> None:
     stack.engine.script = rich
     block = create(stack, thinking={"type": "adaptive", "display": "omitted"}).content[0]
     assert (block.type, block.thinking) == ("thinking", "") and block.signature
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
+def test_thinking_that_nobody_asked_for_is_counted_and_not_shown(
+    stack: Stack, thinking: Any
+) -> None:
+    stack.engine.script = rich
+    asked = {} if thinking is None else {"thinking": thinking}
+    plain, live = create(stack, **asked), streamed(stack, **asked)
+    for message in (plain, live):
+        assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
+        assert message.usage.output_tokens_details.thinking_tokens == 3
+        assert message.usage.output_tokens == 12
+    with stack.http() as http:
+        raw = http.post("/v1/messages", json=body(stream=True, **asked)).text
+    begun = raw[raw.index("event: message_start") : raw.index("event: content_block_start")]
+    assert begun.count(": \n\n") == 2, "what is not shown keeps the connection alive"
+    assert '"index":0' in raw and '"index":3' not in raw
 
 
 def test_max_tokens_0_reads_the_prompt_and_generates_nothing_v93(stack: Stack) -> None:

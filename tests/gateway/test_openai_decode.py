@@ -65,7 +65,14 @@ def test_accepted(changes: dict[str, Any]) -> None:
 REFUSED = [
     ({"logprobs": True}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.name",
+    ),
+    ({"response_format": {"type": "json_object"}, "max_tokens": 0}, "response_format"),
+    ({"tools": [TOOL], "tool_choice": "required", "max_tokens": 0}, "tool_choice"),
     ({"logit_bias": {"50256": -100}}, "logit_bias"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"functions": [{"name": "f"}]}, "functions"),

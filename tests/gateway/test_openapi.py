@@ -1,21 +1,33 @@
 """The description of the API is valid, complete, and true of what is served."""
 
+import os
 from typing import Any
 
 import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from litestar.routes import HTTPRoute
+from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from gateway.api.openapi import OPERATIONS, describe
+from gateway.api.openapi import describe
+from gateway.api.operations import OPERATIONS
 from gateway.app import create_app
 from tests.gateway.bodies import body, conversation
 from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import MESSAGES
 from tests.gateway.serving import ADMIN_KEY, API_KEY, make_settings
 
-NUM_CASES = 40
+# Of all operations together; SCHEMA_CASES raises it (scripts/long_tests schema).
+NUM_CASES = int(os.environ.get("SCHEMA_CASES", "500"))
+NUM_PER_OPERATION = -(-NUM_CASES // len(OPERATIONS))
+# Every other check of schemathesis applies.
+EXCLUDED = [
+    # Rules between fields (markers, roles, ids) are no part of a schema: breaking one is a 400.
+    positive_data_acceptance,
+]
 
 
 def test_every_route_is_described_and_nothing_else(tmp_path: Any) -> None:
@@ -45,8 +57,27 @@ def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
         *("200", "400", "401", "403", "404", "405", "413", "415", "500", "504", "529")
     }
     (envelope, kind) = responses["529"]["content"]["application/json"]["schema"]["allOf"]
-    assert envelope["$ref"].endswith("/ErrorBody")
+    assert envelope["$ref"].endswith("/anthropic.response.ErrorBody")
     assert kind["properties"]["error"]["properties"]["type"]["const"] == "overloaded_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
+    responses = describe()["paths"][path]["post"]["responses"]
+    assert set(responses) == {
+        *("200", "400", "401", "403", "404", "405", "413", "415", "500", "503", "504")
+    }
+    overloaded = responses["503"]
+    schema = overloaded["content"]["application/json"]["schema"]
+    assert schema["$ref"].endswith("/openai.errors.ErrorBody")
+    assert set(overloaded["headers"]) == {"x-request-id"}
+
+
+def test_what_openais_bodies_may_hold_besides_is_described() -> None:
+    fields = describe()["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["user"] == {}
+    assert fields["logprobs"] == {"enum": [False, None]}
+    assert {"type": "null"} in fields["n"]["anyOf"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
@@ -56,21 +87,38 @@ def test_what_is_answered_is_what_is_described(stack: Stack, operation: Any) -> 
     (found,) = schema.include(operation_id=operation.id).get_all_operations()
     key = ADMIN_KEY if operation.path.startswith("/admin") else API_KEY
 
+    has_input = operation.body is not None or operation.parameters
+    modes = list(GenerationMode) if has_input else [GenerationMode.POSITIVE]
+
     @settings(
-        max_examples=NUM_CASES,
+        max_examples=NUM_PER_OPERATION,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    @given(found.ok().as_strategy())
+    @given(st.one_of([found.ok().as_strategy(generation_mode=mode) for mode in modes]))
     def drive(case: Any) -> None:
-        # Rules between fields (markers, roles, ids) are no part of a schema: they are a 400.
         reply = case.call(headers={"x-api-key": key})
-        case.validate_response(reply, excluded_checks=[positive_data_acceptance])
+        case.validate_response(reply, excluded_checks=EXCLUDED)
         assert reply.status_code < 500
 
     drive()
+
+
+@pytest.mark.parametrize(
+    "path, stream",
+    [(p, s) for p in ("/v1/chat/completions", "/v1/completions") for s in (False, True)],
+)
+def test_a_whole_answer_of_openais_conforms_too(stack: Stack, path: str, stream: bool) -> None:
+    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once"}
+    case = schema[path]["POST"].Case(
+        body={"model": "holdfast-demo", **asked, "stream": stream, "user": "u", "logprobs": None},
+        media_type="application/json",
+    )
+    reply = case.call_and_validate(headers={"x-api-key": API_KEY})
+    assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

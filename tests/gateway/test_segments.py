@@ -101,8 +101,8 @@ def test_consecutive_messages_of_one_role_are_merged_and_their_blocks_kept() -> 
             " t1",
         ),
         (
-            {"tools": [{**tool(), "strict": True}]},
-            "tools.0.strict: not supported by this server",
+            {"tools": [{**tool(), "defer_loading": True}]},
+            "tools.0.defer_loading: not supported by this server",
         ),
         ({"tools": [tool(), tool()]}, None),
         (

@@ -1,10 +1,13 @@
 """From a Messages request to an Ask, with the checks that need no engine."""
 
+from typing import Any
+
 from engine.protocol import Sampling, ToolChoice
-from gateway.ask import Ask, Principal
+from gateway.ask import Ask, Principal, guarantees_calls
 from gateway.catalogue import Model
 from gateway.dialects.anthropic.plan import plan_of
 from gateway.errors import InvalidRequest
+from gateway.prefix.layout import check_json
 from gateway.prefix.plan import Plan
 from gateway.wire.anthropic.request import (
     ChoiceAny,
@@ -26,6 +29,7 @@ def ask_of(
     _check_generation(request, version)
     prepared = prepare(request, principal, version)
     thinking = request.thinking
+    choice, schema = _demands(request)
     return Ask(
         principal=principal,
         model=model,
@@ -37,7 +41,8 @@ def ask_of(
             top_k=request.top_k,
             stop_sequences=request.stop_sequences,
         ),
-        tool_choice=_tool_choice(request),
+        tool_choice=choice,
+        output_schema=schema,
         thinking=_thinks(request),
         must_think=isinstance(thinking, ThinkingEnabled),
         omit_thinking=isinstance(thinking, ThinkingEnabled | ThinkingAdaptive)
@@ -55,12 +60,15 @@ def count_ask_of(
     arrived: float,
 ) -> Ask:
     """The same checks as for a generation; what is not part of the prompt has its default."""
+    plan = prepare(request, principal, version)
+    choice, schema = _demands(request)
     return Ask(
         principal=principal,
         model=model,
-        plan=prepare(request, principal, version),
+        plan=plan,
         sampling=Sampling(max_tokens=0),
-        tool_choice=_tool_choice(request),
+        tool_choice=choice,
+        output_schema=schema,
         thinking=_thinks(request),
         must_think=isinstance(request.thinking, ThinkingEnabled),
         omit_thinking=False,
@@ -79,6 +87,22 @@ def prepare(request: CountTokensRequest, principal: Principal, version: Version)
 
 def _thinks(request: CountTokensRequest) -> bool:
     return request.thinking is not None and not isinstance(request.thinking, ThinkingDisabled)
+
+
+def _demands(request: CountTokensRequest) -> tuple[ToolChoice, dict[str, Any] | None]:
+    """What the output is held to: a choice of tools, and a schema of the text."""
+    choice = _tool_choice(request)
+    form = request.output_config.format if request.output_config else None
+    if form is not None:
+        check_json(form.schema, "output_config.format.schema")
+    if not guarantees_calls(choice, has_schema=form is not None):
+        for index, tool in enumerate(request.tools):
+            if tool.strict:
+                raise InvalidRequest(
+                    f"tools.{index}.strict: only guaranteed with `tool_choice` 'any' or 'tool', or"
+                    " with `output_config.format`"
+                )
+    return choice, form.schema if form else None
 
 
 def _tool_choice(request: CountTokensRequest) -> ToolChoice:
@@ -102,8 +126,6 @@ def _tool_choice(request: CountTokensRequest) -> ToolChoice:
 def _check_shared(request: CountTokensRequest, principal: Principal) -> None:
     if request.speed == "fast":
         raise InvalidRequest("speed: 'fast' is not supported by this server")
-    if request.output_config and request.output_config.format:
-        raise InvalidRequest("output_config.format: structured outputs are not supported")
     if request.user_profile_id is not None:
         raise InvalidRequest("user_profile_id: user profiles are not supported")
     if request.workspace_id not in (None, principal.workspace):

@@ -68,7 +68,6 @@ def _tool(index: int, tool: Tool, slots: list[Slot]) -> PromptTool:
         )
     refused = {
         "defer_loading": tool.defer_loading,
-        "strict": tool.strict,
         "input_examples": bool(tool.input_examples),
         "allowed_callers": tool.allowed_callers != ["direct"],
     }

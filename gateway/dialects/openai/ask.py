@@ -3,11 +3,11 @@
 from typing import Any
 
 from engine.protocol import Prompt, Sampling, ToolChoice, Ttl
-from gateway.ask import Ask, Principal
+from gateway.ask import Ask, Principal, guarantees_calls
 from gateway.catalogue import Model
 from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
 from gateway.errors import InvalidRequest
-from gateway.prefix.layout import Layout, Slot
+from gateway.prefix.layout import Layout, Slot, check_json
 from gateway.prefix.plan import Plan, make_plan
 from gateway.wire.openai.content import AssistantMessage, Message, ToolMessage
 from gateway.wire.openai.request import (
@@ -15,6 +15,8 @@ from gateway.wire.openai.request import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     NamedTool,
 )
 
@@ -31,6 +33,8 @@ def chat_ask_of(request: ChatRequest, principal: Principal, model: Model, arrive
     _check_conversation(request.messages)
     automatic = _automatic(request)
     plan = make_plan(lay_out(request, automatic), automatic, principal.scope)
+    if not plan.prompt.num_segments:
+        raise InvalidRequest("messages: there must be more than a client's billing line")
     return _ask(request, principal, model, arrived, plan, max_tokens, chat=request)
 
 
@@ -54,6 +58,7 @@ def _ask(
     chat: ChatRequest | None = None,
 ) -> Ask:
     _check_generation(request, max_tokens)
+    choice, schema = _demands(chat, max_tokens) if chat else (ToolChoice(), None)
     return Ask(
         principal=principal,
         model=model,
@@ -69,7 +74,8 @@ def _ask(
             num_choices=request.n,
             ignore_eos=request.ignore_eos,
         ),
-        tool_choice=_tool_choice(chat) if chat else ToolChoice(),
+        tool_choice=choice,
+        output_schema=schema,
         thinking=_thinks(chat) if chat else False,
         must_think=False,
         omit_thinking=False,
@@ -104,6 +110,38 @@ def _thinks(request: ChatRequest) -> bool:
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
         return bool(arguments.enable_thinking or arguments.thinking)
     return request.reasoning_effort not in (None, "none")
+
+
+def _demands(
+    request: ChatRequest, max_tokens: int | None
+) -> tuple[ToolChoice, dict[str, Any] | None]:
+    """What the output is held to: a choice of tools, and a schema of the text."""
+    choice, schema = _tool_choice(request), _output_schema(request)
+    if not guarantees_calls(choice, has_schema=schema is not None):
+        for index, tool in enumerate(request.tools):
+            if tool.function.strict:
+                raise InvalidRequest(
+                    f"tools[{index}].function.strict: only guaranteed with a tool_choice of"
+                    " 'required' or a named function, or with a response_format of JSON"
+                )
+    if max_tokens == 0:
+        if choice.mode in ("any", "tool"):
+            raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
+        if schema is not None:
+            raise InvalidRequest("response_format: only 'text' where max_tokens is 0")
+    return choice, schema
+
+
+def _output_schema(request: ChatRequest) -> dict[str, Any] | None:
+    match request.response_format:
+        case JsonObjectFormat():
+            return {"type": "object"}
+        case JsonSchemaFormat(json_schema=wanted):
+            schema = {"type": "object"} if wanted.schema is None else wanted.schema
+            check_json(schema, "response_format.json_schema.schema")
+            return schema
+        case _:
+            return None
 
 
 def _tool_choice(request: ChatRequest) -> ToolChoice:

@@ -7,6 +7,7 @@ role are merged.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from gateway.wire.openai.content import (
     CacheControl,
     DeveloperMessage,
     Message,
+    Nonce,
     Refusal,
     SystemMessage,
     Text,
@@ -75,13 +77,11 @@ class _Builder:
         room = max(MAX_BREAKPOINTS - taken, 0)
         slots = list(self._slots)
         for index in self._native[len(self._native) - min(room, len(self._native)) :]:
-            slots[index] = Slot(path=slots[index].path, marker=NATIVE_TTL, num_markers=1)
+            slots[index] = replace(slots[index], marker=NATIVE_TTL, num_markers=1)
         return slots
 
     def add_tool(self, index: int, tool: Tool) -> None:
         path, function = f"tools[{index}]", tool.function
-        if function.strict:
-            raise InvalidRequest(f"{path}.function.strict: not supported by this server")
         if not function.name:
             raise InvalidRequest(f"{path}.function.name: must not be empty")
         schema = function.parameters
@@ -128,7 +128,9 @@ class _Builder:
             self._mark_text(
                 where, part.text, outer, part.cache_control, native=part.prompt_cache_breakpoint
             )
-        return [TextPart(part.text) for part in content]
+            if isinstance(part, Nonce):
+                self._slots[-1] = replace(self._slots[-1], can_carry=False, is_absent=True)
+        return [TextPart(part.text) for part in content if not isinstance(part, Nonce)]
 
     def _assistant(self, path: str, message: AssistantMessage) -> list[Part]:
         parts: list[Part] = []

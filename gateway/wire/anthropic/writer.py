@@ -63,7 +63,8 @@ class Explained(NamedTuple):
 class EventWriter:
     """One choice of one response. `paths` name the request's segments in the extension object.
 
-    `explain` is asked once, when the engine's first frame is there.
+    `explain` is asked once, when the engine's first frame is there. `omit_thinking` leaves thinking
+    blocks without their text; `hide_thinking` leaves them out, where nobody asked for thinking.
     """
 
     turn_id: str
@@ -72,6 +73,7 @@ class EventWriter:
     paths: Sequence[str]
     explain: Callable[[], Explained]
     omit_thinking: bool = False
+    hide_thinking: bool = False
     _index: int = -1
     _open: type[events.TextDelta] | type[events.ThinkingDelta] | type[ToolUseStart] | None = None
     _thought: Any = field(default_factory=lambda: blake2b(digest_size=32))
@@ -87,6 +89,8 @@ class EventWriter:
                 if self._open is not events.TextDelta:
                     yield from self._begin(events.TextDelta, events.OpenText())
                 yield self._delta(events.TextDelta(text))
+            case ThinkingDelta() if self.hide_thinking:
+                pass
             case ThinkingDelta(text=text):
                 if self._open is not events.ThinkingDelta:
                     yield from self._begin(events.ThinkingDelta, events.OpenThinking())

@@ -34,6 +34,10 @@ class Text(Strict, tag="text"):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
+class Nonce(Text, tag="nonce"):
+    """A text part that is kept out of the prompt; made by `prefix/nonces.py`, never decoded."""
+
+
 class Refusal(Strict, tag="refusal"):
     refusal: str
 

@@ -8,6 +8,7 @@ import re
 import msgspec
 
 from gateway.errors import (
+    DemandRefused,
     GatewayError,
     InvalidRequest,
     MissingKey,
@@ -17,6 +18,8 @@ from gateway.errors import (
     Unauthenticated,
 )
 
+_TOOL = re.compile(r"^tools\[(\d+)\]\.input_schema\b")
+_SCHEMA = re.compile(r"^output_schema\b")
 _PATH = re.compile(r"^([a-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 
 
@@ -58,6 +61,10 @@ def _detail(failure: GatewayError) -> ErrorDetail:
         case NotFound() if message.startswith("model: "):
             message = f"The model `{message.removeprefix('model: ')}` does not exist."
             return ErrorDetail(message, kind, "model", "model_not_found")
+        case DemandRefused():
+            message = _TOOL.sub(r"tools[\1].function.parameters", message)
+            message = _SCHEMA.sub("response_format", message)
+            return ErrorDetail(message, kind, _field_in(message))
         case InvalidRequest():
             return ErrorDetail(message, kind, failure.param or _path_in(message))
         case Overloaded():
@@ -68,6 +75,12 @@ def _detail(failure: GatewayError) -> ErrorDetail:
             return ErrorDetail(message, kind)
         case _:
             return ErrorDetail(message, "server_error")
+
+
+def _field_in(message: str) -> str | None:
+    """The path that a demand's refusal begins with; a tool's name may follow it."""
+    field = message.split(" ", 1)[0].rstrip(":")
+    return field if field.startswith(("tools[", "response_format")) else None
 
 
 def _path_in(message: str) -> str | None:

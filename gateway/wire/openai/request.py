@@ -55,6 +55,27 @@ class TemplateArguments(Strict):
     thinking: bool | None = None
 
 
+class TextFormat(Strict, tag="text"):
+    pass
+
+
+class JsonObjectFormat(Strict, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(Strict):
+    """`strict` or not, the schema is kept to; without one, any object will do."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Strict, tag="json_schema"):
+    json_schema: JsonSchema
+
+
 class GenerationRequest(Strict):
     """What both calls share. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
 
@@ -81,6 +102,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool = True
     prompt_cache_options: CacheOptions | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     tools: list[Tool] = msgspec.field(default_factory=list)
 
@@ -122,7 +144,6 @@ _SHARED: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
@@ -148,5 +169,6 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     **_SHARED,
     "add_special_tokens": (True,),
     "logprobs": (),
+    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }

@@ -1,0 +1,175 @@
+"""What requests may demand of the output: schemas, forced calls, strict tools; both dialects."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.protocol import Capability, ErrorReply, Failed, TextDelta, ToolChoice
+from tests.gateway.bodies import body, tool
+from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, serve, serve_gateway
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
+FORMAT = {"format": {"type": "json_schema", "schema": SCHEMA}}
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+STRICT = {**tool("look"), "strict": True}
+STRICT_LOOK = {"type": "function", "function": {**LOOK["function"], "strict": True}}
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+
+def error(url: str, path: str, request: dict[str, Any]) -> dict[str, Any]:
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    reply = httpx.post(f"{url}{path}", json=request, headers=headers, timeout=20)
+    assert reply.status_code == 400, reply.text
+    detail: dict[str, Any] = reply.json()["error"]
+    assert detail["type"] == "invalid_request_error"
+    return detail
+
+
+def refused(stack: Stack, **changes: Any) -> str:
+    message: str = error(stack.url, "/v1/messages", body(**changes))["message"]
+    return message
+
+
+def refused_chat(stack: Stack, **changes: Any) -> dict[str, Any]:
+    request = {"model": MODEL, "messages": MESSAGES, **changes}
+    return error(stack.url, "/v1/chat/completions", request)
+
+
+def test_an_output_format_reaches_the_engine_with_its_keys_in_order(stack: Stack) -> None:
+    stack.sdk().messages.create(**body(output_config=FORMAT))
+    chat(stack, response_format=RESPONSE_FORMAT)
+    for request in stack.engine.requests:
+        assert request.output_schema == SCHEMA
+        assert list((request.output_schema or {})["properties"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "response_format, schema",
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "any"}}, {"type": "object"}),
+        ({**RESPONSE_FORMAT, "json_schema": {"name": "s", "schema": {}, "strict": True}}, {}),
+    ],
+)
+def test_openais_formats(stack: Stack, response_format: Any, schema: Any) -> None:
+    chat(stack, response_format=response_format)
+    assert stack.engine.requests[-1].output_schema == schema
+
+
+def test_a_schema_that_cannot_be_sent_is_named(stack: Stack) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"properties": {"a": deep}}
+    wrong = {"format": {"type": "json_schema", "schema": deep}}
+    assert refused(stack, output_config=wrong).startswith("output_config.format.schema: nested")
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": deep}}
+    detail = refused_chat(stack, response_format=named)
+    assert detail["param"] == "response_format.json_schema.schema"
+    assert not stack.engine.requests
+
+
+@pytest.mark.parametrize(
+    "reply, ours, theirs, param",
+    [
+        (
+            "tools[1].input_schema of `look`: can't be guaranteed: `not`",
+            "tools.1.input_schema of `look`: can't be guaranteed: `not`",
+            "tools[1].function.parameters of `look`: can't be guaranteed: `not`",
+            "tools[1].function.parameters",
+        ),
+        (
+            "output_schema: can't be guaranteed: `not`",
+            "output_config.format.schema: can't be guaranteed: `not`",
+            "response_format: can't be guaranteed: `not`",
+            "response_format",
+        ),
+        ("the schemas are too much together", None, None, None),
+    ],
+)
+def test_what_the_engine_wrote_for_the_client_is_said_in_the_clients_names(
+    stack: Stack, reply: str, ours: str | None, theirs: str | None, param: str | None
+) -> None:
+    stack.engine.refusal = ErrorReply("invalid_request", reply, is_public=True)
+    assert refused(stack) == (ours or reply)
+    detail = refused_chat(stack)
+    assert (detail["message"], detail["param"]) == (theirs or reply, param)
+    stack.engine.refusal = ErrorReply("invalid_request", reply)
+    assert refused(stack) == "the engine could not read the prompt"
+    assert refused_chat(stack)["message"] == "the engine could not read the prompt"
+
+
+def test_a_demand_that_failed_in_the_midst_is_the_streams_error(stack: Stack) -> None:
+    stack.engine.script = lambda *_: [TextDelta("{"), Failed(code="internal", message="secret")]
+    with stack.http() as http:
+        raw = http.post("/v1/messages", json=body(stream=True, output_config=FORMAT)).text
+    assert "event: error" in raw and "secret" not in raw
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        {"tool_choice": {"type": "any"}},
+        {"tool_choice": {"type": "tool", "name": "look"}},
+        {"tool_choice": {"type": "none"}},
+        {"output_config": FORMAT},
+    ],
+)
+def test_strict_tools_where_every_call_is_guaranteed(stack: Stack, demand: Any) -> None:
+    stack.sdk().messages.create(**body(tools=[STRICT], **demand))
+    assert stack.engine.requests
+
+
+@pytest.mark.parametrize(
+    "demand, mode",
+    [
+        ({"tool_choice": "required"}, ToolChoice("any")),
+        ({"tool_choice": NAMED}, ToolChoice("tool", "look")),
+        ({"tool_choice": "none"}, ToolChoice("none")),
+        ({"response_format": RESPONSE_FORMAT}, ToolChoice("auto")),
+    ],
+)
+def test_strict_functions_where_every_call_is_guaranteed(
+    stack: Stack, demand: Any, mode: ToolChoice
+) -> None:
+    chat(stack, tools=[STRICT_LOOK], **demand)
+    assert stack.engine.requests[-1].tool_choice == mode
+
+
+def test_strict_tools_are_refused_where_the_model_calls_freely(stack: Stack) -> None:
+    assert refused(stack, tools=[STRICT]).startswith("tools.0.strict: only guaranteed with")
+    detail = refused_chat(stack, tools=[STRICT_LOOK])
+    assert detail["param"] == "tools[0].function.strict"
+    assert not stack.engine.requests
+
+
+def test_what_the_engine_cannot_do_is_refused_by_the_fields_own_name(tmp_path: Any) -> None:
+    can: tuple[Capability, ...] = ("tools",)
+    engine = ScriptedEngine(capabilities=can)
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        messages = "/v1/messages"
+        said = error(url, messages, body(output_config=FORMAT))["message"]
+        assert said == "output_config.format.schema: not supported by this model"
+        forced = body(tools=[tool("look")], tool_choice={"type": "any"})
+        assert error(url, messages, forced)["message"].startswith("tool_choice: ")
+        asked = {"model": MODEL, "messages": MESSAGES, "response_format": RESPONSE_FORMAT}
+        assert error(url, "/v1/chat/completions", asked)["param"] == "response_format"
+    assert not engine.requests
+
+
+def test_counting_takes_a_format_and_diagnostics_see_it(stack: Stack) -> None:
+    sdk, request = stack.sdk(), body(output_config=FORMAT)
+    del request["max_tokens"]
+    plain = body()
+    del plain["max_tokens"]
+    count = sdk.messages.count_tokens(**request).input_tokens
+    assert count == sdk.messages.count_tokens(**plain).input_tokens
+    first = sdk.messages.create(**body(diagnostics={"previous_message_id": None}))
+    asked: Any = {"previous_message_id": first.id}
+    second = sdk.messages.create(**body(diagnostics=asked, output_config=FORMAT))
+    assert second.diagnostics is not None and second.diagnostics.cache_miss_reason is not None
+    assert second.diagnostics.cache_miss_reason.type == "unavailable"

@@ -1,0 +1,101 @@
+"""A prefill that lasts longer than a client would wait in silence. `tests/e2e/test_slow_prefill.py`
+waits for a real minute on a real engine.
+"""
+
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from engine.protocol import ErrorReply
+from tests.gateway.bodies import SHORT, body, text
+from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import MESSAGES, MODEL
+from tests.gateway.serving import API_KEY, eventually
+
+SILENCE_SECONDS = 4.0
+SYSTEM = [text("You look things up. " * 300, SHORT)]
+
+
+@pytest.fixture
+def slow(stack: Stack) -> Stack:
+    """Prefills for longer than the clients below bear silence, with signs of life."""
+    stack.engine.num_heartbeats = int(1.25 * SILENCE_SECONDS / stack.engine.heartbeat_seconds)
+    return stack
+
+
+def impatient(stack: Stack, **changes: Any) -> anthropic.Anthropic:
+    timeout = httpx2.Timeout(SILENCE_SECONDS, connect=20)
+    settings = {"timeout": timeout, "max_retries": 0, **changes}
+    stack.sdks.append(anthropic.Anthropic(base_url=stack.url, api_key=API_KEY, **settings))
+    return stack.sdks[-1]
+
+
+def test_heartbeats_keep_a_stream_alive_in_both_sdks(slow: Stack) -> None:
+    with impatient(slow).messages.stream(**body(system=SYSTEM)) as stream:
+        message = stream.get_final_message()
+    assert message.content[0].text == "Hello there"  # type: ignore[union-attr]
+    timeout = httpx2.Timeout(SILENCE_SECONDS, connect=20)
+    with openai.OpenAI(
+        base_url=f"{slow.url}/v1", api_key=API_KEY, timeout=timeout, max_retries=0
+    ) as client:
+        chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+        texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == "Hello there"
+
+
+def test_without_a_stream_nothing_is_sent_before_the_answer_and_the_client_must_wait(
+    slow: Stack,
+) -> None:
+    """What keeps such a connection is the client's patience: the SDK's own is ten minutes."""
+    assert anthropic.Anthropic(api_key="x").timeout == httpx2.Timeout(600, connect=5.0)
+    with pytest.raises(anthropic.APITimeoutError):
+        impatient(slow).messages.create(**body(system=SYSTEM))
+    assert slow.sdk().messages.create(**body(system=SYSTEM)).content
+
+
+def test_a_client_that_gave_up_before_the_first_token_retries_as_if_for_the_first_time(
+    slow: Stack,
+) -> None:
+    """The first try is cancelled on the engine and recorded; the second is a whole answer."""
+    engine = slow.engine
+
+    def is_second(request: httpx2.Request) -> None:
+        if request.headers.get("x-stainless-retry-count") == "1":
+            engine.num_heartbeats = 0
+
+    with httpx2.Client(event_hooks={"request": [is_second]}) as http:
+        sdk = impatient(slow, max_retries=1, http_client=http)
+        message = sdk.messages.create(**body(system=SYSTEM))
+    first, second = engine.requests
+    assert message.id == second.request_id != first.request_id
+    assert message.content[0].text == "Hello there"  # type: ignore[union-attr]
+    eventually(lambda: first.request_id in engine.cancelled)
+    ids = {first.request_id, second.request_id}
+
+    def rows() -> dict[str, Any]:
+        return {t["id"]: t for t in slow.admin("turns").json() if t["id"] in ids}
+
+    eventually(lambda: set(rows()) == ids)
+    assert rows()[first.request_id]["outcome"] == "client_disconnect"
+    assert rows()[second.request_id]["outcome"] not in ("client_disconnect", None)
+
+
+def test_a_full_engine_is_retried_by_the_sdk_into_a_slow_stream(slow: Stack) -> None:
+    """Refused before the first byte: a real status, so that the SDK's own retry takes it."""
+    engine, statuses = slow.engine, []
+    engine.refusal = ErrorReply("overloaded", "full")
+
+    def note(response: httpx2.Response) -> None:
+        statuses.append(response.status_code)
+        engine.refusal = None
+
+    timeout = httpx2.Timeout(SILENCE_SECONDS, connect=20)
+    with httpx2.Client(event_hooks={"response": [note]}, timeout=timeout) as http:
+        sdk = impatient(slow, max_retries=2, http_client=http)
+        with sdk.messages.stream(**body(system=SYSTEM)) as stream:
+            message = stream.get_final_message()
+    assert statuses == [529, 200]
+    assert message.content[0].text == "Hello there"  # type: ignore[union-attr]
