@@ -4,6 +4,7 @@ Nothing of Holdfast is imported: what these tests know of it is a URL and a key.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -67,7 +68,7 @@ def assert_append_only(turns: Sequence[Turn]) -> None:
     assert len(turns) >= MIN_TURNS
     assert turns[0].read == 0
     assert turns[0].written >= MIN_CACHED
-    for before, turn in zip(turns, turns[1:], strict=False):
+    for before, turn in pairwise(turns):
         assert turn.read == before.read + before.written
         assert turn.written > 0
         assert turn.prompt > before.prompt

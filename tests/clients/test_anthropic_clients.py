@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.clients.conversation import (
-    ABOUT_WEATHER,
     ANTHROPIC_TOOL,
     EPHEMERAL,
     MAX_TOKENS,

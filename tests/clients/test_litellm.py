@@ -81,7 +81,7 @@ def test_through_the_anthropic_provider(service: Service, is_streamed: bool) -> 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 def test_through_the_openai_provider(service: Service, is_streamed: bool) -> None:
-    """There, `cached_tokens` is all that came out of memory, and written and cached never overlap."""
+    """`cached_tokens` is all that came out of memory; written and cached never overlap."""
     target = {"model": f"openai/{MODEL}", "api_base": f"{service.url}/v1", "api_key": service.key}
     responses = talk(target, is_streamed=is_streamed)
     details = [response.usage.prompt_tokens_details for response in responses]
