@@ -147,7 +147,7 @@ class Agent:
             self.client, self.prompts, self.model, self.system, random.Random(seed), True, copied
         )
 
-    def _marked_messages(self) -> list[dict[str, Any]]:
+    def _marked_messages(self) -> list[Any]:
         """A copy with markers on the last block of the last two user messages."""
         users = [i for i, message in enumerate(self.messages) if message["role"] == "user"][-2:]
         return [

@@ -225,6 +225,14 @@ OPERATIONS = (
         unready=Readiness,
     ),
     Operation(
+        id="getReadinessAsHealth",
+        method="get",
+        path="/health",
+        summary="Ready while at least one engine is, under vLLM's name for it.",
+        reply=Readiness,
+        unready=Readiness,
+    ),
+    Operation(
         id="getMetrics",
         method="get",
         path="/metrics",
