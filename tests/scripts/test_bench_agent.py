@@ -29,8 +29,8 @@ def test_a_coding_agents_prefix_is_read_only_without_its_nonce_line() -> None:
         # Explorers that begin together may each write what they share, and then have one turn to
         # read it in; the others have nothing to wait for.
         assert (0.25 if "explorers" in name else 0.5) * prompt < read < prompt, name
-        # What is neither read nor written is the
-        # template's words before each answer, and a reminder behind the last marker at times.
+        # What is neither read nor written is the template's words before each answer, and at
+        # times a reminder behind the last marker.
         assert 0 <= prompt - read - written < 40 * turns
     for turns, _, read, written, _ in kept.values():
         assert turns >= 4 and read == 0 and written > 0
