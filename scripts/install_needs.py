@@ -1,9 +1,10 @@
 """Install what was asked for into the running virtual environment, once.
 
 Reads the extras and dependency groups straight from pyproject.toml, so any pip of the last years
-will do, and stamps what it installed: asking again for the same takes milliseconds. The user's pip
-configuration is left to pip; the only addition is PyTorch's index of CPU builds, where it answers
-and the machine has no NVIDIA GPU, because the default build of torch brings gigabytes of CUDA.
+will do, and stamps what it installed: asking again for the same takes milliseconds. The base is
+always among it, but for `--only EXTRA_OR_GROUP ...`. The user's pip configuration is left to pip;
+the only addition is PyTorch's index of CPU builds, where it answers and the machine has no NVIDIA
+GPU, because the default build of torch brings gigabytes of CUDA.
 """
 
 import fcntl
@@ -112,10 +113,11 @@ def run_pip(requirements: list[str], options: list[str]) -> None:
         raise InstallError("pip failed; its last lines were:\n  " + "\n  ".join(tail))
 
 
-def install(needs: list[str]) -> None:
-    """Install the base and `needs` unless the stamp says that they are here."""
+def install(needs: list[str], *, is_base_wanted: bool = True) -> None:
+    """Install the base, if wanted, and `needs` unless the stamp says that they are here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    wanted = {need: requirements_of(need, project) for need in ["base", *needs]}
+    names = ["base", *needs] if is_base_wanted else needs
+    wanted = {need: requirements_of(need, project) for need in names}
     with locked():
         stamp = read_stamp()
         missing = [n for n, requirements in wanted.items() if stamp.get(n) != digest(requirements)]
@@ -134,6 +136,7 @@ def install(needs: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        install(sys.argv[1:])
+        is_only = sys.argv[1:2] == ["--only"]
+        install(sys.argv[1 + is_only :], is_base_wanted=not is_only)
     except InstallError as error:
         sys.exit(f"install: {error}")

@@ -30,9 +30,9 @@ class HealthController(Controller):
     async def healthz(self) -> dict[str, str]:
         return {"status": "ok"}
 
-    @get("/readyz")
+    @get(["/readyz", "/health"])
     async def readyz(self, services: NamedDependency[Services]) -> Response[Readiness]:
-        """Ready while at least one engine is."""
+        """Ready while at least one engine is. `/health` is vLLM's name, which GuideLLM asks for."""
         engines = [
             EngineHealth(
                 name=engine.name,

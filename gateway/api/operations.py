@@ -233,6 +233,14 @@ OPERATIONS = (
         unready=Readiness,
     ),
     Operation(
+        id="getReadinessAsHealth",
+        method="get",
+        path="/health",
+        summary="Ready while at least one engine is, under vLLM's name for it.",
+        replies=(Readiness,),
+        unready=Readiness,
+    ),
+    Operation(
         id="getMetrics",
         method="get",
         path="/metrics",

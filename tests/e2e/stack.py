@@ -40,7 +40,10 @@ def free_port() -> int:
 
 @contextmanager
 def running_stack(
-    data: Path, backend: str = "native", engine_settings: Mapping[str, str] | None = None
+    data: Path,
+    backend: str = "native",
+    engine_settings: Mapping[str, str] | None = None,
+    gateway_settings: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
     """Start both programs, wait until they serve, and end them whatever happens."""
     engine_port, gateway_port = free_port(), free_port()
@@ -60,6 +63,7 @@ def running_stack(
         "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
         "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",
+        **(gateway_settings or {}),
     }
     run([*python("gateway"), "migrate"], gateway_environment)
     started: list[subprocess.Popen[bytes]] = []

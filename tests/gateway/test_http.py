@@ -144,6 +144,8 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
     eventually(lambda: httpx.get(f"{stack.url}/readyz").status_code == 503)
     engine = httpx.get(f"{stack.url}/readyz").json()["engines"][0]
     assert engine["status"] == "starting" and engine["detail"]["progress"] == 0.5
+    health = httpx.get(f"{stack.url}/health")  # as vLLM names it, for GuideLLM
+    assert health.status_code == 503 and health.json()["engines"][0]["status"] == "starting"
     assert httpx.get(f"{stack.url}/healthz").status_code == 200
     with stack.http() as http:
         check_envelope(http.post("/v1/messages", json=body()), 529, "overloaded_error")
