@@ -212,11 +212,14 @@ def scope_of(turn: Turn) -> str:
 
 @dataclass
 class GatewaySent:
-    response: httpx.Response
+    """`lines` is kept: httpx closes the response of an iterator that nobody has any more."""
+
+    lines: Iterator[str]
     stack: ExitStack
 
     def begin(self) -> Outcome:
-        data = next(line for line in self.response.iter_lines() if line.startswith("data: "))
+        while not (data := next(self.lines)).startswith("data: "):
+            pass
         event = json.loads(data.removeprefix("data: "))
         assert event["type"] == "message_start", event
         return message_outcome(event["message"])
@@ -262,7 +265,7 @@ class ByGateway:
             self.client.stream("POST", "/v1/messages", json=body, headers=self._headers(turn))
         )
         assert response.status_code == 200, response.read()
-        return GatewaySent(response, stack)
+        return GatewaySent(response.iter_lines(), stack)
 
     def cancel(self, turn: Turn, sent: Sent) -> None:
         engine = self.machines.engines[turn.model]
