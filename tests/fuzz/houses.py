@@ -1,7 +1,8 @@
 """The servers of the fuzz as processes: two engines with tiny models, and a gateway before them."""
 
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,37 +62,48 @@ def by_protocol(directory: Path, backend: str = "native") -> Iterator[ByProtocol
 @contextmanager
 def by_gateway(directory: Path) -> Iterator[ByGateway]:
     """A gateway with three workspaces, on the native engines."""
+    models = MODELS_TOML.format(MODELS[0], MINIMUMS[0], MODELS[1], MINIMUMS[1])
     with running_machines(directory, "native") as machines:
-        models = directory / "models.toml"
-        minimums = [str(minimum) for minimum in MINIMUMS]
-        models.write_text(MODELS_TOML.format(MODELS[0], minimums[0], MODELS[1], minimums[1]))
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        environment = {
-            "HOLDFAST_PORT": str(port),
-            "HOLDFAST_DATA": str(directory / "data"),
-            "HOLDFAST_ENGINES": ",".join(engine.url for engine in machines.engines),
-            "HOLDFAST_MODELS": str(models),
-            "HOLDFAST_API_KEY": API_KEY,
-            "HOLDFAST_ENGINE_SECRET": SECRET,
-            "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",
-            "HOLDFAST_LOG_LEVEL": "error",
-        }
-        run([*python("gateway"), "migrate"], environment)
-        keys = [API_KEY, *(new_key(environment, name) for name in ("second", "third"))]
-        process = start([*python("gateway"), "serve"], environment)
-        try:
-            wait_until_ready(url, process)
+        with serving(directory, machines, models, ["second", "third"]) as (url, keys):
             with httpx.Client(base_url=url, timeout=60) as client:
-                yield ByGateway(machines, client, keys, list(MODELS))
-        finally:
-            process.terminate()
-            process.wait(40)
+                yield ByGateway(machines, client, [API_KEY, *keys], list(MODELS))
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    machines: Machines,
+    models_toml: str,
+    workspaces: Sequence[str],
+    master_secret: str = "master-secret-for-tests-0000000000",
+) -> Iterator[tuple[str, list[str]]]:
+    """A gateway process: its URL, and a new key for each of the workspaces."""
+    models = directory / "models.toml"
+    models.write_text(models_toml)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        "HOLDFAST_PORT": str(port),
+        "HOLDFAST_DATA": str(directory / "data"),
+        "HOLDFAST_ENGINES": ",".join(engine.url for engine in machines.engines),
+        "HOLDFAST_MODELS": str(models),
+        "HOLDFAST_API_KEY": API_KEY,
+        "HOLDFAST_ENGINE_SECRET": SECRET,
+        "HOLDFAST_MASTER_SECRET": master_secret,
+        "HOLDFAST_LOG_LEVEL": "error",
+    }
+    run([*python("gateway"), "migrate"], environment)
+    keys = [new_key(environment, workspace) for workspace in workspaces]
+    process = start([*python("gateway"), "serve"], environment)
+    try:
+        wait_until_ready(url, process)
+        yield url, keys
+    finally:
+        process.terminate()
+        process.wait(40)
 
 
 def new_key(environment: dict[str, str], workspace: str) -> str:
-    import os
-
     command = [*python("gateway"), "keys", "create", "--workspace", workspace]
     printed = subprocess.run(
         command, env={**os.environ, **environment}, check=True, capture_output=True, text=True

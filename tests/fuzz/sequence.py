@@ -135,7 +135,7 @@ class Sequence:
             marks,
             self._mostly_first(self._num_scopes) if scope < 0 else scope,
             self._model if self.rng.random() < 0.9 else self.rng.randrange(self._num_models),
-            end or self.rng.choice(["done"] * 6 + ["warm", "left"]),
+            "done" if is_broken else end or self.rng.choice(["done"] * 6 + ["warm", "left"]),
             is_broken,
         )
 

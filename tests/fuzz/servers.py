@@ -130,9 +130,7 @@ class Machines:
         with ExitStack() as stack:
             blockers = []
             for _ in range(SLOTS):
-                request = engine.request(
-                    prompt("wait"), "b" * 32, max_tokens=None, ignore_eos=True
-                )
+                request = engine.request(prompt("wait"), "b" * 32, max_tokens=None, ignore_eos=True)
                 blockers.append(stack.enter_context(engine.stream(request)))
                 blockers[-1].start()
             yield blockers

@@ -146,9 +146,7 @@ class Talk:
             {"name": f"t{i}", "input_schema": _schema(text)} for i, text in enumerate(self.tools)
         ]
         system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in self.system]
-        turns = [
-            [_block(piece) for piece in pieces] for pieces in self.turns
-        ]
+        turns = [[_block(piece) for piece in pieces] for pieces in self.turns]
         blocks = tools + system + [block for turn in turns for block in turn]
         for index, ttl in marks.explicit.items():
             blocks[index]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
