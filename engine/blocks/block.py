@@ -54,6 +54,8 @@ class Entry:
     """What a breakpoint wrote: one scope's first `tokens` tokens can be read until it expires.
 
     `ready_at`: when its writer's response began; `expires_at`: the first moment it is dead.
+    `kept_until`: the same without the refreshes of requests that have not begun to answer, each
+    of which is in `refreshed_until`.
     `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
     was taken so that something else could run.
     """
@@ -65,6 +67,8 @@ class Entry:
     blocks: list[Block]
     ready_at: float
     expires_at: float
+    kept_until: float = 0.0
+    refreshed_until: list[float] = field(default_factory=list)
     is_leased: bool = False
     is_broken: bool = False
     was_sacrificed: bool = False

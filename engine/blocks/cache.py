@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks.block import Block, Digest, Entry, TokenId
-from engine.blocks.entries import Entries
+from engine.blocks.entries import Entries, Refresh
 from engine.blocks.hashing import ChainHasher, PromptDigests
 from engine.blocks.lookback import Mark, Segment, bill, eligible, longest_hit
 from engine.blocks.pool import BlockPool, NoFreeBlocks
@@ -46,7 +46,8 @@ class CacheQuery:
 class Found:
     """What a look-up decided; the hit's blocks are held until `begin` or `let_go`.
 
-    `raced` tokens of it were being computed by somebody else when it would have run.
+    `refreshes` hold for good from `write` on. `raced` tokens of it were being computed by somebody
+    else when it would have run.
     """
 
     marks: list[Mark]
@@ -54,6 +55,7 @@ class Found:
     read: int
     miss_reason: MissReason | None
     held: list[Block] = field(default_factory=list)
+    refreshes: list[Refresh] = field(default_factory=list)
     reused: int = 0
     raced: int = 0
 
@@ -96,13 +98,12 @@ class PrefixCache:
             query.segments, marks, lambda tokens: self.entries.find(query.digests, tokens, now)
         )
         reason = self._miss_reason(query, marks, hit)
-        for mark in marks:
-            entry = self.entries.find(query.digests, mark.tokens, now)
-            if entry is not None:
-                self.entries.refresh(entry, now)
+        touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
+        if hit not in touched:
+            touched.append(hit)
         found = Found(marks, hit, 0, reason)
+        found.refreshes = [self.entries.refresh(entry, now) for entry in touched if entry]
         if hit is not None:
-            self.entries.refresh(hit, now)
             # The last token is always computed: its logits are the first answer.
             found.read = min(hit.tokens, len(query.tokens) - 1)
             found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
@@ -113,6 +114,12 @@ class PrefixCache:
         """Give up what a look-up held."""
         _release(found.held)
         found.held = []
+
+    def take_back(self, found: Found) -> None:
+        """The response never began: what the look-up refreshed ends as if it had not been."""
+        for refresh in found.refreshes:
+            self.entries.take_back(refresh)
+        found.refreshes = []
 
     def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
         """Fill an empty table with what is reused and allocate the prompt's other blocks.
@@ -153,6 +160,9 @@ class PrefixCache:
 
     def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
         """Write the breakpoints' entries, tie the names to the blocks; the counters are final."""
+        for refresh in found.refreshes:
+            self.entries.confirm(refresh)
+        found.refreshes = []
         if found.hit is not None:
             found.hit.reads += 1
             self.entries.bring_back(found.hit, table.blocks)

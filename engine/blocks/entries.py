@@ -21,6 +21,13 @@ MAX_TOMBSTONES = 65_536
 EndReason = Literal["expired", "sacrificed", "yielded", "dropped"]
 
 
+class Refresh(NamedTuple):
+    """What one request did to an entry's expiry."""
+
+    entry: Entry
+    until: float
+
+
 class EndedLease(NamedTuple):
     entry: Entry
     reason: EndReason
@@ -76,11 +83,27 @@ class Entries:
             return None
         return entry if self._has_content(entry, digests) else None
 
-    def refresh(self, entry: Entry, now: float) -> None:
-        """A read, or a breakpoint on it: its own TTL starts again, a lost lease is taken again."""
-        self._extend(entry, now + self.seconds(entry.ttl))
+    def refresh(self, entry: Entry, now: float) -> Refresh:
+        """A read, or a breakpoint on it: its own TTL starts again, a lost lease is taken again.
+
+        It holds at once, and for good unless it is taken back.
+        """
+        refresh = Refresh(entry, now + self.seconds(entry.ttl))
+        entry.refreshed_until.append(refresh.until)
+        self._set_expiry(entry)
         if not entry.is_leased:
             self._try_lease(entry)
+        return refresh
+
+    def confirm(self, refresh: Refresh) -> None:
+        """Whoever refreshed has begun to answer."""
+        refresh.entry.refreshed_until.remove(refresh.until)
+        self._extend(refresh.entry, refresh.until)
+
+    def take_back(self, refresh: Refresh) -> None:
+        """Whoever refreshed never answered: the entry ends as if it had not been there."""
+        refresh.entry.refreshed_until.remove(refresh.until)
+        self._set_expiry(refresh.entry)
 
     def seconds(self, ttl: Ttl) -> float:
         return TTL_SECONDS[ttl] * self._ttl_scale
@@ -126,7 +149,7 @@ class Entries:
             self._remove(entry, "ttl_expired")
         if expires_at <= now:
             return None
-        entry = Entry(scope, key, tokens, ttl, list(blocks), now, expires_at)
+        entry = Entry(scope, key, tokens, ttl, list(blocks), now, expires_at, expires_at)
         self._by_key[key] = entry
         self._tombstones.pop(key, None)
         self._push(entry)
@@ -211,8 +234,13 @@ class Entries:
     def _is_partly_on_host(self, entry: Entry) -> bool:
         return self._host is not None and any(block.is_host for block in entry.blocks)
 
-    def _extend(self, entry: Entry, expires_at: float) -> None:
-        if expires_at > entry.expires_at:
+    def _extend(self, entry: Entry, kept_until: float) -> None:
+        entry.kept_until = max(entry.kept_until, kept_until)
+        self._set_expiry(entry)
+
+    def _set_expiry(self, entry: Entry) -> None:
+        expires_at = max([entry.kept_until, *entry.refreshed_until])
+        if expires_at != entry.expires_at:
             entry.expires_at = expires_at
             self._push(entry)
 
@@ -291,6 +319,7 @@ class Entries:
         leased_by: dict[str, set[int]] = {}
         for key, entry in self._by_key.items():
             assert entry.key == key
+            assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
             for index, block in enumerate(entry.blocks):
                 assert entry.is_broken or block.index == index
                 if entry.is_leased:

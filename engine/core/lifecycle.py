@@ -241,6 +241,8 @@ class Lifecycle:
         for sequence in request.sequences:
             if self._scheduler.has(sequence):
                 self._scheduler.remove(sequence)
+        if request.found is not None:
+            self._cache.take_back(request.found)
         self._settle(request, "cancelled" if code == "cancelled" else "failed")
         request.emit(Failed(code=code, message=message))
 

@@ -48,6 +48,31 @@ def test_the_second_request_reads_what_the_first_wrote() -> None:
     assert (usage.input_tokens, usage.computed_tokens) == (1, 8)
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_who_never_began_to_answer_has_refreshed_nothing_v79(others: bool) -> None:
+    """While it waits the entry lives on; what another refreshed meanwhile stays."""
+    engine = Harness(max_running=1)
+    engine.finish(engine.send(words(0, 10), marks={0: "5m"}))
+    (entry,) = engine.entries.live()
+    blocker = engine.send(words(500, 4), max_tokens=2000)
+    engine.step()
+    engine.clock.advance(100)
+    cancelled = [engine.send(words(0, 10), words(50, 7), marks={1: "5m"})]
+    engine.clock.advance(100)
+    other = engine.send(words(0, 10), marks={0: "5m"}) if others else None
+    engine.clock.advance(50)
+    cancelled.append(engine.send(words(0, 10), marks={0: "1h"}))
+    assert entry.expires_at == 250 + 300
+    for sent in (*cancelled, blocker):
+        engine.lifecycle.cancel(sent.state.request_id)
+    if other is not None:
+        engine.finish(other)
+    assert entry.expires_at == (200 + 300 if others else 300)
+    engine.clock.advance(entry.expires_at - engine.clock.now())
+    engine.step()
+    assert engine.entries.live() == []
+
+
 def test_what_is_found_at_arrival_is_held_until_it_runs() -> None:
     engine = Harness(num_blocks=16)
     engine.finish(engine.send(words(0, 16), marks={0: "5m"}))

@@ -1,0 +1,111 @@
+"""The servers of the fuzz as processes: two engines with tiny models, and a gateway before them."""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.conformance.engines import SECRET, running_engine
+from tests.e2e.stack import API_KEY, free_port, python, run, start, wait_until_ready
+from tests.fuzz.servers import MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
+from tests.fuzz.tiny_model import write_tiny_model
+
+MODELS = ("tiny-one", "tiny-two")
+# The second may lease next to nothing: its entries are best-effort, and still in memory.
+LEASE_SHARES = (0.5, 0.004)
+MODELS_TOML = """default = "{0}"
+
+[[models]]
+id = "{0}"
+engine_model = "{0}"
+min_cache_tokens = {1}
+
+[[models]]
+id = "{2}"
+engine_model = "{2}"
+min_cache_tokens = {3}
+"""
+
+
+@contextmanager
+def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
+    """One engine for each model; the synthetic ones answer at once."""
+    with ExitStack() as stack:
+        engines = []
+        for name, share in zip(MODELS, LEASE_SHARES, strict=True):
+            settings: dict[str, Any] = {
+                "CLOCK": "manual",
+                "NUM_BLOCKS": 16_384,
+                "MAX_RUNNING": SLOTS,
+                "MAX_STEP_TOKENS": 1024,
+                "LEASE_SHARE": share,
+                "THREADS": 1,
+                "SYNTHETIC_PREFILL_US": 0,
+                "SYNTHETIC_DECODE_MS": 0,
+            }
+            if backend == "native":
+                settings["MODEL"] = write_tiny_model(directory / name)
+            engines.append(stack.enter_context(running_engine(backend, settings)))
+        yield Machines(engines)
+
+
+@contextmanager
+def by_protocol(directory: Path, backend: str = "native") -> Iterator[ByProtocol]:
+    with running_machines(directory, backend) as machines:
+        yield ByProtocol(machines, len(machines.engines))
+
+
+@contextmanager
+def by_gateway(directory: Path) -> Iterator[ByGateway]:
+    """A gateway with three workspaces, on the native engines."""
+    models = MODELS_TOML.format(MODELS[0], MINIMUMS[0], MODELS[1], MINIMUMS[1])
+    with running_machines(directory, "native") as machines:
+        with serving(directory, machines, models, ["second", "third"]) as (url, keys):
+            with httpx.Client(base_url=url, timeout=60) as client:
+                yield ByGateway(machines, client, [API_KEY, *keys], list(MODELS))
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    machines: Machines,
+    models_toml: str,
+    workspaces: Sequence[str],
+    master_secret: str = "master-secret-for-tests-0000000000",
+) -> Iterator[tuple[str, list[str]]]:
+    """A gateway process: its URL, and a new key for each of the workspaces."""
+    models = directory / "models.toml"
+    models.write_text(models_toml)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        "HOLDFAST_PORT": str(port),
+        "HOLDFAST_DATA": str(directory / "data"),
+        "HOLDFAST_ENGINES": ",".join(engine.url for engine in machines.engines),
+        "HOLDFAST_MODELS": str(models),
+        "HOLDFAST_API_KEY": API_KEY,
+        "HOLDFAST_ENGINE_SECRET": SECRET,
+        "HOLDFAST_MASTER_SECRET": master_secret,
+        "HOLDFAST_LOG_LEVEL": "error",
+    }
+    run([*python("gateway"), "migrate"], environment)
+    keys = [new_key(environment, workspace) for workspace in workspaces]
+    process = start([*python("gateway"), "serve"], environment)
+    try:
+        wait_until_ready(url, process)
+        yield url, keys
+    finally:
+        process.terminate()
+        process.wait(40)
+
+
+def new_key(environment: dict[str, str], workspace: str) -> str:
+    command = [*python("gateway"), "keys", "create", "--workspace", workspace]
+    printed = subprocess.run(
+        command, env={**os.environ, **environment}, check=True, capture_output=True, text=True
+    )
+    return printed.stdout.split()[-1]

@@ -1,0 +1,188 @@
+"""Plays a sequence on a server and on the reference model: the counters must be equal."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from tests.conformance.oracle import Cache, Err
+from tests.fuzz.sequence import Alone, Arrival, Begin, Queue, Sequence, Turn
+from tests.fuzz.servers import MINIMUMS, Outcome, Sent, Server
+from tests.fuzz.talks import resolved
+
+Counts = tuple[int, int, int, int]
+
+
+@dataclass
+class Waiting:
+    """A turn that an engine has and has not answered; `number` is its place in the sequence."""
+
+    turn: Turn
+    sent: Sent
+    number: int
+    want: Counts
+
+
+@dataclass
+class Player:
+    """`now` is the engines' time, in seconds; `differences` has a line for each."""
+
+    server: Server
+    now: float = 0.0
+    tally: Counter[str] = field(default_factory=Counter)
+    differences: list[str] = field(default_factory=list)
+
+    def play(self, seed: int, *, can_queue: bool = True) -> None:
+        sequence = Sequence(
+            seed,
+            num_scopes=self.server.num_scopes,
+            num_models=self.server.num_models,
+            has_tools=self.server.has_tools,
+            can_queue=can_queue,
+            checks_marks=self.server.checks_marks,
+        )
+        self._seed, self._number = seed, 0
+        self._models = [Cache(min_tokens=MINIMUMS[m]) for m in range(self.server.num_models)]
+        for event in sequence.events():
+            if isinstance(event, Alone):
+                self._advance(event.wait)
+                self._play_alone(event.turn)
+            else:
+                self._play_queue(event)
+        self.tally.update(sequence.tally)
+        self.tally["sequences"] += 1
+        self.server.machines.clear()
+
+    def _play_alone(self, turn: Turn) -> None:
+        want = self._reference(turn, begin=self.now)
+        self._compare(turn, self._next_number(), self.server.ask(turn), want)
+        if turn.end == "left":
+            self.tally["broken off after the first event"] += 1
+
+    def _play_queue(self, queue: Queue) -> None:
+        """The engine is kept busy by others; who is to begin gets a place, or all do."""
+        self._advance(queue.wait)
+        begins = _begin_times(queue, self.now)
+        is_expiry_within = self._expires_before(max(begins.values(), default=self.now))
+        waiting: deque[Waiting] = deque()
+        running: list[Sent] = []
+        with self.server.machines.full(queue.model) as blockers:
+            for index, event in enumerate(queue.events):
+                self._advance(event.wait)
+                if isinstance(event, Begin):
+                    self._cancel(waiting, only_front=not queue.is_burst)
+                    places = blockers if queue.is_burst else blockers[-1:]
+                    for place in list(places):
+                        self.server.machines.engines[queue.model].cancel(place.request_id)
+                        blockers.remove(place)
+                    if not places and not queue.is_burst:
+                        running.pop(0).close()
+                    running.append(self._begin(waiting.popleft()))
+                    self._cancel(waiting)
+                elif event.turn.end != "cancelled" or not is_expiry_within:
+                    waiting.append(self._send(event.turn, begins.get(index)))
+                    self.tally["overlaps"] += len(waiting) > 1
+            self._cancel(waiting)
+            assert not waiting
+        for sent in running:
+            sent.close()
+        self.server.machines.engines[queue.model].wait_until_idle(30)
+
+    def _send(self, turn: Turn, begin: float | None) -> Waiting:
+        want = self._reference(turn, begin)
+        return Waiting(turn, self.server.send(turn), self._next_number(), want or (0, 0, 0, 0))
+
+    def _begin(self, next_one: Waiting) -> Sent:
+        self._compare(next_one.turn, next_one.number, next_one.sent.begin(), next_one.want)
+        if next_one.turn.end == "left":
+            self.tally["broken off after the first event"] += 1
+        return next_one.sent
+
+    def _cancel(self, waiting: deque[Waiting], *, only_front: bool = True) -> None:
+        """Before they could take the place of who is to begin."""
+        for next_one in list(waiting):
+            if next_one.turn.end == "cancelled":
+                waiting.remove(next_one)
+                self.server.cancel(next_one.turn, next_one.sent)
+                self.tally["cancelled before the first event"] += 1
+            elif only_front:
+                return
+
+    def _reference(self, turn: Turn, begin: float | None) -> Counts | None:
+        """What the contract says; None is a refusal. Without a `begin` nothing is written."""
+        sizes = self.server.machines.sizes(turn)
+        try:
+            want = self._models[turn.model].run(
+                turn.talk.blocks(sizes.ends, turn.marks),
+                auto=turn.marks.automatic,
+                t=self.now,
+                begin=self.now if begin is None else begin,
+                g=sizes.tail,
+                scope=f"{turn.scope}",
+                ok=begin is not None,
+            )
+        except Err:
+            return None
+        return want["inp"], want["read"], want["w5"], want["w1"]
+
+    def _compare(self, turn: Turn, number: int, got: Outcome, want: Counts | None) -> None:
+        self._count(turn, got)
+        if got.usage != want:
+            self.differences.append(
+                f"seed {self._seed} turn {number}: (input, read, 5m, 1h) {got.usage}, "
+                f"the reference model says {want}"
+            )
+
+    def _count(self, turn: Turn, got: Outcome) -> None:
+        """What was exercised, by what the server says of it."""
+        self.tally["turns"] += 1
+        if got.usage is None:
+            self.tally["refused"] += 1
+            return
+        _, read, short, long = got.usage
+        self.tally["hits"] += read > 0
+        self.tally["full hits"] += read > 0 and short + long == 0
+        self.tally["partial hits"] += read > 0 and short + long > 0
+        self.tally["5m writes"] += short > 0
+        self.tally["1h writes"] += long > 0
+        self.tally["read tokens"] += read
+        self.tally["written tokens"] += short + long
+        self.tally["of other scopes"] += turn.scope > 0
+        self.tally["of the second model"] += turn.model > 0
+        self.tally["automatic markers"] += turn.marks.automatic is not None
+        if got.miss_reason is not None:
+            self.tally[f"miss: {got.miss_reason}"] += 1
+        asked = [ttl for _, ttl in sorted(resolved(turn.talk, turn.marks).items())]
+        for ttl, (has, state) in zip(asked, got.entries, strict=True):
+            self.tally["cross-TTL matches"] += has is not None and has != ttl
+            self.tally["best-effort entries"] += state == "best_effort"
+            self.tally["best-effort hits"] += state == "best_effort" and short + long == 0
+
+    def _expires_before(self, until: float) -> bool:
+        """Is there an entry whose life a turn that is cancelled later could bridge?
+
+        What its look-up refreshed lives on while it waits, which the reference model, told at
+        arrival what becomes of a turn, cannot know.
+        """
+        entries = [entry for model in self._models for entry in model.store.values()]
+        return any(self.now <= entry.expires <= until for entry in entries)
+
+    def _advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.server.machines.advance(seconds)
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+
+def _begin_times(queue: Queue, now: float) -> dict[int, float]:
+    """When each arrival, by its index among the events, begins to answer."""
+    waiting: deque[int] = deque()
+    times: dict[int, float] = {}
+    for index, event in enumerate(queue.events):
+        now += event.wait
+        if isinstance(event, Arrival):
+            if event.turn.end != "cancelled":
+                waiting.append(index)
+        else:
+            times[waiting.popleft()] = now
+    return times

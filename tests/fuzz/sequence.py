@@ -1,0 +1,205 @@
+"""One random sequence of turns, as a plan: who sends what and when. Pure; the same for one seed.
+
+Most turns are alone. In a *queue* several wait at once and begin to answer one after the other, at
+times of their own; in a *burst* all that waited begin together. Their span stays below the shortest
+TTL: beyond it the reference model, which notes a write when its request arrives and not when its
+response begins, is no longer the contract.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.protocol import Ttl
+from tests.fuzz.talks import Marks, Talk, break_marks, choose_marks
+
+WAITS = (0, 0, 0, 0, 1, 1, 10, 60, 120, 240, 299, 299.75, 300, 301, 1800, 3599.75, 3600)
+# A response begins after everything that arrived before it; time that stands still has no order.
+BEGIN_WAITS = (0.25, 1, 10, 25)
+ARRIVAL_WAITS = (0, *BEGIN_WAITS)
+STEPS = 8
+LONGEST = 200
+
+
+@dataclass(frozen=True)
+class Turn:
+    """`scope` and `model` are indices; `end` says what becomes of its response.
+
+    `done` is read to its end, `warm` asks for none, `left` is broken off after the first event,
+    `cancelled` before it.
+    """
+
+    talk: Talk
+    marks: Marks
+    scope: int
+    model: int
+    end: str
+    is_broken: bool = False
+
+
+@dataclass(frozen=True)
+class Alone:
+    turn: Turn
+    wait: float
+
+
+@dataclass(frozen=True)
+class Arrival:
+    turn: Turn
+    wait: float
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The next that waits begins to answer."""
+
+    wait: float
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Between first and last event everything of `model` that was not begun waits.
+
+    In a burst the begins come last, with no time between them.
+    """
+
+    model: int
+    wait: float
+    events: list[Arrival | Begin]
+    is_burst: bool
+
+
+class Sequence:
+    """`num_models` and `num_scopes` bound the indices; `checks_marks`: broken rules are refused."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_scopes: int,
+        num_models: int,
+        has_tools: bool = True,
+        can_queue: bool = True,
+        checks_marks: bool = False,
+    ) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.tally: Counter[str] = Counter()
+        self._num_scopes, self._num_models = num_scopes, num_models
+        self._can_queue, self._checks_marks = can_queue, checks_marks
+        talk = Talk(self.rng, f"{seed}", LONGEST, has_tools)
+        talk.begin()
+        self._talks = [talk]
+        self._model = self.rng.randrange(num_models)
+        self._last_marks: dict[str, Marks] = {}
+
+    def events(self) -> Iterator[Alone | Queue]:
+        for _ in range(STEPS):
+            talk = self._next_talk()
+            kind = self.rng.choices(["alone", "queue", "burst"], [80, 10, 10])[0]
+            if kind == "alone" or not self._can_queue:
+                yield Alone(self._turn(talk), self.rng.choice(WAITS))
+            else:
+                yield self._queue(talk, kind == "burst")
+
+    def _next_talk(self) -> Talk:
+        """One of the conversations, changed as conversations are."""
+        talk = self.rng.choice(self._talks[-3:])
+        if self.rng.random() < 0.15:
+            talk = talk.fork(f"{self.seed}f{len(self._talks)}")
+            self._talks.append(talk)
+            self._note("forks")
+        self._change(talk)
+        return talk
+
+    def _change(self, talk: Talk) -> None:
+        match self.rng.choice(["grow", "grow", "grow", "edit", "cut", "same", "same"]):
+            case "grow":
+                talk.grow()
+            case "edit":
+                talk.edit()
+                self._note("edits")
+            case "cut":
+                talk.cut()
+                self._note("cuts")
+
+    def _turn(
+        self, talk: Talk, end: str = "", ttls: tuple[Ttl, ...] = ("1h", "5m"), scope: int = -1
+    ) -> Turn:
+        """With a copy of the talk as it is now."""
+        is_broken = self._checks_marks and not end and self.rng.random() < 0.05
+        marks = break_marks(self.rng, talk) if is_broken else self._marks(talk, ttls)
+        return Turn(
+            talk.fork(talk.name),
+            marks,
+            self._mostly_first(self._num_scopes) if scope < 0 else scope,
+            self._model if self.rng.random() < 0.9 else self.rng.randrange(self._num_models),
+            "done" if is_broken else end or self.rng.choice(["done"] * 6 + ["warm", "left"]),
+            is_broken,
+        )
+
+    def _marks(self, talk: Talk, ttls: tuple[Ttl, ...]) -> Marks:
+        """Often where they were the last time, as clients do."""
+        again, kinds = self._last_marks.get(talk.name), talk.kinds
+        if again is not None and len(ttls) > 1 and self.rng.random() < 0.4:
+            last = len(kinds) - (again.automatic is not None)
+            if all(place < last and kinds[place] != "thinking" for place in again.explicit):
+                return again
+        marks = choose_marks(self.rng, talk, ttls)
+        self._last_marks[talk.name] = marks
+        return marks
+
+    def _mostly_first(self, number: int) -> int:
+        return self.rng.choice([*[0] * 3 * number, *range(number)])
+
+    def _queue(self, talk: Talk, is_burst: bool) -> Queue:
+        """Two to four turns of one scope and model, of one conversation with variants.
+
+        Those of a burst have one TTL: which of two that begin together wrote first is not settled.
+        """
+        rng = self.rng
+        ttls: tuple[Ttl, ...] = (rng.choice(["5m", "1h"]),) if is_burst else ("1h", "5m")
+        scope, number = self._mostly_first(self._num_scopes), rng.randint(2, 4)
+        arrivals: list[Arrival | Begin] = []
+        first = self._turn(talk, "done", ttls, scope)
+        for index in range(number):
+            variant = talk.fork(f"{self.seed}q{rng.getrandbits(32):x}")
+            if index and rng.random() < 0.5:
+                self._change(variant)
+            end = "cancelled" if rng.random() < 0.25 else ("done" if is_burst else "left")
+            turn = self._turn(variant, end, ttls, scope)
+            arrivals.append(
+                Arrival(
+                    Turn(turn.talk, turn.marks, scope, first.model, end), rng.choice(ARRIVAL_WAITS)
+                )
+            )
+        begins: list[Arrival | Begin] = []
+        for arrival in arrivals:
+            assert isinstance(arrival, Arrival)
+            if arrival.turn.end != "cancelled":
+                begins.append(Begin(0 if is_burst and begins else rng.choice(BEGIN_WAITS)))
+        events = arrivals + begins if is_burst else _interleaved(rng, arrivals, begins)
+        self._note("bursts" if is_burst else "queues")
+        return Queue(first.model, rng.choice(WAITS), events, is_burst)
+
+    def _note(self, what: str) -> None:
+        self.tally[what] += 1
+
+
+def _interleaved(
+    rng: random.Random, arrivals: list[Arrival | Begin], begins: list[Arrival | Begin]
+) -> list[Arrival | Begin]:
+    """In their order, each begin behind its arrival."""
+    events: list[Arrival | Begin] = []
+    arrivals, begins, num_waiting = list(arrivals), list(begins), 0
+    while arrivals or begins:
+        if arrivals and (num_waiting == 0 or rng.random() < 0.7):
+            arrival = arrivals.pop(0)
+            assert isinstance(arrival, Arrival)
+            num_waiting += arrival.turn.end != "cancelled"
+            events.append(arrival)
+        elif num_waiting:
+            events.append(begins.pop(0))
+            num_waiting -= 1
+    return events

@@ -1,0 +1,44 @@
+"""A run of the fuzz for every commit; `scripts/fuzz_accounting` is the long one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.houses import by_gateway, by_protocol
+from tests.fuzz.play import Player
+from tests.fuzz.servers import Server
+
+FIRST_SEED = 100_000
+EXERCISED = (
+    "full hits",
+    "partial hits",
+    "cross-TTL matches",
+    "best-effort entries",
+    "forks",
+    "overlaps",
+    "cancelled before the first event",
+    "miss: ttl_expired",
+    "miss: in_progress_race",
+)
+
+
+def play(server: Server, sequences: int) -> Player:
+    player = Player(server)
+    for number in range(sequences):
+        player.play(FIRST_SEED + number)
+    assert not player.differences, player.differences[:10]
+    return player
+
+
+@pytest.mark.timeout(600)
+def test_native_engines_count_as_the_contract_says(tmp_path: Path) -> None:
+    with by_protocol(tmp_path) as server:
+        tally = play(server, 60).tally
+    assert [what for what in EXERCISED if not tally[what]] == []
+
+
+@pytest.mark.timeout(600)
+def test_the_messages_api_counts_as_the_contract_says(tmp_path: Path) -> None:
+    with by_gateway(tmp_path) as server:
+        tally = play(server, 10).tally
+    assert tally["full hits"] and tally["refused"]

@@ -1,0 +1,51 @@
+"""A native model so small that only the accounting takes time.
+
+Random weights, the demo model's tokenizer, and its chat template with thinking rendered, so that
+every kind of block takes room. Its end-of-turn token is never the likeliest: asked greedily, it
+ends a turn at `max_tokens` only.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "engine" / "demo_model"
+KV_BYTES_PER_TOKEN = 128
+_TURN = "{{- text(message.content) -}}"
+_THINKING = (
+    "{%- if message.reasoning_content -%}"
+    "{{- '<think>' + message.reasoning_content + '</think>' -}}"
+    "{%- endif -%}"
+)
+
+
+def write_tiny_model(directory: Path) -> Path:
+    """Make the directory, named like the model it holds; returns it."""
+    directory.mkdir(parents=True)
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=65_536,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[config.eos_token_id] = 0
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_MODEL / name, directory / name)
+    template = (DEMO_MODEL / "chat_template.jinja").read_text()
+    assert _TURN in template
+    (directory / "chat_template.jinja").write_text(template.replace(_TURN, _THINKING + _TURN))
+    return directory
