@@ -115,6 +115,11 @@ class PrefixCache:
         _release(found.held)
         found.held = []
 
+    def give_up(self, found: Found) -> None:
+        """It will be looked up again: what it held is let go, what it refreshed stays so."""
+        self.let_go(found)
+        self._confirm(found)
+
     def take_back(self, found: Found) -> None:
         """The response never began: what the look-up refreshed ends as if it had not been."""
         for refresh in found.refreshes:
@@ -160,9 +165,7 @@ class PrefixCache:
 
     def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
         """Write the breakpoints' entries, tie the names to the blocks; the counters are final."""
-        for refresh in found.refreshes:
-            self.entries.confirm(refresh)
-        found.refreshes = []
+        self._confirm(found)
         if found.hit is not None:
             found.hit.reads += 1
             self.entries.bring_back(found.hit, table.blocks)
@@ -181,6 +184,11 @@ class PrefixCache:
         )
 
     # Inside.
+
+    def _confirm(self, found: Found) -> None:
+        for refresh in found.refreshes:
+            self.entries.confirm(refresh)
+        found.refreshes = []
 
     def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
         """Another wrote or computed what the last breakpoint asks for since it was looked up."""

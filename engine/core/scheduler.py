@@ -213,8 +213,10 @@ class Scheduler:
         self.num_preempted += 1
         self.running.remove(sequence)
         sequence.table.release()
-        if sequence is sequence.request.leader and sequence.request.started_at is None:
-            sequence.request.found = None
+        request = sequence.request
+        if sequence is request.leader and request.started_at is None and request.found is not None:
+            self._cache.give_up(request.found)
+            request.found = None
         self.waiting.put_back(sequence)
 
     def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
@@ -222,7 +224,7 @@ class Scheduler:
         for sequence in reversed(list(self.waiting)):
             found = sequence.request.found
             if sequence is not besides and found is not None and found.held:
-                self._cache.let_go(found)
+                self._cache.give_up(found)
                 sequence.request.found = None
                 return True
         return self._cache.entries.sacrifice()

@@ -274,6 +274,8 @@ class Harness:
 
     def check_idle(self) -> None:
         """Nothing runs: the only references left are leases."""
+        pending = [entry for entry in self.cache.entries.live() if entry.refreshed_until]
+        assert not pending, "a refresh of a request that is over was neither kept nor taken back"
         assert not self.scheduler.has_work
         counts = self.pool.counts()
         assert counts.active == 0
