@@ -8,8 +8,19 @@ from collections.abc import Iterator
 from engine.blocks.block import Block
 
 
-class FreeList:
+class Total:
+    """How many blocks are in several lists together."""
+
+    __slots__ = ("size",)
+
     def __init__(self) -> None:
+        self.size = 0
+
+
+class FreeList:
+    def __init__(self, total: Total) -> None:
+        """`total` counts this list's blocks with those of other lists."""
+        self._total = total
         self._head: Block | None = None
         self._tail: Block | None = None
         self._size = 0
@@ -55,6 +66,7 @@ class FreeList:
             block.after.before = block.before
         block.before = block.after = block.queue = None
         self._size -= 1
+        self._total.size -= 1
 
     def pop(self) -> Block:
         """Take the head. The list must not be empty."""
@@ -67,3 +79,4 @@ class FreeList:
         assert block.queue is None, "the block is in a list already"
         block.queue = self
         self._size += 1
+        self._total.size += 1

@@ -149,8 +149,7 @@ def test_a_lease_over_the_budget_is_best_effort_and_still_readable() -> None:
 def test_blocks_of_a_best_effort_entry_are_reused_last_and_take_it_along() -> None:
     world = World(lease_share=0.0)
     finished(world, "red", EIGHT)
-    finished(world, "blue", SIX, EIGHT)
-    world.drop("blue")
+    world.end(world.run("red", (SIX, EIGHT), {}))
     taken = [world.pool.allocate().block_id for _ in range(8)]
     assert set(taken) == set(range(10)) - {0, 1}
     assert world.entry_at("red", EIGHT) is not None

@@ -19,7 +19,7 @@ from tests.engine.blocks.lives import Life
 from tests.engine.blocks.world import World
 
 SEGMENTS = ((1,), (2, 3), (1, 2, 3), (4, 5, 6, 7), (2, 1, 3), (1, 2, 3, 4, 5, 6), (7, 6, 5, 4))
-SCOPES = st.sampled_from(["red", "blue"])
+SCOPES = st.sampled_from(["red", "red", "blue", "blue", "green"])
 TTLS = st.sampled_from(["5m", "1h"])
 PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
 MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)

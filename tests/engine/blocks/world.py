@@ -1,7 +1,8 @@
 """A small world around the prefix cache: a fake KV memory and three oracles.
 
 The tests play the runner: they write token ids to the slots the tables name and make the copies.
-What a block *really* holds is then known independently of what the pool believes.
+What a block *really* holds is then known independently of what the pool believes. A fourth watches
+the pool's allocations (`watched.py`).
 
 - content oracle: what a table, a hold or a lease points at holds the tokens it should hold;
 - lease oracle: an entry that was promised stays in memory, unchanged, until its promise ends;
@@ -17,11 +18,12 @@ from engine.blocks.cache import CacheQuery, PrefixCache
 from engine.blocks.entries import Entries
 from engine.blocks.hashing import ChainHasher
 from engine.blocks.lookback import Segment
-from engine.blocks.pool import BlockPool, NoFreeBlocks
+from engine.blocks.pool import NoFreeBlocks
 from engine.blocks.table import BlockCopy
 from engine.blocks.tiers import HostTier
 from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
 from tests.engine.blocks.lives import Expected, Life, Prefix
+from tests.engine.blocks.watched import WatchedPool
 
 
 @dataclass
@@ -37,7 +39,7 @@ class World:
     expected: dict[Prefix, Expected] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pool = BlockPool(self.num_blocks, self.block_size)
+        self.pool = WatchedPool(self.num_blocks, self.block_size)
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None
