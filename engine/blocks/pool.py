@@ -18,6 +18,7 @@ from engine.blocks.free_list import FreeList, Total
 from engine.blocks.hashing import TOKEN_BYTES
 from engine.blocks.holdings import Holdings
 
+
 class NoFreeBlocks(Exception):
     """Every block has a reference."""
 
@@ -262,11 +263,7 @@ class BlockPool:
 
     def check(self) -> None:
         """Prove every invariant that needs no outside knowledge; raises AssertionError."""
-        queued = {
-            block.block_id: queue
-            for queue in self._queues()
-            for block in queue
-        }
+        queued = {block.block_id: queue for queue in self._queues() for block in queue}
         assert len(queued) == self.num_reclaimable, "a block is in two lists"
         for block in self.blocks:
             assert 0 <= block.lease_count <= block.ref_count

@@ -5,6 +5,8 @@ while it is referenced or has content.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.blocks.block import NOBODY, Block, BlockId, Digest
 from engine.blocks.pool import BlockPool
@@ -49,3 +51,12 @@ class WatchedPool(BlockPool):
             if len(givers) == len(held | {owner: 1}):
                 assert held[loser] * len(held) > len(self.blocks), "took of an equal part"
         return block
+
+    @contextmanager
+    def only(self, block: Block) -> Iterator[None]:
+        """Of what could be allocated, only this block can be meanwhile."""
+        others = [other for other in self.blocks if other.ref_count == 0 and other is not block]
+        for other in others:
+            self.acquire(other)
+        yield
+        self.release_chain(others)

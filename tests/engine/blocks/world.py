@@ -34,6 +34,7 @@ class World:
     scope_lease_share: float = 0.5
     host_blocks: int = 0
     max_copies: int = 100
+    lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
     expected: dict[Prefix, Expected] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class World:
         self.host_memory = [[-1] * self.block_size for _ in range(self.host_blocks)]
         self.meaning: dict[Digest, Prefix] = {}
         self.key_of: dict[Prefix, Digest] = {}
+        self.used_shares: dict[str, float] = {}
 
     # What a request does.
 
@@ -119,7 +121,9 @@ class World:
             names=[],
             min_tokens=min_tokens,
             arrived_at=self.now - age,
+            lease_share=self.lease_shares.get(scope),
         )
+        self.used_shares[scope] = self.lease_shares.get(scope, self.scope_lease_share)
         for end in range(len(tokens) + 1):
             prefix = (scope, tuple(tokens[:end]))
             digest = query.digests.at(end)
@@ -259,15 +263,10 @@ class World:
 
     def lose(self, block: Block) -> None:
         """An unreferenced block is reused out of turn; whoever has it then leaves it empty."""
-        others = []
-        for other in self.pool.blocks:
-            if other.ref_count == 0 and other is not block:
-                self.pool.acquire(other)
-                others.append(other)
-        assert self.pool.allocate() is block
-        self._copy([])
-        self.pool.release(block)
-        self.pool.release_chain(others)
+        with self.pool.only(block):
+            assert self.pool.allocate() is block
+            self._copy([])
+            self.pool.release(block)
 
     def sacrifice(self) -> bool:
         """Ends exactly the promise that would have ended first."""
@@ -378,11 +377,12 @@ class World:
 
     def _note_yielded(self, scope: str, before: dict[str, int]) -> None:
         """Only who is above its share yields, only for another's lease, soonest expiry first."""
-        share = int(int(self.num_blocks * self.lease_share) * self.scope_lease_share)
+        budget = int(self.num_blocks * self.lease_share)
+        shares = {name: int(budget * share) for name, share in self.used_shares.items()}
         ended = [end.entry for end in self.entries.take_ended() if end.reason == "yielded"]
         kept = [entry for entry in self.entries.live() if entry.is_leased]
         for entry in ended:
-            assert entry.scope != scope and before[entry.scope] > share
+            assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
             assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
             self.expected[self.meaning[entry.key]].is_promised = False
         assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"
