@@ -52,9 +52,6 @@ class Holdings:
         self._largest: list[tuple[int, int, Holding]] = []
         self._pushes = 0
 
-    def __len__(self) -> int:
-        return len(self._by_owner)
-
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._by_owner.values())
 
@@ -67,7 +64,7 @@ class Holdings:
         holding.held += 1
         block.holding = holding
         if holding.rank and holding.held > holding.rank:
-            self._push(holding)
+            self.rank(holding)
 
     def give(self, block: Block) -> None:
         """Nothing of use is left in it: it is nobody's."""
@@ -78,13 +75,15 @@ class Holdings:
         if not holding.held:
             del self._by_owner[holding.owner]
 
-    def put(self, block: Block) -> None:
-        """Its content may be reused now, after all that its scope put before."""
-        holding = block.holding
-        assert holding is not None
-        (holding.best_effort if block.dependents else holding.cached).append(block)
-        if holding.held > holding.rank:
-            self._push(holding)
+    def rank(self, holding: Holding) -> None:
+        """Something of it can be reclaimed, and it holds more than it is known to hold."""
+        holding.rank = holding.held
+        self._pushes += 1
+        heappush(self._largest, (-holding.held, self._pushes, holding))
+        if len(self._largest) > 2 * len(self._by_owner) + _SPARE:
+            ranked = [holding for holding in self if holding.rank]
+            self._largest = [(-holding.rank, i, holding) for i, holding in enumerate(ranked)]
+            heapify(self._largest)
 
     def pop_victim(self, owner: Digest) -> Block | None:
         """The block that makes way for one of this scope; None where all have references."""
@@ -111,15 +110,6 @@ class Holdings:
             else:
                 return holding
         return None
-
-    def _push(self, holding: Holding) -> None:
-        holding.rank = holding.held
-        self._pushes += 1
-        heappush(self._largest, (-holding.held, self._pushes, holding))
-        if len(self._largest) > 2 * len(self._by_owner) + _SPARE:
-            ranked = [holding for holding in self if holding.rank]
-            self._largest = [(-holding.rank, i, holding) for i, holding in enumerate(ranked)]
-            heapify(self._largest)
 
     def check(self) -> None:
         """Prove that what is looked for is found; raises AssertionError."""

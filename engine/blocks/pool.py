@@ -48,7 +48,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.blocks = [Block(BlockId(i), self) for i in range(num_blocks)]
-        self._empty, self._holdings = FreeList(Total()), Holdings()
+        self._num_empty, self._holdings = Total(), Holdings()
+        self._empty = FreeList(self._num_empty)
         self._index: dict[Digest, Block] = {}
         self.num_leased = 0
         self.num_shared = 0
@@ -66,7 +67,7 @@ class BlockPool:
     def num_reclaimable(self) -> int:
         """Blocks that could be allocated now."""
         holdings = self._holdings
-        return len(self._empty) + holdings.cached.size + holdings.best_effort.size
+        return self._num_empty.size + holdings.cached.size + holdings.best_effort.size
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         """A block with one reference and no content, for this place in a chain.
@@ -88,7 +89,9 @@ class BlockPool:
     def acquire(self, block: Block) -> None:
         """Add a reference."""
         if block.queue is not None:
-            self._dequeue(block)
+            block.queue.remove(block)
+            if block.holding is None:
+                self._holdings.take(block)
         elif block.ref_count == block.lease_count:
             self._num_lease_only -= 1
         block.ref_count += 1
@@ -216,13 +219,20 @@ class BlockPool:
     def _enqueue(self, block: Block) -> None:
         if self.offer is not None and block.digest is not None:
             self.offer(block)
-        if block.has_content:
-            self._holdings.put(block)
+        holding = block.holding
+        assert holding is not None
+        if block.dependents:
+            holding.best_effort.append(block)
+        elif block.digest is not None:
+            holding.cached.append(block)
         else:
             self._evicted_names.extend(block.names)
             block.names.clear()
             self._holdings.give(block)
             self._empty.prepend(block)
+            return
+        if holding.held > holding.rank:
+            self._holdings.rank(holding)
 
     def _forget_content(self, block: Block) -> None:
         if block.has_content:
@@ -249,7 +259,7 @@ class BlockPool:
     # What others may know.
 
     def counts(self) -> PoolCounts:
-        free, holdings = len(self._empty), self._holdings
+        free, holdings = self._num_empty.size, self._holdings
         cached, best_effort = holdings.cached.size, holdings.best_effort.size
         active = self.num_blocks - free - cached - best_effort - self._num_lease_only
         return PoolCounts(
