@@ -48,7 +48,7 @@ def main() -> int:
         data = Path(work)
         running = stack.enter_context(running_stack(data, engine_settings=settings))
         owner, stranger, reference = (
-            stack.enter_context(probes.client_of(running.gateway, probes.new_key(data, name)))
+            stack.enter_context(probes.client_of(running.gateway, probes.new_key(data, name)[1]))
             for name in ("owner", "stranger", "reference")
         )
         print(f"{platform.machine()}, native engine on one thread, demo model\n", flush=True)

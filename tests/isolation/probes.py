@@ -152,12 +152,13 @@ def client_of(gateway: str, key: str) -> httpx.Client:
     return httpx.Client(base_url=gateway, headers=headers, timeout=120)
 
 
-def new_key(data: Path, workspace: str) -> str:
-    """A key of a workspace, made by the command line as an operator would."""
+def new_key(data: Path, workspace: str) -> tuple[str, str]:
+    """The id and the key of a new one, made by the command line as an operator would."""
     command = [sys.executable, "-m", "gateway", "keys", "create", "--workspace", workspace]
     environment = {**os.environ, "HOLDFAST_DATA": str(data)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.split()[-1]
+    key_id, key = done.stdout.split()
+    return key_id, key
 
 
 @dataclass(slots=True)
