@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-from scipy.stats import ks_2samp
+from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

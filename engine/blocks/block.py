@@ -26,9 +26,9 @@ class Block:
     may rely on is never overwritten. `digest` is set once the block is full and indexed.
     `lease_count` says how many of `ref_count` are leases. `dependents` are the best-effort entries
     that die with the block's content, `names` the gateway's names anchored here. `home` is the pool
-    it belongs to, `index` its place in the chain that it was allocated for, `owner` the digest of that
-    chain's empty prefix: of its scope. `holding` counts it for the owner, None when nothing of use
-    is in it.
+    it belongs to, `index` its place in the chain that it was allocated for, `owner` the digest of
+    that chain's empty prefix, so of its scope. `holding` counts it for the owner; None when nothing
+    of use is in it.
     """
 
     block_id: BlockId

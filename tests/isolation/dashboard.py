@@ -80,4 +80,5 @@ def _harness_text(settings: dict[str, str]) -> str:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
     assert not app.exception and app.metric, "the page shows its numbers"
+    app.session_state["client"]._http.close()
     return str(app)
