@@ -23,6 +23,8 @@ from tests.isolation.probes import (
     words,
 )
 
+pytestmark = pytest.mark.timeout(600)  # the first one starts everything
+
 NUM_PROBES = 200
 MESSAGES = Shape("messages", stream=False, marked=True)
 CHAT = Shape("chat", stream=False, marked=True)
@@ -32,7 +34,6 @@ SCOPE = hmac.new(MASTER_SECRET.encode(), OWNER.encode(), sha256).hexdigest()[:32
 NAMES = ("workspace", "workspace_id", "scope", "cache_salt", "tenant", "organization", "user")
 
 
-@pytest.mark.timeout(300)
 def test_a_stranger_sees_what_a_cold_prompt_shows_and_the_owner_reads(house: House) -> None:
     found = probe_exactly(house.owner, house.stranger, house.reference, NUM_PROBES)
     assert (found.probes, found.stranger_reads) == (NUM_PROBES, 0)

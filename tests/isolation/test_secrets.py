@@ -26,9 +26,9 @@ from openai import APIStatusError as OpenAIStatusError
 from openai import OpenAI
 
 from gateway.app import create_app
+from tests.dashboard.page import page_of
 from tests.e2e.stack import ADMIN_KEY, ENGINE_SECRET, MASTER_SECRET, Stack, running_stack
 from tests.gateway.serving import eventually, make_settings
-from tests.isolation.dashboard import page_of
 from tests.isolation.probes import ENGINE, MODEL, client_of, new_key
 
 WORKSPACE = "canary-workspace"
@@ -279,7 +279,7 @@ def recorded(cage: Cage) -> int:
         return len(admin.get("/admin/v1/turns", params={"limit": 1000}).json())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_key_and_no_text_is_found_anywhere(tmp_path: Path) -> None:
     with caged(tmp_path) as cage:
         run_turns(cage)
