@@ -153,14 +153,14 @@ def test_a_turn_that_is_anothers_answers_like_one_that_is_not_there(house: House
 
 def test_labels_are_bounded_and_name_nobody(house: House) -> None:
     """Whatever clients send, no series comes into being for it."""
-    ask(house.owner, MESSAGES, body_of(MESSAGES, "warm up the series", "please"))
+    values = owners_values(house)
     probe_series(house, "before")
     before = series(house)
-    values = owners_values(house)
     probe_series(house, "after")
     after = series(house)
-    assert {name for name, _ in after} <= {name for name, _ in before}
-    assert len(after) <= len(before)
+    new = after - before
+    # A status may come that was not there before (an overload, say); nothing else can.
+    assert {name for name, labels in new if "status" not in dict(labels)} == set()
     labels = {value for _, labels in after for _, value in labels}
     assert not labels & {*values, STRANGER}
     text = " ".join(labels)
