@@ -19,6 +19,7 @@ class Principal:
     workspace: str
     key_id: str
     scope: str
+    lease_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Ask:
             tool_choice=self.tool_choice,
             thinking=self._thinks(capabilities),
             output_schema=self.output_schema,
+            lease_share=self.principal.lease_share,
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
