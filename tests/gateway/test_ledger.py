@@ -168,11 +168,14 @@ def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettin
         keys = Keys(ledger)
         key_id = await keys.create("secret", "default", "one", NOW)
         assert await keys.create("secret", "default", "again", NOW) == key_id
-        found = await keys.find(digest_of("secret"))
-        assert found is not None and found.workspace == "default" and found.created_at == NOW
+        found = await keys.find(digest_of("secret"), NOW)
+        assert found is not None
+        key, workspace = found
+        assert (key.workspace, key.created_at, workspace.id) == ("default", NOW, "default")
         assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
-        assert await keys.find(digest_of("secret")) is None
-        assert await keys.active(10) == []
+        assert await keys.find(digest_of("secret"), NOW) is None
+        directory = await keys.directory(10, NOW, [digest_of("secret")])
+        assert (directory.keys, directory.has_ended) == ([], {digest_of("secret")})
         await ledger.close()
 
     asyncio.run(check())
