@@ -121,11 +121,9 @@ def _list_keys(options: argparse.Namespace) -> int:
 
 def _rotate_key(options: argparse.Namespace) -> int:
     key, now = new_key(), Clock().wall()
-    made = _with_ledger(
-        lambda ledger: Keys(ledger).rotate(options.id, key, now, options.grace_seconds)
-    )
+    grace = None if options.grace_seconds == _NONE else options.grace_seconds
+    made = _with_ledger(lambda ledger: Keys(ledger).rotate(options.id, key, now, grace))
     print(made.id, key)
-    grace = options.grace_seconds
     until = "until it is revoked" if grace is None else f"for {grace:g} more seconds"
     print(f"`{options.id}` works {until}", file=sys.stderr)
     return 0

@@ -61,6 +61,7 @@ class KeyRing:
         self._known: dict[str, _Known] = {}
         self._wrong: OrderedDict[str, float] = OrderedDict()
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._refreshing = asyncio.Lock()
         self._log = get_logger("keys")
         self._version = -1
         self._generation = 0
@@ -105,7 +106,14 @@ class KeyRing:
             self._confirmed = asked
 
     async def refresh(self) -> None:
-        """Take over new keys and limits, and forget keys that have ended."""
+        """Take over new keys and limits, and forget keys that have ended.
+
+        One at a time: what was read earlier must not come later than what was read after it.
+        """
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         asked, now = self._clock.monotonic(), self._clock.wall()
         configured = self._configured
         digests = [] if configured is None else [configured.digest]
