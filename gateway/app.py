@@ -98,9 +98,7 @@ async def _start(
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
-    journal = Journal(settings.data / "journal")
-    stack.push_async_callback(journal.stop)
-    metrics.watch_backlog(lambda: journal.backlog)
+    journal = _open_journal(stack, settings, metrics)
     ledger = Ledger(settings.ledger_url)
     stack.push_async_callback(ledger.close)
     keys = Keys(ledger)
@@ -151,6 +149,13 @@ async def _start(
         clock=clock,
         removes_nonces=settings.remove_nonces,
     )
+
+
+def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Journal:
+    journal = Journal(settings.data / "journal")
+    stack.push_async_callback(journal.stop)
+    metrics.watch_backlog(lambda: journal.backlog)
+    return journal
 
 
 async def _start_fleet(stack: AsyncExitStack, settings: Settings) -> Fleet:

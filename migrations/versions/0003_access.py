@@ -14,14 +14,14 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "month
 
 
 def upgrade() -> None:
-    with op.batch_alter_table("workspaces") as workspaces:
-        workspaces.add_column(
-            sa.Column("display_name", sa.String(128), nullable=False, server_default="")
-        )
-        workspaces.add_column(sa.Column("archived_at", UtcDateTime(), nullable=True))
-        for name in _LIMITS:
-            workspaces.add_column(sa.Column(name, sa.BigInteger(), nullable=True))
-        workspaces.add_column(sa.Column("lease_share", sa.Double(), nullable=True))
+    # Not in a batch: that may make the table anew, which SQLite refuses while keys refer to it.
+    for column in (
+        sa.Column("display_name", sa.String(128), nullable=False, server_default=""),
+        sa.Column("archived_at", UtcDateTime(), nullable=True),
+        *(sa.Column(name, sa.BigInteger(), nullable=True) for name in _LIMITS),
+        sa.Column("lease_share", sa.Double(), nullable=True),
+    ):
+        op.add_column("workspaces", column)
     with op.batch_alter_table("api_keys") as keys:
         keys.add_column(
             sa.Column("scope", sa.String(16), nullable=False, server_default="inference")
@@ -54,6 +54,5 @@ def downgrade() -> None:
         keys.drop_constraint("uq_api_keys_replaces", type_="unique")
         for name in ("replaces", "last_used_at", "expires_at", "scope"):
             keys.drop_column(name)
-    with op.batch_alter_table("workspaces") as workspaces:
-        for name in ("lease_share", *reversed(_LIMITS), "archived_at", "display_name"):
-            workspaces.drop_column(name)
+    for name in ("lease_share", *reversed(_LIMITS), "archived_at", "display_name"):
+        op.drop_column("workspaces", name)
