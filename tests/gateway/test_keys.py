@@ -1,5 +1,6 @@
 """Keys on several gateways that share one database: revocation, rotation, expiry, last use."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from gateway.clock import Clock
 from gateway.errors import LedgerUnavailable
 from gateway.keyring import KeyRing
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys
+from gateway.ledger.keys import Directory, Keys
 from gateway.settings import DatabaseSettings
 from tests.gateway.admin import Admin
 from tests.gateway.serving import API_KEY, eventually, migrate, serve_gateway
@@ -219,6 +220,41 @@ async def test_the_database_is_asked_for_one_number_until_it_has_grown(
     await keys.create("key", "w", "n", NOW)
     await ring.poll()
     assert "w" in ring.workspaces
+    await ledger.close()
+
+
+class Held(Keys):
+    """The first directory is read, and held back until it is let go."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self.was_read, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
+        found = await super().directory(limit, now, asked)
+        if not self.was_read.is_set():
+            self.was_read.set()
+            await self.let_go.wait()
+        return found
+
+
+@pytest.mark.anyio
+async def test_a_refresh_that_read_before_a_revocation_does_not_undo_it(
+    migrated: DatabaseSettings,
+) -> None:
+    time, ledger = Moving(), Ledger(migrated.ledger_url)
+    keys = Held(ledger)
+    key_id = await keys.create("key", "w", "n", NOW)
+    ring = KeyRing(keys, SecretStr("master"), time.clock, None, max_stale_seconds=60)
+    early = asyncio.create_task(ring.refresh())
+    await keys.was_read.wait()
+    await keys.revoke(key_id, NOW)
+    late = asyncio.create_task(ring.refresh())
+    while not (late.done() or ring._refreshing.locked()):
+        await asyncio.sleep(0.01)
+    keys.let_go.set()
+    await asyncio.gather(early, late)
+    assert await ring.find("key") is None
     await ledger.close()
 
 
