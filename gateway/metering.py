@@ -1,5 +1,6 @@
 """From the engine's counts to what a turn used and cost. The engine's counts are never adjusted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Started
@@ -28,11 +29,20 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 
 
 class Accounts:
-    """Prices a closed turn and counts it in the metrics; called once for each turn."""
+    """Prices a closed turn and counts it in the metrics; called once for each turn.
 
-    def __init__(self, prices: PriceSheets, metrics: Metrics) -> None:
+    `settled` is told afterwards, of whatever way the turn ended.
+    """
+
+    def __init__(
+        self,
+        prices: PriceSheets,
+        metrics: Metrics,
+        settled: Callable[[TurnRecord], None] = lambda record: None,
+    ) -> None:
         self._prices = prices
         self._metrics = metrics
+        self._settled = settled
 
     def settle(self, record: TurnRecord) -> None:
         charge(record, self._price(record))
@@ -45,6 +55,7 @@ class Accounts:
         self._metrics.count_tokens("cache_write_5m", record.cache_write_5m_tokens)
         self._metrics.count_tokens("cache_write_1h", record.cache_write_1h_tokens)
         self._metrics.count_tokens("output", record.output_tokens)
+        self._settled(record)
 
     def _price(self, record: TurnRecord) -> Price | None:
         """The record is opened with the model to price it by; pricing leaves the sheet's id."""

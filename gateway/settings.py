@@ -85,7 +85,12 @@ class Settings(DatabaseSettings):
         default=None, description="API key of the workspace `default`, created when absent"
     )
     admin_key: SecretStr | None = Field(
-        default=None, description="Key of the admin API; unset switches the admin API off"
+        default=None, description="Key of the admin API; unset leaves it to keys of scope `admin`"
+    )
+    keys_stale_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="For how many seconds known API keys still work while the database is away",
     )
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8100",), description="Engine URLs, separated by commas"

@@ -1,6 +1,6 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`run` is the whole of it, in the order of the design: open, admit, route, generate, close. Whatever
+`run` is the whole of it, in the order of the design: admit, open, route, generate, close. Whatever
 way a turn ends, its record is closed: on the last frame before that frame is passed on; otherwise
 by the reconciler, with the engine's own counts.
 """
@@ -84,9 +84,10 @@ class TurnService:
 
         An error before the first item is the response's status; after it, the stream's error.
         """
-        turn = await self._open(ask, turn_id)
-        try:
-            self.admission.admit(self.journal.backlog)
+        tokens, backlog = ask.estimated_tokens, self.journal.backlog
+        with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
+            turn = await self._open(ask, turn_id)
+            place.is_open = True
             try:
                 turn.engine = self._route(turn)
                 turn.comparison = self.diagnostics.begin(ask)
@@ -97,14 +98,12 @@ class TurnService:
                     if isinstance(frame, Done):
                         await self._close(turn)
                     yield frame
+            except GatewayError as error:
+                turn.outcome = error.type
+                turn.was_refused = turn.generation is None and not _is_unsure(error)
+                raise
             finally:
-                self.admission.leave()
-        except GatewayError as error:
-            turn.outcome = error.type
-            turn.was_refused = turn.generation is None and not _is_unsure(error)
-            raise
-        finally:
-            self._leave(turn)
+                self._leave(turn)
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""

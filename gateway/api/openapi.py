@@ -10,7 +10,8 @@ from typing import Any, get_args
 import msgspec
 from litestar import Controller, Response, get
 
-from gateway.api.operations import EVENT_STREAM, OPERATIONS, PLAIN_TEXT, Dialect, Operation
+from gateway.api.operation import EVENT_STREAM, PLAIN_TEXT, Dialect, Operation
+from gateway.api.operations import OPERATIONS
 from gateway.errors import GatewayError
 from gateway.wire.anthropic.events import Event
 from gateway.wire.anthropic.response import ErrorBody

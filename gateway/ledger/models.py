@@ -52,12 +52,24 @@ class Base(DeclarativeBase):
 class WorkspaceRow(Base):
     __tablename__ = "workspaces"
 
+    """A limit that is NULL is none; see `gateway/access.py` for what each counts."""
+
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime]
+    display_name: Mapped[str] = mapped_column(String(128), server_default="")
+    archived_at: Mapped[datetime | None]
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    max_concurrency: Mapped[int | None]
+    monthly_spend_nano: Mapped[int | None]
+    lease_share: Mapped[float | None]
 
 
 class ApiKeyRow(Base):
-    """`digest` is the SHA-256 of the key; the key itself is stored nowhere."""
+    """`digest` is the SHA-256 of the key; the key itself is stored nowhere.
+
+    `replaces` is the key that this one was made for by a rotation: each is replaced at most once.
+    """
 
     __tablename__ = "api_keys"
 
@@ -67,6 +79,23 @@ class ApiKeyRow(Base):
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+    scope: Mapped[str] = mapped_column(String(16), server_default="inference")
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    replaces: Mapped[str | None] = mapped_column(String(32), unique=True)
+
+
+class WatermarkRow(Base):
+    """A number that grows with every change of what it is named after.
+
+    `access` stands for keys and workspaces: gateways look at it every two seconds, and read the
+    tables only when it has grown.
+    """
+
+    __tablename__ = "watermarks"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    value: Mapped[int]
 
 
 class TurnRow(Base):

@@ -1,7 +1,7 @@
 import asyncio
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from gateway.errors import LedgerUnavailable
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys, digest_of
 from gateway.ledger.queries import Queries, bucket_seconds
+from gateway.ledger.workspaces import Workspaces
 from gateway.record import TurnRecord
 from gateway.settings import DatabaseSettings
 from tests.postgres import new_database
@@ -129,6 +130,75 @@ def test_turns_of_the_first_schema_survive_the_upgrade_and_the_way_back(
     assert asyncio.run(insert(2)) == 2
 
 
+def test_no_key_may_more_after_the_way_back_to_a_schema_without_scopes(
+    settings: DatabaseSettings,
+) -> None:
+    """What the older schema can't say must not become "works for ever, for everything"."""
+
+    async def make() -> None:
+        ledger = Ledger(settings.ledger_url)
+        keys = Keys(ledger)
+        await keys.create("plain", "default", "n", NOW)
+        await keys.create("reader", "default", "n", NOW, scope="read_only")
+        await keys.create("ending", "default", "n", NOW, expires_at=NOW + timedelta(days=1))
+        await keys.create("archived", "gone", "n", NOW)
+        await Workspaces(ledger).archive("gone", NOW)
+        await ledger.close()
+
+    async def working() -> set[str]:
+        ledger = Ledger(settings.ledger_url)
+        found = await Keys(ledger).directory(10, NOW, [])
+        assert set(found.workspaces) == {"default", "gone"}
+        await ledger.close()
+        return {key.digest for key in found.keys}
+
+    config = config_of(settings)
+    asyncio.run(make())
+    command.downgrade(config, "0002")
+    command.upgrade(config, "head")
+    assert asyncio.run(working()) == {digest_of("plain")}
+
+
+def test_a_changed_workspace_or_key_advances_the_watermark(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        keys, workspaces = Keys(ledger), Workspaces(ledger)
+        seen = [await keys.version()]
+        key_id = await keys.create("key", "default", "n", NOW)
+        seen.append(await keys.version())
+        made = await keys.rotate(key_id, "next", NOW, None)
+        seen.append(await keys.version())
+        await keys.revoke(made.id, NOW)
+        seen.append(await keys.version())
+        await workspaces.create("w", NOW, {})
+        seen.append(await keys.version())
+        await workspaces.change("w", {"lease_share": 0.5})
+        seen.append(await keys.version())
+        await workspaces.archive("w", NOW)
+        seen.append(await keys.version())
+        assert seen == sorted(set(seen))
+        await keys.touch({key_id: NOW})
+        assert await keys.version() == seen[-1], "a use is no change"
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_month_is_summed_by_workspace_from_its_first_moment(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        october = NOW.replace(month=10, day=31, hour=23, minute=59, second=59)
+        unpriced = turn(4, price=None, cost=None, cost_without_cache=None)
+        other = turn(5, workspace="other", cost=7)
+        await ledger.insert_turns([turn(1), turn(2), turn(3, opened_at=october), unpriced, other])
+        month = NOW.replace(day=1, hour=0)
+        found = await Workspaces(ledger).spent(["default", "other", "none"], month)
+        assert found == {"default": 38_000, "other": 7, "none": 0}
+        await ledger.close()
+
+    asyncio.run(check())
+
+
 def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
     settings: DatabaseSettings,
 ) -> None:
@@ -168,11 +238,14 @@ def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettin
         keys = Keys(ledger)
         key_id = await keys.create("secret", "default", "one", NOW)
         assert await keys.create("secret", "default", "again", NOW) == key_id
-        found = await keys.find(digest_of("secret"))
-        assert found is not None and found.workspace == "default" and found.created_at == NOW
+        found = await keys.find(digest_of("secret"), NOW)
+        assert found is not None
+        key, workspace = found
+        assert (key.workspace, key.created_at, workspace.id) == ("default", NOW, "default")
         assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
-        assert await keys.find(digest_of("secret")) is None
-        assert await keys.active(10) == []
+        assert await keys.find(digest_of("secret"), NOW) is None
+        directory = await keys.directory(10, NOW, [digest_of("secret")])
+        assert (directory.keys, directory.has_ended) == ([], {digest_of("secret")})
         await ledger.close()
 
     asyncio.run(check())
