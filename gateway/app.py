@@ -34,7 +34,7 @@ from gateway.ledger.queries import Queries
 from gateway.logs import get_logger
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
-from gateway.pricing import PriceSheets, load_prices
+from gateway.pricing import PriceBook
 from gateway.residency import Residency
 from gateway.settings import Settings
 from gateway.turn import TurnService
@@ -48,7 +48,7 @@ Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
-    prices = load_prices()
+    prices = PriceBook(settings.prices, settings.hosted_prices)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -87,7 +87,7 @@ async def _start(
     settings: Settings,
     clock: Clock,
     catalogue: Catalogue,
-    prices: PriceSheets,
+    prices: PriceBook,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
@@ -108,6 +108,7 @@ async def _start(
     _run_beside(stack, drain.run, "drain")
     _run_beside(stack, reconciler.run, "reconcile")
     _run_beside(stack, keyring.run, "keys")
+    _run_beside(stack, prices.run, "prices")
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _ensure_key(keys, settings, clock)
@@ -132,6 +133,7 @@ async def _start(
         admin=AdminGate(settings.admin_key),
         keys=keys,
         queries=queries,
+        prices=prices,
         journal=journal,
         metrics=metrics,
         clock=clock,

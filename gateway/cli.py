@@ -17,8 +17,9 @@ from gateway.app import create_app
 from gateway.catalogue import CatalogueError
 from gateway.clock import Clock
 from gateway.errors import GatewayError
-from gateway.ledger.database import Ledger
+from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.keys import Keys, new_key
+from gateway.ledger.upkeep import sum_once
 from gateway.logs import configure
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
@@ -89,6 +90,7 @@ def migrate(settings: DatabaseSettings) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     with _lock(settings.sqlite_path or settings.data / "migrate"):
         command.upgrade(config, "head")
+        asyncio.run(with_ledger(settings.ledger_url, sum_once))
 
 
 @contextmanager

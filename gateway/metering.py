@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Started
 from gateway.metrics import Metrics
-from gateway.pricing import Price, PriceSheets, TokenCounts
+from gateway.pricing import Price, PriceBook, PriceSheets, TokenCounts
 from gateway.record import TurnRecord
 
 
@@ -30,7 +30,7 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 class Accounts:
     """Prices a closed turn and counts it in the metrics; called once for each turn."""
 
-    def __init__(self, prices: PriceSheets, metrics: Metrics) -> None:
+    def __init__(self, prices: PriceSheets | PriceBook, metrics: Metrics) -> None:
         self._prices = prices
         self._metrics = metrics
 
@@ -48,9 +48,8 @@ class Accounts:
 
     def _price(self, record: TurnRecord) -> Price | None:
         """The record is opened with the model to price it by; pricing leaves the sheet's id."""
-        if record.price is None:
-            return None
-        return self._prices.find(record.price.split("@")[0], record.opened_at.date())
+        model = (record.price or record.model).split("@")[0]
+        return self._prices.find(model, record.opened_at.date())
 
 
 @dataclass(slots=True)

@@ -99,6 +99,13 @@ class Settings(DatabaseSettings):
     models: Path | None = Field(
         default=None, description="Path of a models.toml that replaces the shipped one"
     )
+    prices: Path | None = Field(
+        default=None, description="Path of a price sheet that replaces the shipped one"
+    )
+    hosted_prices: Path | None = Field(
+        default=None,
+        description="Path of published prices, for comparison, that replace the shipped ones",
+    )
     claude_alias: bool = Field(
         default=False, description="Whether `claude-*` ids mean the default model"
     )

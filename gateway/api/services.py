@@ -11,6 +11,7 @@ from gateway.ledger.keys import Keys
 from gateway.ledger.queries import Queries
 from gateway.metrics import Metrics
 from gateway.prefix.nonces import Request, without_nonces
+from gateway.pricing import PriceBook
 from gateway.turn import TurnService
 
 
@@ -23,6 +24,7 @@ class Services:
     admin: AdminGate
     keys: Keys
     queries: Queries
+    prices: PriceBook
     journal: Journal
     metrics: Metrics
     clock: Clock

@@ -1,9 +1,9 @@
 """The one place that makes engines and sessions. Every wait on the database has a deadline."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
@@ -12,10 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from gateway.errors import LedgerUnavailable
 from gateway.ledger.models import TurnRow
+from gateway.ledger.rollups import add_turns
 from gateway.record import TurnRecord
 
 _DEADLINE_SECONDS = 5.0
 _STATEMENT_MS = 4000
+
+Result = TypeVar("Result")
 
 
 class Ledger:
@@ -36,11 +39,15 @@ class Ledger:
             raise LedgerUnavailable from error
 
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
-        """Insert closed turns; those already there stay as they are."""
+        """Insert closed turns, and add them to the sums; those already there change nothing."""
         insert = postgresql.insert if self.is_postgres else sqlite.insert
-        statement = insert(TurnRow).on_conflict_do_nothing()
+        statement = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
+        rows = {record.id: _row(record) for record in reversed(records)}
         async with self.transaction() as connection:
-            await connection.execute(statement, [_row(record) for record in records])
+            inserted = await connection.execute(
+                statement, [rows[turn_id] for turn_id in sorted(rows)]
+            )
+            await add_turns(connection, inserted.scalars().all())
 
     @property
     def is_postgres(self) -> bool:
@@ -48,6 +55,15 @@ class Ledger:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
+    """What a command does: one piece of work with a ledger of its own."""
+    ledger = Ledger(url)
+    try:
+        return await work(ledger)
+    finally:
+        await ledger.close()
 
 
 def make_engine(url: str) -> AsyncEngine:
@@ -106,4 +122,11 @@ def _row(record: TurnRecord) -> dict[str, Any]:
         "cost_without_cache_nano": record.cost_without_cache,
         "num_removed": record.num_removed,
         "fingerprint": record.fingerprint,
+        "dialect": record.dialect,
+        "prefix": record.prefix,
+        "prefix_ttl": record.prefix_ttl,
+        "stop_reason": record.stop_reason,
+        "queue_seconds": record.queue_seconds,
+        "prefill_seconds": record.prefill_seconds,
+        "decode_seconds": record.decode_seconds,
     }
