@@ -12,6 +12,8 @@ from litestar.di import Provide
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
+from gateway.api.admin_report import ReportController
+from gateway.api.admin_usage import UsageController
 from gateway.api.auth import DEFAULT_WORKSPACE, AdminGate, KeyRing
 from gateway.api.completions import ChatCompletionsController, CompletionsController
 from gateway.api.health import HealthController
@@ -64,6 +66,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            UsageController,
+            ReportController,
             OpenApiController,
         ],
         lifespan=[lifespan],

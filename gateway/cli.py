@@ -1,4 +1,4 @@
-"""python -m gateway serve | migrate | keys create|list|revoke"""
+"""python -m gateway serve | migrate | keys | prices | retain | rollups | export"""
 
 import argparse
 import asyncio
@@ -16,11 +16,13 @@ from alembic.config import Config
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
 from gateway.clock import Clock
+from gateway.commands import add_commands
 from gateway.errors import GatewayError
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.keys import Keys, new_key
 from gateway.ledger.upkeep import sum_once
 from gateway.logs import configure
+from gateway.pricing import PriceError
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (SettingsError, CatalogueError) as error:
+    except (SettingsError, CatalogueError, PriceError) as error:
         print(error, file=sys.stderr)
         return 2
     except GatewayError as error:
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     revoke = keys.add_parser("revoke", help="end a key")
     revoke.add_argument("id")
     revoke.set_defaults(run=_revoke_key)
+    add_commands(commands)
     return parser
 
 

@@ -80,7 +80,19 @@ class DatabaseSettings(BaseSettings):
         return url
 
 
-class Settings(DatabaseSettings):
+class PriceFiles(DatabaseSettings):
+    """Where prices come from."""
+
+    prices: Path | None = Field(
+        default=None, description="Path of a price sheet that replaces the shipped one"
+    )
+    hosted_prices: Path | None = Field(
+        default=None,
+        description="Path of published prices, for comparison, that replace the shipped ones",
+    )
+
+
+class Settings(PriceFiles):
     api_key: SecretStr | None = Field(
         default=None, description="API key of the workspace `default`, created when absent"
     )
@@ -98,13 +110,6 @@ class Settings(DatabaseSettings):
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on")
     models: Path | None = Field(
         default=None, description="Path of a models.toml that replaces the shipped one"
-    )
-    prices: Path | None = Field(
-        default=None, description="Path of a price sheet that replaces the shipped one"
-    )
-    hosted_prices: Path | None = Field(
-        default=None,
-        description="Path of published prices, for comparison, that replace the shipped ones",
     )
     claude_alias: bool = Field(
         default=False, description="Whether `claude-*` ids mean the default model"
@@ -153,6 +158,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 def load_database(environ: Mapping[str, str] | None = None) -> DatabaseSettings:
     return _load(DatabaseSettings, os.environ if environ is None else environ)
+
+
+def load_price_files(environ: Mapping[str, str] | None = None) -> PriceFiles:
+    return _load(PriceFiles, os.environ if environ is None else environ)
 
 
 def table() -> list[Setting]:

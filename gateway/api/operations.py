@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.api.admin import EngineReport, Lease, Overview, TurnDivergence
+from gateway.api.admin_report import CostReport, UsageReport
+from gateway.api.admin_usage import MAX_MS, Group, Savings, Usage
 from gateway.api.health import Readiness
 from gateway.errors import (
     EngineTimeout,
@@ -17,7 +19,9 @@ from gateway.errors import (
     Unauthenticated,
     UnsupportedMedia,
 )
-from gateway.ledger.queries import Turn
+from gateway.ledger.queries_latency import Latency
+from gateway.ledger.queries_prefixes import PrefixReport
+from gateway.ledger.queries_turns import Turn, TurnPage
 from gateway.wire.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.wire.anthropic.response import Message, ModelInfo, ModelList, TokenCount
 from gateway.wire.openai import models as openai_models
@@ -27,6 +31,7 @@ from gateway.wire.openai.response import ChatCompletion, Completion
 Dialect = Literal["anthropic", "openai"]
 EVENT_STREAM = "text/event-stream"
 PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+CSV = "text/csv; charset=utf-8"
 _READING = (InvalidRequest, Unauthenticated, NotFound, MethodNotAllowed, GatewayError, Overloaded)
 _ASKING = (*_READING, Forbidden, TooLarge, UnsupportedMedia, EngineTimeout)
 _Security = tuple[dict[str, list[str]], ...]
@@ -84,7 +89,124 @@ def _path(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
+def _text(name: str, longest: int, shortest: int = 0) -> dict[str, Any]:
+    return _query(name, {"type": "string", "minLength": shortest, "maxLength": longest})
+
+
+def _one_of(name: str, *values: str) -> dict[str, Any]:
+    return _query(name, {"type": "string", "enum": list(values)})
+
+
+def _list_of(name: str, *values: str, required: bool = False) -> dict[str, Any]:
+    items = {"type": "string", "enum": list(values)}
+    return _query(name, {"type": "array", "items": items, "minItems": 1}, required=required)
+
+
+_MOMENT = {"type": "integer", "minimum": 0, "maximum": MAX_MS}
+_RANGE = (_query("since_ms", _MOMENT), _query("until_ms", _MOMENT), _text("workspace", 64, 1))
+_FILTERED = (*_RANGE, _text("engine", 64, 1), _text("model", 128, 1))
+_LIMIT = _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100})
+_REPORT = (
+    _query("starting_at", {"type": "string", "maxLength": 40}, required=True),
+    _text("ending_at", 40),
+    _query("limit", {"type": "integer", "minimum": 1, "maximum": 1440}),
+    _text("page", 40),
+)
+
+
+def _admin(
+    id: str,
+    path: str,
+    summary: str,
+    reply: Any,
+    parameters: tuple[dict[str, Any], ...] = (),
+    other: str | None = None,
+) -> Operation:
+    """A GET that needs the admin key."""
+    return Operation(
+        id=id,
+        method="get",
+        path=path,
+        summary=summary,
+        replies=() if reply is None else (reply,),
+        other=other,
+        security=_ADMIN_KEYS,
+        parameters=parameters,
+        errors=_READING,
+    )
+
+
+_USAGE = (
+    _admin(
+        "getUsage",
+        "/admin/v1/usage",
+        "A range, the one before it, and its intervals.",
+        Usage,
+        _FILTERED,
+    ),
+    _admin(
+        "getUsageGroups",
+        "/admin/v1/usage/groups",
+        "A range by workspace, key, engine, model or several of them.",
+        list[Group],
+        (_list_of("group_by", "workspace", "key", "engine", "model", required=True), *_FILTERED),
+    ),
+    _admin("getSavings", "/admin/v1/savings", "What caching saved, and how.", Savings, _FILTERED),
+    _admin("getLatency", "/admin/v1/latency", "Times to first token.", Latency, _FILTERED),
+    _admin(
+        "listPrefixes",
+        "/admin/v1/prefixes",
+        "Prefixes that came more than once.",
+        list[PrefixReport],
+        (*_RANGE, _text("model", 128, 1), _LIMIT),
+    ),
+    _admin(
+        "searchTurns",
+        "/admin/v1/turns/search",
+        "Turns, page by page, the newest first.",
+        TurnPage,
+        (
+            *_FILTERED,
+            _text("outcome", 32),
+            _text("miss_reason", 32),
+            _text("key", 32),
+            _text("prefix", 16),
+            _query("has_read", {"type": "boolean"}),
+            _LIMIT,
+            _text("after", 96),
+        ),
+    ),
+    _admin("getTurn", "/admin/v1/turns/{turn_id}", "One turn.", Turn, (_path("turn_id"),)),
+    _admin(
+        "exportUsage",
+        "/admin/v1/export.csv",
+        "Usage as CSV.",
+        None,
+        (_one_of("rows", "hours", "days", "turns"), *_FILTERED),
+        CSV,
+    ),
+    _admin(
+        "getUsageReport",
+        "/v1/organizations/usage_report/messages",
+        "Usage in the shape of Anthropic's Admin API.",
+        UsageReport,
+        (
+            *_REPORT,
+            _one_of("bucket_width", "1m", "1h", "1d"),
+            _list_of("group_by[]", "api_key_id", "workspace_id", "model"),
+        ),
+    ),
+    _admin(
+        "getCostReport",
+        "/v1/organizations/cost_report",
+        "Own costs in the shape of Anthropic's Admin API.",
+        CostReport,
+        (*_REPORT, _list_of("group_by[]", "workspace_id", "description")),
+    ),
+)
+
 OPERATIONS = (
+    *_USAGE,
     Operation(
         id="createMessage",
         method="post",

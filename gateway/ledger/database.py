@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -48,6 +48,11 @@ class Ledger:
                 statement, [rows[turn_id] for turn_id in sorted(rows)]
             )
             await add_turns(connection, inserted.scalars().all())
+
+    async def analyze(self) -> None:
+        """Tell the database's planner what the tables hold; after loading a lot at once."""
+        async with self.engine.begin() as connection:
+            await connection.execute(text("ANALYZE"))
 
     @property
     def is_postgres(self) -> bool:

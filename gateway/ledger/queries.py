@@ -87,10 +87,13 @@ class Queries:
             found = await totals_by(connection, await settle(connection, of), ())
         return found.get((), Totals())
 
-    async def totals_by(self, of: Range, by: Sequence[str]) -> dict[tuple[Any, ...], Totals]:
-        """For each combination of values of the dimensions `by` (`rollups.DIMENSIONS`)."""
+    async def totals_by(
+        self, of: Range, by: Sequence[str], step_seconds: int | None = None
+    ) -> dict[tuple[Any, ...], Totals]:
+        """For each combination of values of the dimensions `by` (`rollups.DIMENSIONS`); with a
+        step for each interval too, whose start is the key's first value."""
         async with self.ledger.transaction() as connection:
-            return await totals_by(connection, await settle(connection, of), by)
+            return await totals_by(connection, await settle(connection, of), by, step_seconds)
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals aligned to the epoch; intervals without turns are there, with zeros."""

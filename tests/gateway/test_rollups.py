@@ -1,4 +1,4 @@
-"""The sums beside the turns are what summing the turns gives, whatever was drained, in any order."""
+"""The sums beside the turns are what summing the turns gives, whatever comes in any order."""
 
 import asyncio
 from collections import Counter
@@ -24,6 +24,8 @@ from gateway.ledger.models import (
     TurnRollupRow,
     TurnRow,
 )
+from gateway.ledger.queries import Queries
+from gateway.ledger.ranges import Range
 from gateway.ledger.rollups import DIMENSIONS
 from gateway.ledger.upkeep import rebuild
 from gateway.pricing import PROMPT_BANDS
@@ -205,5 +207,126 @@ def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
         assert await rows_of(ledger) == kept
         await rebuild(ledger)
         assert await rows_of(ledger) == kept
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def at(number: int, day: int, **changes: Any) -> TurnRecord:
+    values: dict[str, Any] = {
+        "id": f"msg_{number:04}",
+        "instance": "i",
+        "workspace": "a",
+        "key_id": "k",
+        "model": "m",
+        "stream": False,
+        "opened_at": START + timedelta(days=day),
+        "outcome": "stop",
+        "miss_reason": "cold",
+        "input_tokens": 10,
+        "first_token_seconds": 0.1,
+        "prefix": "0" * 16,
+    }
+    return TurnRecord(**{**values, **changes})
+
+
+def ms(day: float) -> int:
+    return int((START + timedelta(days=day)).timestamp() * 1000)
+
+
+def test_retention_deletes_turns_and_keeps_their_sums(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(number, number // 300) for number in range(3000)])
+        everything = Range(since_ms=ms(-1), until_ms=ms(11))
+        queries = Queries(ledger)
+        before, reasons = await queries.totals(everything), await queries.reasons(everything)
+        deleted = await retain(ledger, ms(8), ms(2))
+        assert (deleted.turns, (await queries.totals(everything)).requests) == (2400, 2400)
+        assert before.requests == 3000 and reasons.misses == {"cold": 3000}
+        # A range that begins within a day whose turns are gone takes the whole day.
+        partial = Range(since_ms=ms(3) + 60_000, until_ms=ms(5))
+        assert (await queries.totals(partial)).requests == 900
+        series = await queries.series(everything, 86_400)
+        assert sum(bucket.totals.requests for bucket in series.buckets) == 2400
+        # Rebuilding does not forget what only the sums remember.
+        kept = (await rows_of(ledger))["turn_rollups"]
+        await rebuild(ledger)
+        assert (await rows_of(ledger))["turn_rollups"] == kept
+        again = await retain(ledger, ms(8), ms(2))
+        assert again.turns == 0 and again.rollups == 0
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_turns_arrive_while_others_are_deleted_and_summed_again(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(number, 0) for number in range(2000)])
+
+        async def insert() -> None:
+            for number in range(2000, 2400, 20):
+                await ledger.insert_turns([at(n, 9) for n in range(number, number + 20)])
+
+        async def maintain() -> None:
+            await rebuild(ledger)
+            await retain(ledger, ms(5), ms(-5))
+            await rebuild(ledger)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(insert())
+            group.create_task(maintain())
+        totals = await Queries(ledger).totals(Range(since_ms=ms(-1), until_ms=ms(20)))
+        assert (totals.requests, totals.input_tokens) == (2400, 24_000)
+        async with ledger.transaction() as connection:
+            left = await connection.execute(select(TurnRow.id))
+            assert len(left.all()) == 400
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_two_writers_of_the_same_prefixes_lose_nothing(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        other = Ledger(ledger_url)
+
+        async def insert(into: Ledger, first: int) -> None:
+            for start in range(first, first + 200, 20):
+                turns = [
+                    at(n, 0, opened_at=START + timedelta(seconds=n), prefix=f"{n % 3:016}")
+                    for n in range(start, start + 20)
+                ]
+                await into.insert_turns(turns)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(insert(ledger, 0))
+            group.create_task(insert(other, 200))
+        kept = await rows_of(ledger)
+        assert sum(row[7] for row in kept["prefixes"]) == 400
+        await rebuild(ledger)
+        assert await rows_of(ledger) == kept
+        await other.close()
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_turns_from_before_there_were_sums_are_summed_once(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(1, 0), at(2, 1)])
+        kept = await rows_of(ledger)
+        async with ledger.transaction() as connection:
+            for table in SUMS:
+                await connection.execute(delete(table))
+        assert await sum_once(ledger)
+        assert await rows_of(ledger) == kept
+        assert not await sum_once(ledger)
 
     loop.run(with_ledger(ledger_url, check))
