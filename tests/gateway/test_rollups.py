@@ -27,7 +27,7 @@ from gateway.ledger.models import (
 from gateway.ledger.queries import Queries
 from gateway.ledger.ranges import Range
 from gateway.ledger.rollups import DIMENSIONS
-from gateway.ledger.upkeep import rebuild
+from gateway.ledger.upkeep import rebuild, retain, sum_once
 from gateway.pricing import PROMPT_BANDS
 from gateway.record import TurnRecord
 from gateway.settings import DatabaseSettings
