@@ -132,7 +132,9 @@ class PriceSheets:
     ) -> None:
         self.source, self.as_of = source, as_of
         self.all = sorted(prices, key=lambda price: (price.model, price.valid_from))
-        self._of_id = {price.id: price for price in self.all}
+        # Turns of an earlier version have ids without a digest.
+        self._of_id = {price.id.partition("#")[0]: price for price in self.all}
+        self._of_id |= {price.id: price for price in self.all}
 
     def find(self, model: str, on: date) -> Price | None:
         """The model's price on that day; of aliases that match, the first by name."""

@@ -169,7 +169,9 @@ async def _buckets(
     made: dict[int, list[tuple[dict[str, Any], Totals]]] = {start: [] for start in found.starts}
     totals = await services.queries.totals_by(of, by, found.step_ms // 1000)
     for (start, *values), sums in sorted(totals.items()):
-        made[start].append((dict(zip(by, values, strict=True)), sums))
+        # Where turns are gone the ledger answers for whole days, also those before this page.
+        if start in made:
+            made[start].append((dict(zip(by, values, strict=True)), sums))
     return made
 
 

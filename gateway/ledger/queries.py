@@ -97,11 +97,11 @@ class Queries:
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals aligned to the epoch; intervals without turns are there, with zeros."""
-        width = width_seconds or bucket_seconds(int(of.seconds))
-        step = width * 1000
         async with self.ledger.transaction() as connection:
             of = await settle(connection, of)
+            width = width_seconds or bucket_seconds(int(of.seconds))
             found = await totals_by(connection, of, (), width)
+        step = width * 1000
         buckets = [
             Bucket(
                 start_ms=start,
