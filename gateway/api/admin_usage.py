@@ -202,7 +202,7 @@ class UsageController(Controller):
     async def groups(
         self,
         services: NamedDependency[Services],
-        group_by: Annotated[list[GroupBy], QueryParameter(name="group_by")],
+        group_by: Annotated[list[GroupBy] | None, QueryParameter(name="group_by")] = None,
         since_ms: SinceMs = None,
         until_ms: UntilMs = None,
         workspace: Name = None,
@@ -210,6 +210,8 @@ class UsageController(Controller):
         model: ModelName = None,
     ) -> list[Group]:
         of = range_of(services, since_ms, until_ms, workspace, engine=engine, model=model)
+        if not group_by:
+            raise InvalidRequest("group_by: needs one of workspace, key, engine, model, or several")
         return await groups(services, of, group_by)
 
     @get("/savings")

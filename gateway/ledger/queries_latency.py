@@ -94,18 +94,18 @@ def percentiles(bins: Mapping[int, int]) -> Percentiles:
 
 
 def percentile(bins: Mapping[int, int], share: float) -> float | None:
-    """Interpolated within the bin, evenly on its logarithmic width; None without any turn."""
-    total = sum(bins.values())
-    if total == 0:
-        return None
-    left = share * total
+    """The middle, on the logarithmic scale, of the bin that holds it; None without any turn.
+
+    Beyond the last edge it is that edge: at least so much.
+    """
+    left = share * sum(bins.values())
     for number in sorted(bins):
-        count = bins[number]
-        if count and left <= count:
-            upper = TTFT_EDGES_SECONDS[min(number, len(TTFT_EDGES_SECONDS) - 1)]
-            return float(upper * 2 ** ((left / count - 1) / 2))
-        left -= count
-    return TTFT_EDGES_SECONDS[-1]
+        left -= bins[number]
+        if bins[number] and left <= 0:
+            if number == len(TTFT_EDGES_SECONDS):
+                return TTFT_EDGES_SECONDS[-1]
+            return float(TTFT_EDGES_SECONDS[number] / 2**0.25)
+    return None
 
 
 def _select(of: Range, part: Part, step: int) -> Any:

@@ -111,7 +111,11 @@ async def page(
         read = TurnRow.cache_read_tokens
         query = query.where(read > 0 if which.has_read else read == 0)
     if after is not None:
-        query = query.where(tuple_(TurnRow.opened_ms, TurnRow.id) < (after.opened_ms, after.id))
+        # The first condition follows from the second; SQLite looks it up in the index.
+        query = query.where(
+            TurnRow.opened_ms <= after.opened_ms,
+            tuple_(TurnRow.opened_ms, TurnRow.id) < (after.opened_ms, after.id),
+        )
     async with ledger.transaction() as connection:
         rows = (await connection.execute(query)).all()
     turns = [_turn(row._mapping) for row in rows[:limit]]
