@@ -16,22 +16,26 @@ from gateway.ledger.rollups import add_turns
 from gateway.record import TurnRecord
 
 _DEADLINE_SECONDS = 5.0
-_STATEMENT_MS = 4000
+_COMMAND_SECONDS = 600.0
+# A statement ends before the transaction's deadline, so that the database says what happened.
+_STATEMENT_SHARE = 0.8
 
 Result = TypeVar("Result")
 
 
 class Ledger:
-    def __init__(self, url: str) -> None:
-        self.engine = make_engine(url)
+    def __init__(self, url: str, deadline_seconds: float = _DEADLINE_SECONDS) -> None:
+        self._deadline_seconds = deadline_seconds
+        self.engine = make_engine(url, int(deadline_seconds * 1000 * _STATEMENT_SHARE))
 
     @asynccontextmanager
     async def transaction(
-        self, deadline_seconds: float = _DEADLINE_SECONDS
+        self, deadline_seconds: float | None = None
     ) -> AsyncIterator[AsyncConnection]:
         """One transaction, committed at the end of the block, within the deadline."""
+        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
         try:
-            async with asyncio.timeout(deadline_seconds), self.engine.begin() as connection:
+            async with asyncio.timeout(seconds), self.engine.begin() as connection:
                 yield connection
         except TimeoutError:
             raise LedgerUnavailable from None
@@ -63,15 +67,15 @@ class Ledger:
 
 
 async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
-    """What a command does: one piece of work with a ledger of its own."""
-    ledger = Ledger(url)
+    """What a command does: one piece of work with a patient ledger of its own."""
+    ledger = Ledger(url, _COMMAND_SECONDS)
     try:
         return await work(ledger)
     finally:
         await ledger.close()
 
 
-def make_engine(url: str) -> AsyncEngine:
+def make_engine(url: str, statement_ms: int = 4000) -> AsyncEngine:
     if url.startswith("postgresql"):
         return create_async_engine(
             url,
@@ -81,11 +85,11 @@ def make_engine(url: str) -> AsyncEngine:
             pool_pre_ping=True,
             connect_args={
                 "connect_timeout": 3,
-                "options": f"-c statement_timeout={_STATEMENT_MS} -c timezone=UTC",
-                "tcp_user_timeout": _STATEMENT_MS,
+                "options": f"-c statement_timeout={statement_ms} -c timezone=UTC",
+                "tcp_user_timeout": statement_ms,
             },
         )
-    engine = create_async_engine(url, connect_args={"timeout": _STATEMENT_MS / 1000})
+    engine = create_async_engine(url, connect_args={"timeout": statement_ms / 1000})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
 

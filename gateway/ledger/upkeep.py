@@ -1,17 +1,16 @@
 """Long work on the ledger, in short transactions, safe beside a gateway that serves.
 
+A day's sums may take longer than a request may wait: these want a ledger from `with_ledger`.
+
 What was deleted from the turns lives on in the sums. The *horizon* is the moment before which turns
 may be gone: sums of earlier days are never rebuilt, and ranges that begin earlier take whole hours.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.horizon import horizon_ms
@@ -29,7 +28,6 @@ _DAY_MS = DAY_SECONDS * 1000
 _BATCH = 2000
 # Between two batches others get the one writer that SQLite has.
 _PAUSE_SECONDS = 0.05
-_DEADLINE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +66,11 @@ async def rebuild(ledger: Ledger) -> int:
     whole_ms = -(-horizon // _DAY_MS) * _DAY_MS
     done = 0
     for since, until in days(max(min(found), whole_ms), max(found) + 1):
-        async with _long_transaction(ledger) as connection:
+        async with ledger.transaction() as connection:
             await rebuild_interval(connection, since, until)
         done += 1
         await asyncio.sleep(_PAUSE_SECONDS)
-    async with _long_transaction(ledger) as connection:
+    async with ledger.transaction() as connection:
         await rebuild_prefixes(connection)
     return done
 
@@ -91,10 +89,10 @@ async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int) -> Deleted:
     for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
         for since, until in await _old_days(ledger, table, rollups_ms):
             within = (table.start_ms >= since) & (table.start_ms < until)
-            async with _long_transaction(ledger) as connection:
+            async with ledger.transaction() as connection:
                 num_rollups += (await connection.execute(delete(table).where(within))).rowcount
             await asyncio.sleep(_PAUSE_SECONDS)
-    async with _long_transaction(ledger) as connection:
+    async with ledger.transaction() as connection:
         gone = delete(PrefixRow).where(PrefixRow.last_ms < rollups_ms)
         num_rollups += (await connection.execute(gone)).rowcount
     return Deleted(num_turns, num_rollups)
@@ -105,7 +103,7 @@ async def _old_days(
     table: type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollupRow],
     before_ms: int,
 ) -> list[tuple[int, int]]:
-    async with _long_transaction(ledger) as connection:
+    async with ledger.transaction() as connection:
         first = (await connection.execute(select(func.min(table.start_ms)))).scalar_one_or_none()
     return [] if first is None or first >= before_ms else list(days(first, before_ms))
 
@@ -115,7 +113,7 @@ async def _delete_turns(ledger: Ledger, before_ms: int) -> int:
     statement = delete(TurnRow).where(TurnRow.id.in_(batch))
     total = 0
     while True:
-        async with _long_transaction(ledger) as connection:
+        async with ledger.transaction() as connection:
             deleted = (await connection.execute(statement)).rowcount
         total += deleted
         if deleted == 0:
@@ -134,12 +132,3 @@ async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
     )
     async with ledger.transaction() as connection:
         await connection.execute(statement)
-
-
-@asynccontextmanager
-async def _long_transaction(ledger: Ledger) -> AsyncIterator[AsyncConnection]:
-    """Without the deadline that requests have on a statement."""
-    async with ledger.transaction(_DEADLINE_SECONDS) as connection:
-        if ledger.is_postgres:
-            await connection.execute(text("SET LOCAL statement_timeout = 0"))
-        yield connection

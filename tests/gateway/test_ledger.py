@@ -56,7 +56,7 @@ def turn(number: int, **changes: object) -> TurnRecord:
 
 def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         await ledger.insert_turns([turn(1), turn(2)])
         await ledger.insert_turns([turn(2, input_tokens=999), turn(3)])
         totals = await Queries(ledger).totals(ALL)
@@ -69,7 +69,7 @@ def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
 
 def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         queries = Queries(ledger)
         await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
         assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
@@ -89,7 +89,7 @@ def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
     settings: DatabaseSettings,
 ) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         unpriced = turn(2, price=None, cost=None, cost_without_cache=None)
         await ledger.insert_turns([turn(1), unpriced])
         totals = await Queries(ledger).totals(ALL)
@@ -101,7 +101,7 @@ def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
 
 def test_a_series_has_every_interval_and_marks_the_partial_ones(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         await ledger.insert_turns([turn(1)])
         end = int(NOW.timestamp() * 1000) + 90_500
         series = await Queries(ledger).series(Range(since_ms=end - 600_000, until_ms=end))
@@ -120,7 +120,7 @@ def test_a_series_has_a_bounded_number_of_points(seconds: int) -> None:
 
 def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         keys = Keys(ledger)
         key_id = await keys.create("secret", "default", "one", NOW)
         assert await keys.create("secret", "default", "again", NOW) == key_id

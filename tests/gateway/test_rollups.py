@@ -293,7 +293,7 @@ def test_two_writers_of_the_same_prefixes_lose_nothing(
 ) -> None:
     async def check(ledger: Ledger) -> None:
         await empty(ledger)
-        other = Ledger(ledger_url)
+        other = Ledger(ledger_url, 600.0)
 
         async def insert(into: Ledger, first: int) -> None:
             for start in range(first, first + 200, 20):
