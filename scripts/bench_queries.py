@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -188,18 +189,18 @@ def queries_of(ledger: Ledger) -> dict[str, Query]:
         of = Range(since_ms=end - span + 12_345, until_ms=end)
         one = Range(since_ms=of.since_ms, until_ms=end, workspace="team-01", engine="engine-0")
         found |= {
-            f"totals {name}": lambda of=of: queries.totals(of),
-            f"totals of the period before {name}": lambda of=of: queries.totals(of.before()),
-            f"series {name}": lambda of=of: queries.series(of),
-            f"series {name}, one workspace and engine": lambda one=one: queries.series(one),
-            f"miss reasons and outcomes {name}": lambda of=of: queries.reasons(of),
-            f"savings {name}": lambda of=of: queries.totals_by(of, BY_PRICE),
-            f"by workspace {name}": lambda of=of: queries.totals_by(of, ("workspace_id",)),
-            f"by key {name}": lambda of=of: queries.totals_by(of, ("workspace_id", "key_id")),
-            f"by engine {name}": lambda of=of: queries.totals_by(of, ("engine", "model")),
-            f"latency {name}": lambda of=of: queries_latency.latency(ledger, of),
-            f"latency {name}, one workspace": lambda one=one: queries_latency.latency(ledger, one),
-            f"prefixes {name}": lambda of=of: queries_prefixes.prefixes(ledger, of, own, 100),
+            f"totals {name}": partial(queries.totals, of),
+            f"totals of the period before {name}": partial(queries.totals, of.before()),
+            f"series {name}": partial(queries.series, of),
+            f"series {name}, one workspace and engine": partial(queries.series, one),
+            f"miss reasons and outcomes {name}": partial(queries.reasons, of),
+            f"savings {name}": partial(queries.totals_by, of, BY_PRICE),
+            f"by workspace {name}": partial(queries.totals_by, of, ("workspace_id",)),
+            f"by key {name}": partial(queries.totals_by, of, ("workspace_id", "key_id")),
+            f"by engine {name}": partial(queries.totals_by, of, ("engine", "model")),
+            f"latency {name}": partial(queries_latency.latency, ledger, of),
+            f"latency {name}, one workspace": partial(queries_latency.latency, ledger, one),
+            f"prefixes {name}": partial(queries_prefixes.prefixes, ledger, of, own, 100),
         }
     return found | turn_queries_of(ledger, Range(since_ms=0, until_ms=end))
 
@@ -209,7 +210,7 @@ def turn_queries_of(ledger: Ledger, of: Range) -> dict[str, Query]:
     one = Range(since_ms=0, until_ms=of.until_ms, workspace="team-07")
 
     def page(of: Range, after: Cursor | None = None, **which: Any) -> Query:
-        return lambda: queries_turns.page(ledger, of, TurnFilter(**which), 100, after)
+        return partial(queries_turns.page, ledger, of, TurnFilter(**which), 100, after)
 
     return {
         "turns, newest": page(of),
@@ -222,7 +223,7 @@ def turn_queries_of(ledger: Ledger, of: Range) -> dict[str, Query]:
         "turns with a miss reason that is not there": page(of, miss_reason="sacrificed"),
         "turns of one prefix": page(of, prefix=f"{102 * 0x9E3779B97F4A7C15 % 2**64:016x}"),
         "turns of one key": page(of, key_id="key_team-11_2"),
-        "one turn": lambda: queries_turns.one(ledger, f"msg_sample{1234:022}"),
+        "one turn": partial(queries_turns.one, ledger, f"msg_sample{1234:022}"),
     }
 
 

@@ -5,6 +5,7 @@ A turn that arrives late stands between two others: the later one's gap is short
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, select, tuple_, update
@@ -53,7 +54,9 @@ async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None
     await _apply(connection, changes)
 
 
-async def _added(connection: AsyncConnection, turn_ids: Sequence[str]) -> dict[str, _Added]:
+@cache
+def _neighbours() -> Any:
+    """Made once: making it costs more than running it."""
     other = aliased(TurnRow)
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
     near = select(other.id).where(
@@ -62,15 +65,18 @@ async def _added(connection: AsyncConnection, turn_ids: Sequence[str]) -> dict[s
     there = tuple_(other.opened_ms, other.id)
     before = near.where(there < place).order_by(other.opened_ms.desc(), other.id.desc()).limit(1)
     after = near.where(there > place).order_by(other.opened_ms, other.id).limit(1)
-    query = select(
+    return select(
         TurnRow.id,
         TurnRow.workspace_id,
         TurnRow.prefix,
         TurnRow.opened_ms,
         before.scalar_subquery().label("before"),
         after.scalar_subquery().label("after"),
-    ).where(TurnRow.id.in_(turn_ids), TurnRow.prefix.is_not(None))
-    rows: Any = await connection.execute(query)
+    ).where(TurnRow.id.in_(bindparam("turn_ids", expanding=True)), TurnRow.prefix.is_not(None))
+
+
+async def _added(connection: AsyncConnection, turn_ids: Sequence[str]) -> dict[str, _Added]:
+    rows: Any = await connection.execute(_neighbours(), {"turn_ids": turn_ids})
     return {row.id: _Added(*row) for row in rows}
 
 

@@ -6,12 +6,14 @@ used for adding, for rebuilding, and for the parts of a range that no whole hour
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    bindparam,
     case,
     cast,
     delete,
@@ -222,9 +224,9 @@ def _prefixes(where: ColumnElement[bool]) -> Any:
     )
 
 
-def _upsert(connection: AsyncConnection, table: type[Base], source: Any) -> Any:
+def _upsert(is_postgres: bool, table: type[Base], source: Any) -> Any:
     """Add `source` to the table; in one order everywhere, so that no two writers deadlock."""
-    insert = postgresql.insert if (connection.dialect.name == "postgresql") else sqlite.insert
+    insert = postgresql.insert if is_postgres else sqlite.insert
     target = table.__table__
     keys = [column.name for column in target.primary_key]
     names = [column.name for column in source.selected_columns]
@@ -245,25 +247,34 @@ def _upsert(connection: AsyncConnection, table: type[Base], source: Any) -> Any:
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 
-def _additions(connection: AsyncConnection, where: ColumnElement[bool]) -> list[Any]:
+def _additions(is_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
     turn_sums = union_all(*(_turn_sums(width, where) for width in WIDTHS_SECONDS))
     reason_sums = union_all(*(part for width in WIDTHS_SECONDS for part in reasons(width, where)))
     return [
-        _upsert(connection, TurnRollupRow, turn_sums),
-        _upsert(connection, ReasonRollupRow, reason_sums),
-        _upsert(connection, LatencyRollupRow, _latencies(where)),
+        _upsert(is_postgres, TurnRollupRow, turn_sums),
+        _upsert(is_postgres, ReasonRollupRow, reason_sums),
+        _upsert(is_postgres, LatencyRollupRow, _latencies(where)),
     ]
+
+
+@cache
+def _adding(is_postgres: bool) -> list[Any]:
+    """The statements of every drain, made once: making them costs more than running them.
+
+    The last one locks the prefixes' rows, so that of two writers the second sees the first one's
+    turns when it looks for neighbours.
+    """
+    where = TurnRow.id.in_(bindparam("turn_ids", expanding=True))
+    prefixes = _upsert(is_postgres, PrefixRow, _prefixes(where))
+    return [*_additions(is_postgres, where), prefixes]
 
 
 async def add_turns(connection: AsyncConnection, turn_ids: Sequence[str]) -> None:
     """Add turns that this transaction has just inserted."""
     if not turn_ids:
         return
-    where = TurnRow.id.in_(turn_ids)
-    for statement in _additions(connection, where):
-        await connection.execute(statement)
-    # This locks the prefixes' rows, so that of two writers the second sees the first one's turns.
-    await connection.execute(_upsert(connection, PrefixRow, _prefixes(where)))
+    for statement in _adding(_is_postgres(connection)):
+        await connection.execute(statement, {"turn_ids": turn_ids})
     await add_gaps(connection, turn_ids)
 
 
@@ -278,7 +289,7 @@ async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms:
         within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
         await connection.execute(delete(table).where(within))
     where = (TurnRow.opened_ms >= since_ms) & (TurnRow.opened_ms < until_ms)
-    for statement in _additions(connection, where):
+    for statement in _additions(_is_postgres(connection), where):
         await connection.execute(statement)
 
 
@@ -286,7 +297,9 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
     """Replace the sums of all prefixes by those of the turns that are there."""
     await _lock(connection, PrefixRow)
     await connection.execute(delete(PrefixRow))
-    await connection.execute(_upsert(connection, PrefixRow, _prefixes(literal(1) == 1)))
+    await connection.execute(
+        _upsert(_is_postgres(connection), PrefixRow, _prefixes(literal(1) == 1))
+    )
     own = (TurnRow.workspace_id, TurnRow.prefix)
     before = func.lag(TurnRow.opened_ms).over(
         partition_by=own, order_by=(TurnRow.opened_ms, TurnRow.id)
@@ -315,9 +328,13 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
     )
 
 
+def _is_postgres(connection: AsyncConnection) -> bool:
+    return connection.dialect.name == "postgresql"
+
+
 async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
     """SQLite has one writer anyway, from the first statement that changes anything."""
-    if connection.dialect.name == "postgresql":
+    if _is_postgres(connection):
         names = ", ".join(table.__tablename__ for table in tables)
         await connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
 
