@@ -1,4 +1,4 @@
-"""Turns: dialect, the prefix that was marked, why the engine stopped and how long each part took."""
+"""Turns: dialect, marked prefix, why the engine stopped, and how long each part took."""
 
 import sqlalchemy as sa
 from alembic import op
