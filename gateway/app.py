@@ -13,6 +13,8 @@ from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
 from gateway.api.admin_keys import KeysController
+from gateway.api.admin_report import ReportController
+from gateway.api.admin_usage import UsageController
 from gateway.api.admin_workspaces import WorkspacesController
 from gateway.api.auth import AdminGate
 from gateway.api.completions import ChatCompletionsController, CompletionsController
@@ -38,7 +40,7 @@ from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.logs import get_logger
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
-from gateway.pricing import PriceSheets, load_prices
+from gateway.pricing import PriceBook
 from gateway.residency import Residency
 from gateway.settings import Settings
 from gateway.spend import SpendWatch
@@ -53,7 +55,7 @@ Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
-    prices = load_prices()
+    prices = PriceBook(settings.prices, settings.hosted_prices)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -71,6 +73,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             AdminController,
             WorkspacesController,
             KeysController,
+            UsageController,
+            ReportController,
             OpenApiController,
         ],
         lifespan=[lifespan],
@@ -94,7 +98,7 @@ async def _start(
     settings: Settings,
     clock: Clock,
     catalogue: Catalogue,
-    prices: PriceSheets,
+    prices: PriceBook,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
@@ -119,6 +123,7 @@ async def _start(
     _run_beside(stack, reconciler.run, "reconcile")
     _run_beside(stack, keyring.run, "keys")
     _run_beside(stack, spend.run, "spend")
+    _run_beside(stack, prices.run, "prices")
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _ensure_key(keys, settings, clock)
@@ -144,6 +149,7 @@ async def _start(
         keys=keys,
         workspaces=workspaces,
         queries=queries,
+        prices=prices,
         journal=journal,
         metrics=metrics,
         clock=clock,

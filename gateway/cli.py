@@ -1,6 +1,7 @@
-"""python -m gateway serve | migrate | keys … | workspaces …"""
+"""python -m gateway serve | migrate | keys | workspaces | prices | retain | rollups | export"""
 
 import argparse
+import asyncio
 import fcntl
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +12,15 @@ import uvicorn
 from alembic import command
 from alembic.config import Config
 
-from gateway.access_cli import add_commands
+from gateway import access_cli
+from gateway import commands as ledger_cli
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
 from gateway.errors import GatewayError
+from gateway.ledger.database import with_ledger
+from gateway.ledger.upkeep import sum_once
 from gateway.logs import configure
+from gateway.pricing import PriceError
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (SettingsError, CatalogueError) as error:
+    except (SettingsError, CatalogueError, PriceError) as error:
         print(error, file=sys.stderr)
         return 2
     except GatewayError as error:
@@ -40,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("serve", help="run the gateway").set_defaults(run=_serve)
     commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=_migrate)
-    add_commands(commands)
+    access_cli.add_commands(commands)
+    ledger_cli.add_commands(commands)
     return parser
 
 
@@ -73,6 +79,7 @@ def migrate(settings: DatabaseSettings) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     with _lock(settings.sqlite_path or settings.data / "migrate"):
         command.upgrade(config, "head")
+        asyncio.run(with_ledger(settings.ledger_url, sum_once))
 
 
 @contextmanager

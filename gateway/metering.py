@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Started
 from gateway.metrics import Metrics
-from gateway.pricing import Price, PriceSheets, TokenCounts
+from gateway.pricing import Price, PriceBook, PriceSheets, TokenCounts
 from gateway.record import TurnRecord
 
 
@@ -36,7 +36,7 @@ class Accounts:
 
     def __init__(
         self,
-        prices: PriceSheets,
+        prices: PriceSheets | PriceBook,
         metrics: Metrics,
         settled: Callable[[TurnRecord], None] = lambda record: None,
     ) -> None:
@@ -59,9 +59,8 @@ class Accounts:
 
     def _price(self, record: TurnRecord) -> Price | None:
         """The record is opened with the model to price it by; pricing leaves the sheet's id."""
-        if record.price is None:
-            return None
-        return self._prices.find(record.price.split("@")[0], record.opened_at.date())
+        model = (record.price or record.model).split("@")[0]
+        return self._prices.find(model, record.opened_at.date())
 
 
 @dataclass(slots=True)

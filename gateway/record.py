@@ -43,6 +43,13 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     cost_without_cache: int | None = None
     num_removed: int = 0
     fingerprint: bytes | None = None
+    dialect: str | None = None
+    prefix: str | None = None
+    prefix_ttl: str | None = None
+    stop_reason: str | None = None
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
 
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens

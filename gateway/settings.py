@@ -80,7 +80,19 @@ class DatabaseSettings(BaseSettings):
         return url
 
 
-class Settings(DatabaseSettings):
+class PriceFiles(DatabaseSettings):
+    """Where prices come from."""
+
+    prices: Path | None = Field(
+        default=None, description="Path of a price sheet that replaces the shipped one"
+    )
+    hosted_prices: Path | None = Field(
+        default=None,
+        description="Path of published prices, for comparison, that replace the shipped ones",
+    )
+
+
+class Settings(PriceFiles):
     api_key: SecretStr | None = Field(
         default=None, description="API key of the workspace `default`, created when absent"
     )
@@ -151,6 +163,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 def load_database(environ: Mapping[str, str] | None = None) -> DatabaseSettings:
     return _load(DatabaseSettings, os.environ if environ is None else environ)
+
+
+def load_price_files(environ: Mapping[str, str] | None = None) -> PriceFiles:
+    return _load(PriceFiles, os.environ if environ is None else environ)
 
 
 def table() -> list[Setting]:

@@ -16,6 +16,7 @@ from gateway.api.operation import (
     path,
     query,
 )
+from gateway.api.usage_operations import USAGE_OPERATIONS
 from gateway.errors import (
     EngineTimeout,
     RateLimited,
@@ -23,7 +24,7 @@ from gateway.errors import (
     TooLarge,
     UnsupportedMedia,
 )
-from gateway.ledger.queries import Turn
+from gateway.ledger.queries_turns import Turn
 from gateway.wire.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.wire.anthropic.response import Message, ModelInfo, ModelList, TokenCount
 from gateway.wire.openai import models as openai_models
@@ -58,6 +59,7 @@ _HEADERS = [
 ]
 
 OPERATIONS = (
+    *USAGE_OPERATIONS,
     Operation(
         id="createMessage",
         method="post",

@@ -13,6 +13,7 @@ from gateway.ledger.queries import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.metrics import Metrics
 from gateway.prefix.nonces import Request, without_nonces
+from gateway.pricing import PriceBook
 from gateway.turn import TurnService
 
 
@@ -26,6 +27,7 @@ class Services:
     keys: Keys
     workspaces: Workspaces
     queries: Queries
+    prices: PriceBook
     journal: Journal
     metrics: Metrics
     clock: Clock
