@@ -24,7 +24,7 @@ from gateway.api.admin_usage import (
     UntilMs,
     range_of,
 )
-from gateway.api.auth import AdminAuth
+from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
 from gateway.api.services import Services
 from gateway.errors import InvalidRequest
 from gateway.ledger.export import moment, turn_lines, usage_lines
@@ -252,9 +252,10 @@ class ReportController(Controller):
             data=data, has_more=found.next_page is not None, next_page=found.next_page
         )
 
-    @get("/admin/v1/export.csv")
+    @get("/admin/v1/export.csv", opt=OWN_WORKSPACE)
     async def export(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         rows: Annotated[Literal["hours", "days", "turns"], QueryParameter(name="rows")] = "hours",
         since_ms: SinceMs = None,
@@ -263,7 +264,8 @@ class ReportController(Controller):
         engine: EngineName = None,
         model: ModelName = None,
     ) -> Stream:
-        of = range_of(services, since_ms, until_ms, workspace, engine=engine, model=model)
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         ledger = services.queries.ledger
         # A question before the answer begins: a database that is away is a status, not half a file.
         await services.queries.totals(Range(since_ms=0, until_ms=1))

@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from gateway.api.admin import Rates, rates_of
-from gateway.api.auth import AdminAuth
+from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
 from gateway.api.services import Services
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger import queries_latency, queries_prefixes, queries_turns
@@ -185,9 +185,10 @@ class UsageController(Controller):
     path = "/admin/v1"
     middleware = (AdminAuth,)
 
-    @get("/usage")
+    @get("/usage", opt=OWN_WORKSPACE)
     async def usage(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         since_ms: SinceMs = None,
         until_ms: UntilMs = None,
@@ -195,12 +196,14 @@ class UsageController(Controller):
         engine: EngineName = None,
         model: ModelName = None,
     ) -> Usage:
-        of = range_of(services, since_ms, until_ms, workspace, engine=engine, model=model)
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         return await usage(services, of)
 
-    @get("/usage/groups")
+    @get("/usage/groups", opt=OWN_WORKSPACE)
     async def groups(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         group_by: Annotated[list[GroupBy] | None, QueryParameter(name="group_by")] = None,
         since_ms: SinceMs = None,
@@ -209,14 +212,16 @@ class UsageController(Controller):
         engine: EngineName = None,
         model: ModelName = None,
     ) -> list[Group]:
-        of = range_of(services, since_ms, until_ms, workspace, engine=engine, model=model)
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         if not group_by:
             raise InvalidRequest("group_by: needs one of workspace, key, engine, model, or several")
         return await groups(services, of, group_by)
 
-    @get("/savings")
+    @get("/savings", opt=OWN_WORKSPACE)
     async def savings(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         since_ms: SinceMs = None,
         until_ms: UntilMs = None,
@@ -224,12 +229,14 @@ class UsageController(Controller):
         engine: EngineName = None,
         model: ModelName = None,
     ) -> Savings:
-        of = range_of(services, since_ms, until_ms, workspace, engine=engine, model=model)
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         return await savings(services, of)
 
-    @get("/latency")
+    @get("/latency", opt=OWN_WORKSPACE)
     async def latency(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         since_ms: SinceMs = None,
         until_ms: UntilMs = None,
@@ -237,12 +244,14 @@ class UsageController(Controller):
         engine: EngineName = None,
         model: ModelName = None,
     ) -> Latency:
-        of = range_of(services, since_ms, until_ms, workspace, engine=engine, model=model)
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         return await queries_latency.latency(services.queries.ledger, of)
 
-    @get("/prefixes")
+    @get("/prefixes", opt=OWN_WORKSPACE)
     async def prefixes(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         since_ms: SinceMs = None,
         until_ms: UntilMs = None,
@@ -250,13 +259,15 @@ class UsageController(Controller):
         model: ModelName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[PrefixReport]:
-        of = range_of(services, since_ms, until_ms, workspace, model=model)
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, model=model)
         ledger, prices = services.queries.ledger, services.prices.own
         return await queries_prefixes.prefixes(ledger, of, prices, limit)
 
-    @get("/turns/search")
+    @get("/turns/search", opt=OWN_WORKSPACE)
     async def search_turns(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         since_ms: SinceMs = None,
         until_ms: UntilMs = None,
@@ -278,7 +289,7 @@ class UsageController(Controller):
         of = Range(
             since_ms=since_ms or 0,
             until_ms=now_ms + _HOUR_MS if until_ms is None else until_ms,
-            workspace=workspace,
+            workspace=request.user.confine(workspace),
             engine=engine,
             model=model,
         )
@@ -288,9 +299,12 @@ class UsageController(Controller):
         ledger = services.queries.ledger
         return await queries_turns.page(ledger, of, which, limit, cursor_of(after))
 
-    @get("/turns/{turn_id:str}")
-    async def turn(self, turn_id: FromPath[str], services: NamedDependency[Services]) -> Turn:
-        found = await queries_turns.one(services.queries.ledger, turn_id[:64])
+    @get("/turns/{turn_id:str}", opt=OWN_WORKSPACE)
+    async def turn(
+        self, request: AdminRequest, turn_id: FromPath[str], services: NamedDependency[Services]
+    ) -> Turn:
+        ledger, own = services.queries.ledger, request.user.workspace
+        found = await queries_turns.one(ledger, turn_id[:64], own)
         if found is None:
             raise NotFound(f"turn: `{turn_id[:64]}`")
         return found

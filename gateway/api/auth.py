@@ -40,6 +40,12 @@ class Viewer:
     def sees(self, workspace: str) -> bool:
         return self.workspace is None or self.workspace == workspace
 
+    def confine(self, asked: str | None) -> str | None:
+        """The workspace to show, None for all. Raise Forbidden for any but the viewer's own."""
+        if asked is not None and not self.sees(asked):
+            raise Forbidden("workspace: this API key sees its own workspace only")
+        return asked if self.workspace is None else self.workspace
+
 
 AdminRequest = Request[Viewer, None, Any]
 

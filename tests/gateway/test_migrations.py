@@ -138,6 +138,7 @@ def test_no_key_may_more_after_the_way_back_to_a_schema_without_scopes(
         return {key.digest for key in found.keys}
 
     config = config_of(settings)
+    command.upgrade(config, "head")
     asyncio.run(make())
     command.downgrade(config, "0002")
     command.upgrade(config, "head")

@@ -309,9 +309,39 @@ def test_an_export_holds_no_formula(http: httpx.Client, rows: str, lines: int) -
     assert sum(int(row["cache_read_tokens"]) for row in table) == 152_000
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/admin/v1/usage", "/admin/v1/export.csv", "/v1/organizations/usage_report/messages"],
-)
-def test_none_of_it_is_shown_without_the_admin_key(http: httpx.Client, path: str) -> None:
-    assert http.get(path, headers={"x-api-key": "hf-test-key"}).status_code == 401
+@pytest.fixture(scope="module")
+def team_b(http: httpx.Client) -> str:
+    http.post("/admin/v1/workspaces", json={"id": "team-b"}).raise_for_status()
+    reply = http.post("/admin/v1/keys", json={"workspace": "team-b", "scope": "read_only"})
+    assert reply.status_code == 200, reply.text
+    key: str = reply.json()["key"]
+    return key
+
+
+@pytest.mark.parametrize("path", ["usage", "savings", "latency", "prefixes", "turns/search"])
+def test_a_workspaces_key_sees_what_an_admin_sees_of_that_workspace(
+    http: httpx.Client, team_b: str, path: str
+) -> None:
+    given = {"since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS}
+    theirs = http.get(f"/admin/v1/{path}", params=given, headers={"x-api-key": team_b})
+    assert theirs.status_code == 200, theirs.text
+    assert theirs.json() == ask(http, path, workspace="team-b")
+    assert theirs.json() != ask(http, path) or path == "prefixes"
+
+
+def test_a_workspaces_key_sees_nothing_of_others(http: httpx.Client, team_b: str) -> None:
+    def look(path: str, **parameters: str) -> httpx.Response:
+        return http.get(path, params=parameters, headers={"x-api-key": team_b})
+
+    for workspace in ("team-a", "nobody"):
+        for path in ("usage", "savings", "export.csv", "turns/search"):
+            assert look(f"/admin/v1/{path}", workspace=workspace).status_code == 403
+    assert look("/admin/v1/turns/msg_0004").status_code == 200
+    foreign, unknown = look("/admin/v1/turns/msg_0001"), look("/admin/v1/turns/msg_0009")
+    assert (foreign.status_code, unknown.status_code) == (404, 404)
+    assert "team-a" not in look("/admin/v1/export.csv", rows="turns", since_ms="0").text
+    groups = look("/admin/v1/usage/groups", group_by="workspace", since_ms=str(DAY_MS))
+    assert {group["workspace"] for group in groups.json()} == {"team-b"}
+    for path in ("usage_report/messages", "cost_report"):
+        reply = look(f"/v1/organizations/{path}", starting_at="2026-11-10T00:00:00Z")
+        assert reply.status_code == 403
