@@ -29,6 +29,17 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
 
 
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell when the block that ends the request's first `tokens` is in memory no more.
+
+    Told once, as a `Loss` of `key` with the reason `evicted` (or `reset`): no copy of the block's
+    content has been left. `tokens` is a multiple of the block size; nothing is held for it.
+    """
+
+    key: str
+    tokens: int
+
+
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """One request's part. `read` is the key of the entry that the look-up found, if any.
 
@@ -43,6 +54,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     read: str | None = None
     read_tokens: int = 0
     lease_blocks: int | None = None
+    watches: list[Watch] = []
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,13 +86,26 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks by what holds them, and totals since the start."""
+    """Blocks by what holds them (`BlockStats` says how it counts), and totals since the start.
+
+    free_blocks: unreferenced, without content; hashed_blocks: unreferenced, with content, those of
+    best-effort entries among them; best_effort_blocks: of hashed_blocks, those that an entry is
+    lost with; leased_blocks: under a lease; lease_only_blocks: of those, referenced by leases only.
+    `running` and `waiting` are the scheduler's requests.
+    """
 
     total_blocks: int
     free_blocks: int
     hashed_blocks: int
     leased_blocks: int
     max_leased_blocks: int
+    best_effort_blocks: int = 0
+    lease_only_blocks: int = 0
+    shared_blocks: int = 0
+    evicted_blocks: int = 0
+    preempted_requests: int = 0
+    running: int = 0
+    waiting: int = 0
     num_leases: int
     num_best_effort: int
     sacrificed: int = 0
