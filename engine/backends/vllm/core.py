@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.backends.vllm.directive import PARAM_KEY, Directive, HoldStats, Loss, Report
+from engine.backends.vllm.directive import (
+    CORE_STATS,
+    LOSSES,
+    PARAM_KEY,
+    RELEASE,
+    REPORT,
+    CoreStats,
+    Directive,
+    Loss,
+    Report,
+)
 from engine.blocks.block import TokenId
 from engine.core.runner import SampleParams
 
@@ -76,19 +86,19 @@ class VllmCore:
 
     async def report(self, request_id: str) -> Report:
         """What became of a directive; raises RuntimeError for one never heard of."""
-        report = await self._call("holdfast_report", Report | None, request_id)
+        report = await self._call(REPORT, Report | None, request_id)
         if report is None:
             raise RuntimeError("the connector has no report of a request that began to answer")
         return report
 
     async def release(self, keys: Sequence[str]) -> None:
-        await self._call("holdfast_release", int, list(keys))
+        await self._call(RELEASE, int, list(keys))
 
     async def losses(self) -> list[Loss]:
-        return await self._call("holdfast_losses", list[Loss])
+        return await self._call(LOSSES, list[Loss])
 
-    async def stats(self) -> HoldStats:
-        return await self._call("holdfast_stats", HoldStats)
+    async def stats(self) -> CoreStats:
+        return await self._call(CORE_STATS, CoreStats)
 
     def shut_down(self) -> None:
         self._llm.shutdown()

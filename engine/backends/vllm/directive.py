@@ -2,8 +2,18 @@
 
 The server knows requests, entries, names and time; the connector knows blocks. A `Directive`
 travels with a request (as `kv_transfer_params[PARAM_KEY]`, plain JSON types); everything else is a
-call of the scheduler's process between two of its steps. The connector has no clock: entries expire
-when the server says `release`.
+call of the scheduler's process between two of its steps, by `call_utility_async(name, *args)`; that
+works while it is idle too. The connector has no clock: entries expire when the server says so.
+
+| call | arguments → what `msgspec.convert` makes of the answer |
+|---|---|
+| `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
+| `RELEASE` | keys → how many were held (int); unknown keys are no error |
+| `REFRESH` | {key: expires_at} → {key: `HoldState`}; best-effort ones are leased if they can be |
+| `LOSSES` | → list of `Loss` since the last call |
+| `STATS` | → `HoldStats` |
+| `HOLDS` | → list of `Held`: all that is held, to compare one's own books with |
+| `CORE_STATS` | → `CoreStats` |
 """
 
 from typing import Literal
@@ -12,16 +22,26 @@ import msgspec
 
 PARAM_KEY = "holdfast"
 
+REPORT = "holdfast_report"
+RELEASE = "holdfast_release"
+REFRESH = "holdfast_refresh"
+LOSSES = "holdfast_losses"
+STATS = "holdfast_stats"
+HOLDS = "holdfast_holds"
+CORE_STATS = "holdfast_core_stats"
+
 HoldState = Literal["leased", "best_effort", "none"]
 LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold the request's first `tokens` (a multiple of the block size) as the entry `key`.
+    """Hold the request's first `tokens` as the entry `key`.
 
+    `tokens` is a multiple of `HoldStats.block_tokens`, else it is floored to one.
     `key` is the server's own id of the entry (hex), the same for the same prefix of one scope; a
     live hold of that key is kept as it is and reported. `expires_at` (seconds on the server's
-    clock) only orders holds: the soonest to expire goes first when one must go.
+    clock) only orders holds: the soonest to expire goes first when one must go. The later of two is
+    kept; `REFRESH` may also lower it.
     """
 
     key: str
@@ -45,7 +65,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
 
     Its blocks are kept in memory from the moment the scheduler's process hears of the request until
     the request was admitted or has ended, also if the entry expires meanwhile; `read_tokens` long.
-    `lease_blocks` bounds what the scope may hold under contention, None for the engine's default.
+    Only when nothing else can run does a waiting request give them up. `lease_blocks` bounds what
+    the scope may hold under contention, None for the engine's default.
+
+    A request that ends without a token leaves no hold that it made; one that ends later keeps all.
     """
 
     request_id: str
@@ -66,10 +89,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete when the request's first token is there.
+    """Complete when the request's first token is there; `held` is as it is when asked.
 
     `hit_tokens` came from vLLM's own cache at admission (its `num_cached_tokens`);
-    `read_tokens` is as much of them as the directive's entry covers.
+    `read_tokens` is as much of them as the directive's entry covers, 0 if the entry was gone.
     """
 
     request_id: str
@@ -79,35 +102,48 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that ended without the server's doing."""
+    """What ended without the server's doing: the latest of a key, none that was made good since.
+
+    `sacrificed` and `yielded` end a lease, the entry is best-effort; `evicted` and `reset` end the
+    entry.
+    """
 
     key: str
     reason: LossReason
 
 
 class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks by what holds them (`BlockStats` says how it counts), and totals since the start.
+    """Blocks by what holds them, and totals since the start.
 
-    free_blocks: unreferenced, without content; hashed_blocks: unreferenced, with content, those of
-    best-effort entries among them; best_effort_blocks: of hashed_blocks, those that an entry is
-    lost with; leased_blocks: under a lease; lease_only_blocks: of those, referenced by leases only.
-    `running` and `waiting` are the scheduler's requests.
+    `hashed_blocks` have content that can be found; `protected_blocks` are held for what waiting
+    requests will read; `denied` counts wants that found no room for a lease.
     """
 
+    block_tokens: int
     total_blocks: int
     free_blocks: int
     hashed_blocks: int
     leased_blocks: int
     max_leased_blocks: int
-    best_effort_blocks: int = 0
-    lease_only_blocks: int = 0
-    shared_blocks: int = 0
-    evicted_blocks: int = 0
-    preempted_requests: int = 0
-    running: int = 0
-    waiting: int = 0
+    protected_blocks: int
     num_leases: int
     num_best_effort: int
     sacrificed: int = 0
     yielded: int = 0
+    evicted: int = 0
+    reset: int = 0
     denied: int = 0
+
+
+class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests."""
+
+    total: int
+    free: int
+    active: int
+    leased: int
+    best_effort: int
+    cached: int
+    shared: int
+    running: int
+    waiting: int

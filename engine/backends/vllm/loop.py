@@ -45,7 +45,7 @@ class VllmLoop:
         self._event_loop = event_loop
         self._on_crash: Callable[[Exception], None] = lambda error: None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._served: dict[SequenceState, asyncio.Task[None]] = {}
+        self._served: dict[SequenceState, tuple[asyncio.Task[None], str]] = {}
         self._is_stopped = False
         turns.serve, turns.drop = self._serve, self._drop
 
@@ -81,39 +81,38 @@ class VllmLoop:
     # Requests.
 
     def _serve(self, sequence: SequenceState, directive: Directive) -> None:
-        self._served[sequence] = self._spawn(self._generate(sequence, directive))
+        task = self._spawn(self._generate(sequence, directive))
+        self._served[sequence] = task, directive.request_id
 
     def _drop(self, sequence: SequenceState) -> None:
         """What still runs of it is aborted; before anything that is asked of vLLM after this."""
-        task = self._served.pop(sequence)
+        task, order_id = self._served.pop(sequence)
         if task is asyncio.current_task():
             return
         task.cancel()
-        self._spawn(self._core.abort(_order_id(sequence)))
+        self._spawn(self._core.abort(order_id))
 
     async def _generate(self, sequence: SequenceState, directive: Directive) -> None:
-        is_last = False
+        is_last, order_id = False, directive.request_id
         async for output in self._core.generate(_order(sequence, directive)):
             is_last = output.is_last
             if sequence.request.started_at is None:
-                await self._begin(sequence, output)
+                await self._begin(sequence, output, order_id)
             self._take(sequence, output)
             if not self._turns.has(sequence):
                 break
         if not is_last:
-            await self._core.abort(_order_id(sequence))
+            await self._core.abort(order_id)
 
-    async def _begin(self, sequence: SequenceState, output: Output) -> None:
+    async def _begin(self, sequence: SequenceState, output: Output, order_id: str) -> None:
         """The first token: what vLLM reused, and what the connector holds, is known now."""
         request = sequence.request
         losses, report = await asyncio.gather(
-            self._core.losses(), self._core.report(request.request_id)
+            self._core.losses(), self._core.report(order_id)
         )
         assert request.found is not None
         self._cache.lose(losses)
-        raced = request.found.raced
         self._cache.admit(request.query, request.found, sequence.table, report)
-        request.found.raced = min(raced, report.hit_tokens)
         is_manual = isinstance(self._clock, ManualClock)
         request.began_at = request.submitted_at + (0.0 if is_manual else output.queue_seconds)
         self.lifecycle.start_if_first(sequence)
@@ -176,16 +175,12 @@ class VllmLoop:
             self._on_crash(error)
 
 
-def _order_id(sequence: SequenceState) -> str:
-    return f"{sequence.request.request_id}/{sequence.choice}"
-
-
 def _order(sequence: SequenceState, directive: Directive) -> Order:
     request, parser = sequence.request, sequence.parser
     assert isinstance(parser, TurnParser)
     asked = request.request.sampling.max_tokens
     return Order(
-        order_id=_order_id(sequence),
+        order_id=directive.request_id,
         salt=request.query.scope,
         token_ids=request.query.tokens,
         sample=sequence.sample,

@@ -21,6 +21,7 @@ class Turns:
         self._sequences: dict[SequenceState, None] = {}
         self._directives: dict[str, Directive] = {}
         self._released: list[Digest] = []
+        self._num_orders = 0
         self.running = 0
         self.serve: Callable[[SequenceState, Directive], None]
         self.drop: Callable[[SequenceState], None]
@@ -34,7 +35,7 @@ class Turns:
         request = sequence.request
         assert request.found is not None
         directive = self._cache.directive(
-            request.request_id, request.query, request.found, self._lease_blocks
+            self._new_id(request), request.query, request.found, self._lease_blocks
         )
         request.found.raced = self._raced(request)
         self._directives[request.request_id] = directive
@@ -48,7 +49,7 @@ class Turns:
         self.serve(
             sequence,
             Directive(
-                request_id=f"{request.request_id}/{sequence.choice}",
+                request_id=self._new_id(request),
                 scope=request.query.scope,
                 wants=[],
                 lease_blocks=self._lease_blocks,
@@ -79,6 +80,11 @@ class Turns:
         """The keys that the connector may let go of now."""
         released, self._released = self._released, []
         return [*released, *self._cache.take_released()]
+
+    def _new_id(self, request: RequestState) -> str:
+        """A client may use an id again; the connector never hears one twice."""
+        self._num_orders += 1
+        return f"{request.request_id}/{self._num_orders}"
 
     def _raced(self, request: RequestState) -> int:
         """How much of its prompt others that have not begun to answer are computing."""
