@@ -5,7 +5,7 @@ AsyncLLM runs the scheduler in a process of its own. Everything here is called f
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -22,8 +22,6 @@ from engine.backends.vllm.directive import (
 )
 from engine.blocks.block import TokenId
 from engine.core.runner import SampleParams
-
-T = TypeVar("T")
 
 _MAX_SEED = 2**63
 
@@ -47,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What came since the last one. `queue_seconds` and `prefill_seconds` by the scheduler's clock."""
+    """What came since the last one; `queue_seconds` by the scheduler's clock."""
 
     token_ids: Sequence[TokenId]
     is_last: bool
@@ -86,26 +84,25 @@ class VllmCore:
 
     async def report(self, request_id: str) -> Report:
         """What became of a directive; raises RuntimeError for one never heard of."""
-        report = await self._call(REPORT, Report | None, request_id)
+        report = await self._call(REPORT, request_id)
         if report is None:
             raise RuntimeError("the connector has no report of a request that began to answer")
-        return report
+        return msgspec.convert(report, Report)
 
     async def release(self, keys: Sequence[str]) -> None:
-        await self._call(RELEASE, int, list(keys))
+        await self._call(RELEASE, list(keys))
 
     async def losses(self) -> list[Loss]:
-        return await self._call(LOSSES, list[Loss])
+        return msgspec.convert(await self._call(LOSSES), list[Loss])
 
     async def stats(self) -> CoreStats:
-        return await self._call(CORE_STATS, CoreStats)
+        return msgspec.convert(await self._call(CORE_STATS), CoreStats)
 
     def shut_down(self) -> None:
         self._llm.shutdown()
 
-    async def _call(self, name: str, kind: Any, *arguments: Any) -> Any:
-        answer = await self._llm.engine_core.call_utility_async(name, *arguments)
-        return msgspec.convert(answer, kind)
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        return await self._llm.engine_core.call_utility_async(name, *arguments)
 
     def _params(self, order: Order) -> Any:
         from vllm import SamplingParams
@@ -131,25 +128,30 @@ class VllmCore:
         )
 
 
-class RunningCount:
-    """How many requests vLLM's scheduler ran in its last step: a stat logger of vLLM."""
+class StepCounts:
+    """How many requests vLLM ran in its last step, and how many it ever preempted."""
 
     def __init__(self) -> None:
         self.running = 0
+        self.preempted = 0
 
     def factory(self) -> Callable[[Any, int], Any]:
-        """What AsyncLLM wants: a class of its own base, which only vLLM's environment has."""
+        """A stat logger for AsyncLLM: of a base class that only vLLM's environment has."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        count = self
+        counts = self
 
         class Logger(StatLoggerBase):
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 """There is nothing to set up."""
 
-            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any
+            ) -> None:
                 if scheduler_stats is not None:
-                    count.running = scheduler_stats.num_running_reqs
+                    counts.running = scheduler_stats.num_running_reqs
+                if iteration_stats is not None:
+                    counts.preempted += iteration_stats.num_preempted_reqs
 
             def log_engine_initialized(self) -> None:
                 """There is nothing to tell."""

@@ -52,8 +52,7 @@ class VllmLoop:
     def start(self, on_crash: Callable[[Exception], None]) -> None:
         """`on_crash` hears of an error that vLLM can't go on after."""
         self._on_crash = on_crash
-        for watch in (self._watch_time, self._watch_losses):
-            self._event_loop.call_soon_threadsafe(lambda watch=watch: self._spawn(watch()))
+        self._event_loop.call_soon_threadsafe(self._watch)
 
     def stop(self) -> None:
         """End vLLM; what runs is not finished. Called from another thread."""
@@ -107,9 +106,7 @@ class VllmLoop:
     async def _begin(self, sequence: SequenceState, output: Output, order_id: str) -> None:
         """The first token: what vLLM reused, and what the connector holds, is known now."""
         request = sequence.request
-        losses, report = await asyncio.gather(
-            self._core.losses(), self._core.report(order_id)
-        )
+        losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
         assert request.found is not None
         self._cache.lose(losses)
         self._cache.admit(request.query, request.found, sequence.table, report)
@@ -140,6 +137,10 @@ class VllmLoop:
         released = [key.hex() for key in self._turns.take_released()]
         if released:
             self._spawn(self._core.release(released))
+
+    def _watch(self) -> None:
+        self._spawn(self._watch_time())
+        self._spawn(self._watch_losses())
 
     async def _watch_time(self) -> None:
         """Announce expiry, also when nothing runs."""

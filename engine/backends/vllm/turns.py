@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from engine.backends.vllm.core import StepCounts
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
 from engine.blocks.block import Digest
@@ -15,21 +16,23 @@ class Turns:
     Both are set by the loop, and called on its thread.
     """
 
-    def __init__(self, cache: HeldCache, *, lease_blocks: int | None = None) -> None:
+    def __init__(
+        self, cache: HeldCache, counts: StepCounts, *, lease_blocks: int | None = None
+    ) -> None:
         self._cache = cache
+        self._counts = counts
         self._lease_blocks = lease_blocks
         self._sequences: dict[SequenceState, None] = {}
         self._directives: dict[str, Directive] = {}
         self._released: list[Digest] = []
         self._num_orders = 0
-        self.running = 0
         self.serve: Callable[[SequenceState, Directive], None]
         self.drop: Callable[[SequenceState], None]
 
     @property
     def waiting(self) -> range:
         """As long as those that did not run in the last step are many."""
-        return range(max(len(self._sequences) - self.running, 0))
+        return range(max(len(self._sequences) - self._counts.running, 0))
 
     def add(self, sequence: SequenceState) -> None:
         request = sequence.request
@@ -96,4 +99,3 @@ class Turns:
         )
         shared = max((common_blocks(digests, other) for other in others), default=0)
         return shared * self._cache.pool.block_size
-

@@ -69,6 +69,6 @@ def _core_stats(self: Any) -> Any:
     stats = directive.CoreStats(
         **leases.block_states(),
         running=len(scheduler.running),
-        waiting=len(scheduler.waiting) + len(scheduler.skipped_waiting),
+        waiting=len(scheduler.waiting),
     )
     return msgspec.to_builtins(stats)

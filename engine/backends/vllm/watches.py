@@ -1,8 +1,8 @@
 """What the server's names stand on: told when a block's content is in memory no more.
 
-A watched block is not held. vLLM tells when it is reused, to one listener a block: the lease manager
-passes it on. An equal block that is left is not looked for: names are hints, and the next request
-that has this one tells of it again.
+A watched block is not held. vLLM tells when it is reused, to one listener a block: the lease
+manager passes it on. An equal block that is left is not looked for: names are hints, and the next
+request that has this one tells of it again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
