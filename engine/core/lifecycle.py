@@ -120,6 +120,14 @@ class Lifecycle:
                     self._finish(sequence)
         return True
 
+    def fail(self, sequence: SequenceState, message: str) -> None:
+        """End a choice that the engine can't compute, and the request if it has not begun."""
+        if sequence.request.started_at is None:
+            self._fail(sequence.request, "internal", message)
+        else:
+            sequence.finish = "failed"
+            self._finish(sequence)
+
     def drop(self, scope: str, key: Digest | None) -> DropReply:
         """Operator's drop of one entry or of all of a scope."""
         dropped = self._cache.entries.drop(scope, key)

@@ -4,8 +4,17 @@ from typing import Any
 
 from engine.settings import Settings
 
-OURS = ("model", "kv_transfer_config", "disable_log_stats", "enable_prefix_caching")
-"""What ENGINE_VLLM_ARGS can't set: the first by ENGINE_MODEL, the others are what we stand on."""
+OURS = (
+    "model",
+    "kv_transfer_config",
+    "disable_log_stats",
+    "enable_prefix_caching",
+    "data_parallel_size",
+)
+"""What ENGINE_VLLM_ARGS can't set: what we stand on, and the model, which ENGINE_MODEL names.
+
+Each data-parallel rank has a scheduler and blocks of its own: it is an engine of its own.
+"""
 
 
 class ArgumentRefused(ValueError):

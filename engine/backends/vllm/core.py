@@ -53,6 +53,10 @@ class Output:
     queue_seconds: float = 0.0
 
 
+class OrderRefused(Exception):
+    """vLLM does not take a request that we hold for good; its reason is for the log."""
+
+
 class VllmCore:
     """`llm` is a vllm.AsyncLLM; `vocabulary_size` bounds what its sampler takes for `top_k`."""
 
@@ -61,12 +65,13 @@ class VllmCore:
         self._vocabulary_size = vocabulary_size
 
     async def generate(self, order: Order) -> AsyncIterator[Output]:
-        """Run one choice to its end; who stops listening must `abort` it."""
-        collector = await self._llm.add_request(
-            order.order_id,
-            {"prompt_token_ids": list(order.token_ids), "cache_salt": order.salt},
-            self._params(order),
-        )
+        """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
+        prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": order.salt}
+        try:
+            params = self._params(order)
+            collector = await self._llm.add_request(order.order_id, prompt, params)
+        except ValueError as error:
+            raise OrderRefused(str(error)) from error
         while True:
             output = await collector.get()
             metrics = output.metrics

@@ -9,7 +9,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from engine.backends.vllm.core import Order, Output, VllmCore
+import structlog
+
+from engine.backends.vllm.core import Order, OrderRefused, Output, VllmCore
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
 from engine.backends.vllm.turns import Turns
@@ -19,6 +21,7 @@ from engine.core.sequence import SequenceState
 from engine.prompt.parser import TurnParser
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 MAX_IDLE_SECONDS = 1.0
 LOSS_SECONDS = 0.25
@@ -93,13 +96,19 @@ class VllmLoop:
 
     async def _generate(self, sequence: SequenceState, directive: Directive) -> None:
         is_last, order_id = False, directive.request_id
-        async for output in self._core.generate(_order(sequence, directive)):
-            is_last = output.is_last
-            if sequence.request.started_at is None:
-                await self._begin(sequence, output, order_id)
-            self._take(sequence, output)
-            if not self._turns.has(sequence):
-                break
+        try:
+            async for output in self._core.generate(_order(sequence, directive)):
+                is_last = output.is_last
+                if sequence.request.started_at is None:
+                    await self._begin(sequence, output, order_id)
+                self._take(sequence, output)
+                if not self._turns.has(sequence):
+                    break
+        except OrderRefused as refusal:
+            log.error("vLLM refused a request", why=type(refusal.__cause__).__name__)
+            self.lifecycle.fail(sequence, "vLLM refused the request")
+            self._tell()
+            return
         if not is_last:
             await self._core.abort(order_id)
 

@@ -215,9 +215,7 @@ class Simulator:
             [] if request.is_prefill_chunk else [request.num_computed_tokens % 97]
             for request in requests
         ]
-        return ModelRunnerOutput(
-            names, {name: index for index, name in enumerate(names)}, sampled
-        )
+        return ModelRunnerOutput(names, {name: index for index, name in enumerate(names)}, sampled)
 
     def _take_in(self) -> None:
         output, result = self._in_flight.popleft()

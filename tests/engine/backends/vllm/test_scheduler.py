@@ -358,4 +358,3 @@ def test_a_directive_that_makes_no_sense_harms_nobody(make: Make) -> None:
     sim.drain()
     assert sim.run("next", PREFIX).hit_tokens == 0
     sim.check_refs()
-
