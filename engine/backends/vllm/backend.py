@@ -121,7 +121,8 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     progress("starting vLLM", 0.1)
-    arguments = engine_arguments(settings, is_cpu=current_platform.is_cpu())
+    is_cpu = current_platform.is_cpu()
+    arguments = engine_arguments(settings, is_cpu=is_cpu)
     config = AsyncEngineArgs(**arguments).create_engine_config()
     counts = StepCounts()
     llm = AsyncLLM.from_vllm_config(config, stat_loggers=[counts.factory()])
@@ -133,7 +134,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     model, cache = config.model_config, config.cache_config
     sampling = model.get_diff_sampling_param()
     return VllmParts(
-        core=VllmCore(llm, model.get_vocab_size()),
+        core=VllmCore(llm, model.get_vocab_size(), takes_seeds=not is_cpu),
         counts=counts,
         renderer=renderer,
         description=Description(

@@ -30,6 +30,7 @@ _MAX_SEED = 2**63
 class Order:
     """What one choice asks of vLLM. `max_tokens` None is what the context leaves.
 
+    `is_seeded`: the client asked for draws that can be repeated.
     `end_token_ids` end it, and nothing else does; `grammar` is in llguidance's form of Lark.
     """
 
@@ -37,6 +38,7 @@ class Order:
     salt: str
     token_ids: Sequence[TokenId]
     sample: SampleParams
+    is_seeded: bool
     max_tokens: int | None
     end_token_ids: Sequence[TokenId]
     directive: Directive
@@ -58,11 +60,16 @@ class OrderRefused(Exception):
 
 
 class VllmCore:
-    """`llm` is a vllm.AsyncLLM; `vocabulary_size` bounds what its sampler takes for `top_k`."""
+    """`llm` is a vllm.AsyncLLM; `vocabulary_size` bounds what its sampler takes for `top_k`.
 
-    def __init__(self, llm: Any, vocabulary_size: int) -> None:
+    `takes_seeds`: vLLM's CPU build ends with an error when a request with a seed has its prompt
+    computed in several steps, so there seeds are left out.
+    """
+
+    def __init__(self, llm: Any, vocabulary_size: int, *, takes_seeds: bool) -> None:
         self._llm = llm
         self._vocabulary_size = vocabulary_size
+        self._takes_seeds = takes_seeds
 
     async def generate(self, order: Order) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
@@ -121,7 +128,7 @@ class VllmCore:
             temperature=sample.temperature,
             top_p=sample.top_p,
             top_k=sample.top_k if sample.top_k < self._vocabulary_size else 0,
-            seed=sample.seed % _MAX_SEED,
+            seed=sample.seed % _MAX_SEED if order.is_seeded and self._takes_seeds else None,
             max_tokens=order.max_tokens,
             # Whatever the model's files say ends a turn: we say it.
             ignore_eos=True,

@@ -178,10 +178,8 @@ class VllmLoop:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or self._is_stopped:
-            return
-        error = task.exception()
-        if isinstance(error, Exception):
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not self._is_stopped:
             self._on_crash(error)
 
 
@@ -194,6 +192,7 @@ def _order(sequence: SequenceState, directive: Directive) -> Order:
         salt=request.query.scope,
         token_ids=request.query.tokens,
         sample=sequence.sample,
+        is_seeded=request.request.sampling.seed is not None,
         # vLLM has no way to compute a prompt alone: pre-warming takes one token, told to nobody.
         max_tokens=asked if asked is None else max(asked, 1),
         end_token_ids=sorted(parser.end_token_ids),
