@@ -102,10 +102,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended without the server's doing: the latest of a key, none that was made good since.
+    """What ended without the server's doing, in the order in which it did.
 
     `sacrificed` and `yielded` end a lease, the entry is best-effort; `evicted` and `reset` end the
-    entry.
+    entry. A hold that was made anew since does not undo it: whoever asks for losses before it asks
+    for the report of a request hears first what that request's holds came after.
     """
 
     key: str

@@ -10,7 +10,7 @@ Time is a number that orders; what expires is released by the server. Nothing he
 all calls come from the scheduler's thread.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -70,7 +70,7 @@ class LeaseManager:
         self._scope_refs: dict[str, Counter[int]] = {}
         self._protected: Counter[int] = Counter()
         self._dependents: dict[int, set[Hold]] = {}
-        self._losses: dict[str, LossReason] = {}
+        self._losses: deque[Loss] = deque(maxlen=MAX_UNTOLD_LOSSES)
         self._totals: Counter[str] = Counter()
         self.num_leases = 0
         self.watches = Watches(self._pool, cache.coordinator, self._note_reuse)
@@ -140,7 +140,6 @@ class LeaseManager:
         holds = [hold for key in keys if (hold := self._holds.get(key)) is not None]
         for hold in holds:
             self._remove(hold)
-            self._losses.pop(hold.key, None)
         return len(holds)
 
     def refresh(self, expires_at: dict[str, float]) -> dict[str, HoldState]:
@@ -168,9 +167,9 @@ class LeaseManager:
         ]
 
     def take_losses(self) -> list[Loss]:
-        """What was lost since the last call; the oldest are forgotten beyond 65,536."""
-        losses, self._losses = self._losses, {}
-        told = [Loss(key=key, reason=reason) for key, reason in losses.items()]
+        """What was lost since the last call, in order; the oldest are forgotten beyond 65,536."""
+        told = list(self._losses)
+        self._losses.clear()
         return told + self.watches.take_losses()
 
     def stats(self) -> HoldStats:
@@ -268,7 +267,6 @@ class LeaseManager:
         hashes = tuple(block.block_hash for block in blocks)
         hold = Hold(want.key, scope, tokens, want.expires_at, blocks, hashes)
         self._holds[hold.key] = hold
-        self._losses.pop(hold.key, None)
         return hold
 
     def _try_lease(self, hold: Hold) -> bool:
@@ -284,7 +282,6 @@ class LeaseManager:
         self._leases.setdefault(hold.scope, {})[hold] = None
         hold.is_leased = True
         self.num_leases += 1
-        self._losses.pop(hold.key, None)
         return True
 
     def _make_others_yield(self, scope: str, new: int, excess: int) -> bool:
@@ -349,10 +346,7 @@ class LeaseManager:
 
     def _note_loss(self, hold: Hold, reason: LossReason) -> None:
         self._totals[reason] += 1
-        self._losses.pop(hold.key, None)
-        self._losses[hold.key] = reason
-        if len(self._losses) > MAX_UNTOLD_LOSSES:
-            del self._losses[next(iter(self._losses))]
+        self._losses.append(Loss(key=hold.key, reason=reason))
 
     def _remove(self, hold: Hold) -> None:
         del self._holds[hold.key]
