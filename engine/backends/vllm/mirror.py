@@ -76,10 +76,7 @@ class HeldEntries(Entries):
             return
         if loss.reason in ("sacrificed", "yielded"):
             if entry.is_leased:
-                reason: EndReason = "sacrificed" if loss.reason == "sacrificed" else "yielded"
-                self._end_lease(entry, reason)
-                entry.was_sacrificed = reason == "sacrificed"
-                self._depend(entry)
+                self._fall_back(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
             return
         why = entry.why_broken
         self._remove(entry, why, "dropped")
@@ -89,6 +86,15 @@ class HeldEntries(Entries):
         """The keys of the entries that ended since the last call."""
         removed, self._removed = self._removed, []
         return removed
+
+    def _fall_back(self, entry: Entry, reason: EndReason) -> None:
+        """From a lease to best-effort; between the two nothing else keeps its mirrors."""
+        for block in entry.blocks:
+            self._pool.acquire(block)
+        self._end_lease(entry, reason)
+        entry.was_sacrificed = reason == "sacrificed"
+        self._depend(entry)
+        self._pool.release_chain(entry.blocks)
 
     def _try_lease(self, entry: Entry) -> bool:
         return self._states.get(entry.key) == "leased" and super()._try_lease(entry)
