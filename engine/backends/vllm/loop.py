@@ -64,21 +64,13 @@ class VllmLoop:
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function between two outputs; what it ended is told."""
-        future: Future[T] = Future()
 
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function()
-            except Exception as error:  # noqa: BLE001 - the caller gets it
-                future.set_exception(error)
-                return
+        async def run() -> T:
+            result = function()
             self._tell()
-            future.set_result(result)
+            return result
 
-        self._event_loop.call_soon_threadsafe(run)
-        return future
+        return asyncio.run_coroutine_threadsafe(run(), self._event_loop)
 
     # Requests.
 
