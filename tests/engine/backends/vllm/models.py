@@ -1,7 +1,8 @@
-"""Models so small that vLLM's CPU build runs them in a moment: random weights, the demo tokenizer."""
+"""Models so small that vLLM's CPU build runs them in a moment: random weights, our tokenizer."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel as Model
 DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "demo_model"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 VOCAB_SIZE = 4096
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 64,
