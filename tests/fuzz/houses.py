@@ -17,6 +17,7 @@ from tests.fuzz.tiny_model import write_tiny_model
 MODELS = ("tiny-one", "tiny-two")
 # The second may lease next to nothing: its entries are best-effort, and still in memory.
 LEASE_SHARES = (0.5, 0.004)
+VLLM_BLOCK_SIZE = 32
 MODELS_TOML = """default = "{0}"
 
 [[models]]
@@ -47,7 +48,9 @@ def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
                 "SYNTHETIC_PREFILL_US": 0,
                 "SYNTHETIC_DECODE_MS": 0,
             }
-            if backend == "native":
+            if backend == "vllm":
+                settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
+            if backend != "synthetic":
                 settings["MODEL"] = write_tiny_model(directory / name)
             engines.append(stack.enter_context(running_engine(backend, settings)))
         yield Machines(engines)

@@ -13,6 +13,7 @@ works while it is idle too. The connector has no clock: entries expire when the 
 | `LOSSES` | → list of `Loss` since the last call |
 | `STATS` | → `HoldStats` |
 | `HOLDS` | → list of `Held`: all that is held, to compare one's own books with |
+| `CORE_STATS` | → `CoreStats` |
 """
 
 from typing import Literal
@@ -27,6 +28,7 @@ REFRESH = "holdfast_refresh"
 LOSSES = "holdfast_losses"
 STATS = "holdfast_stats"
 HOLDS = "holdfast_holds"
+CORE_STATS = "holdfast_core_stats"
 
 HoldState = Literal["leased", "best_effort", "none"]
 LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
@@ -47,6 +49,17 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
 
 
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell when the block that ends the request's first `tokens` is in memory no more.
+
+    Told once, as a `Loss` of `key` with the reason `evicted` (or `reset`): no copy of the block's
+    content has been left. `tokens` is a multiple of the block size; nothing is held for it.
+    """
+
+    key: str
+    tokens: int
+
+
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """One request's part. `read` is the key of the entry that the look-up found, if any.
 
@@ -64,6 +77,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     read: str | None = None
     read_tokens: int = 0
     lease_blocks: int | None = None
+    watches: list[Watch] = []
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,10 +102,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended without the server's doing: the latest of a key, none that was made good since.
+    """What ended without the server's doing, in the order in which it did.
 
     `sacrificed` and `yielded` end a lease, the entry is best-effort; `evicted` and `reset` end the
-    entry.
+    entry. A hold that was made anew since does not undo it: whoever asks for losses before it asks
+    for the report of a request hears first what that request's holds came after.
     """
 
     key: str
@@ -119,3 +134,17 @@ class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int = 0
     reset: int = 0
     denied: int = 0
+
+
+class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests."""
+
+    total: int
+    free: int
+    active: int
+    leased: int
+    best_effort: int
+    cached: int
+    shared: int
+    running: int
+    waiting: int

@@ -67,6 +67,7 @@ class RequestTracker:
         self._ended.pop(directive.request_id, None)
         if directive.wants:
             self._wanting[request.request_id] = state
+        self._leases.watches.arrive(request, directive)
         return None
 
     def look_up(self, request_id: str, hit_tokens: int) -> None:
@@ -94,6 +95,7 @@ class RequestTracker:
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """A step was made up: hold the wants whose blocks it hashed."""
+        self._leases.watches.schedule(num_scheduled_tokens)
         for request_id, state in list(self._wanting.items()):
             scheduled = num_scheduled_tokens.get(request_id)
             if scheduled is not None:
@@ -105,6 +107,7 @@ class RequestTracker:
         state = self._states.pop(request_id, None)
         if state is None:
             return
+        self._leases.watches.end(request_id)
         self._wanting.pop(request_id, None)
         self._unprotect(state)
         for hold in state.claims:

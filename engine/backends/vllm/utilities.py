@@ -23,6 +23,7 @@ def add_utilities() -> None:
         directive.LOSSES: _losses,
         directive.STATS: _stats,
         directive.HOLDS: _holds,
+        directive.CORE_STATS: _core_stats,
     }
     for name, call in calls.items():
         setattr(EngineCore, name, call)
@@ -60,3 +61,14 @@ def _stats(self: Any) -> Any:
 
 def _holds(self: Any) -> Any:
     return msgspec.to_builtins(find_connector(self)[0].holds())
+
+
+def _core_stats(self: Any) -> Any:
+    leases = find_connector(self)[0]
+    scheduler = self.scheduler
+    stats = directive.CoreStats(
+        **leases.block_states(),
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+    )
+    return msgspec.to_builtins(stats)

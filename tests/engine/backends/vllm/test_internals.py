@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests vllm")
+vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm.internals import (
     REQUEST_ATTRIBUTES,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests vllm")
+vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
 from tests.engine.backends.vllm.simulator import tokens_of, transfer_config

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests vllm")
+pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 ROOT = Path(__file__).resolve().parents[4]
 GROUP = "vllm.general_plugins"

@@ -1,7 +1,7 @@
 """Any order of requests, steps, aborts, releases, resets and evictions keeps the books straight.
 
 vLLM's scheduler, cache manager and block pool are the real ones; only the model is missing.
-`LEASE_EXAMPLES` and `LEASE_STEPS` (scripts/long_tests vllm sets them) make it long.
+`LEASE_EXAMPLES` and `LEASE_STEPS` (scripts/long_tests leases sets them) make it long.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests vllm")
+pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

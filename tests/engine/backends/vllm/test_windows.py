@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests vllm")
+pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from tests.engine.backends.vllm.simulator import BLOCK, Simulator, tokens_of
 
