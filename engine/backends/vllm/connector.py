@@ -10,6 +10,7 @@ connector it excludes encoder-decoder models and `expandable_segments:True` of P
 
 from typing import Any
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -18,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from engine.backends.vllm.internals import check_callables, check_objects
+from engine.backends.vllm.internals import check_callables, check_objects, check_version
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStats
 from engine.backends.vllm.plugin import register
@@ -48,6 +49,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self.tracker: RequestTracker | None = None
         register()  # MultiConnector looks us up by name, with or without the entry point
         if role == KVConnectorRole.SCHEDULER:
+            check_version(vllm.__version__)
             check_callables()
             add_utilities()
 

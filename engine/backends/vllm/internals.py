@@ -61,6 +61,10 @@ class Request(Protocol):
     def num_output_tokens(self) -> int: ...
 
 
+# Written and tested against the first; read against what is below the last.
+MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
+
+
 class VllmChangedError(RuntimeError):
     """Something that we use of vLLM is not as we know it; the message names it."""
 
@@ -146,6 +150,13 @@ REQUEST_ATTRIBUTES = (
     "block_hashes",
     "kv_transfer_params",
 )
+
+
+def check_version(version: str) -> None:
+    """Raise VllmChangedError for a vLLM that nobody has read our assumptions against."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not MIN_VERSION <= numbers < BELOW_VERSION:
+        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.32, < 0.34")
 
 
 def check_callables(used: Sequence[Used] = CALLABLES) -> None:

@@ -1,9 +1,9 @@
 """Entries held on vLLM's own KV blocks: leases, best-effort entries, protection of what is read.
 
 A lease is one more reference (`BlockPool.touch`) on every block that a later hit at its offset
-needs, in all KV cache groups, so that vLLM's LRU can't reuse them. The rules are those of the native
-engine (`engine.blocks.entries`): a budget of unique blocks, a share of it per scope that binds only
-under contention, the soonest expiry first where a lease must go. An entry without a lease holds
+needs, in all KV cache groups, so that vLLM's LRU can't reuse them. The native engine's rules hold
+(`engine.blocks.entries`): a budget of unique blocks, a share of it per scope that binds only under
+contention, the soonest expiry first where a lease must go. An entry without a lease holds
 nothing; vLLM tells when the first of its blocks is reused (`BlockPool.unpin_blocks`).
 
 Time is a number that orders; what expires is released by the server. Nothing here is thread-safe:

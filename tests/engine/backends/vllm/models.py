@@ -1,16 +1,16 @@
-"""Models so small that vLLM's CPU build runs them in a moment: random weights, the demo tokenizer."""
+"""Models so small that vLLM's CPU build runs them in a moment: random weights, our tokenizer."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
-from transformers import PreTrainedModel as Model
 
 DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "demo_model"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 VOCAB_SIZE = 4096
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -28,7 +28,7 @@ SHAPE = {
 def write_llama(directory: Path) -> Path:
     """Full attention in all layers; returns the directory."""
     torch.manual_seed(11)
-    return _write(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **SHAPE)), directory)
+    return _write(LlamaForCausalLM, LlamaConfig(num_hidden_layers=2, **SHAPE), directory)
 
 
 def write_gemma(directory: Path) -> Path:
@@ -41,11 +41,11 @@ def write_gemma(directory: Path) -> Path:
         query_pre_attn_scalar=32,
         **SHAPE,
     )
-    return _write(Gemma3ForCausalLM(config), directory)
+    return _write(Gemma3ForCausalLM, config, directory)
 
 
-def _write(model: Model, directory: Path) -> Path:
-    model.save_pretrained(directory)
+def _write(kind: Any, config: Any, directory: Path) -> Path:
+    kind(config).save_pretrained(directory)
     for name in TOKENIZER_FILES:
         shutil.copy(DEMO_MODEL / name, directory / name)
     return directory

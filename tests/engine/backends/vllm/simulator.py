@@ -63,6 +63,7 @@ class Simulator:
         is_multi: bool = False,
         step_tokens: int = 128,
         max_seqs: int = 8,
+        max_len: int = 2048,
         **extra: Any,
     ) -> None:
         """`window`: tokens that a second group of layers attends to; `extra`: our own settings."""
@@ -71,7 +72,7 @@ class Simulator:
             dtype="float32",
             enforce_eager=True,
             block_size=BLOCK,
-            max_model_len=2048,
+            max_model_len=max_len,
             max_num_seqs=max_seqs,
             max_num_batched_tokens=step_tokens,
             kv_transfer_config=transfer_config(is_multi=is_multi, **extra),
@@ -130,17 +131,23 @@ class Simulator:
             ignore_eos=True,
             extra_args={"kv_transfer_params": {PARAM_KEY: directive}},
         )
-        request = Request(
+        request = self.make_request(name, prompt, scope=scope, params=params)
+        self.tokens[name] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def make_request(
+        self, name: str, prompt: Iterable[int], *, scope: str, params: SamplingParams | None = None
+    ) -> Request:
+        """A request that was not queued."""
+        return Request(
             request_id=f"{name}-internal",
             prompt_token_ids=list(prompt),
-            sampling_params=params,
+            sampling_params=params or SamplingParams(max_tokens=1),
             pooling_params=None,
             cache_salt=scope,
             block_hasher=self._hasher,
         )
-        self.tokens[name] = []
-        self.scheduler.add_request(request)
-        return request
 
     def step(self) -> None:
         """Schedule one step and, with the pipeline full, take in the oldest."""

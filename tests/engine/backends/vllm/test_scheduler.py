@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests vllm")
+pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
 from tests.engine.backends.vllm.simulator import BLOCK, Simulator, tokens_of
@@ -213,19 +213,52 @@ def test_an_abort_while_decoding_keeps_the_entry(make: Make) -> None:
     sim.check_refs()
 
 
-def test_what_two_were_writing_stays_for_the_one_that_started(make: Make) -> None:
-    sim = make(step_tokens=64, max_seqs=2)
-    sim.add("one", [*PREFIX, *range(30, 330)], wants=[("entry", 640, 50.0)])
-    for _ in range(11):
-        sim.step()
+@pytest.mark.parametrize("is_second_started", [True, False])
+def test_what_two_were_writing_stays_if_one_of_them_started(
+    make: Make, is_second_started: bool
+) -> None:
+    sim = make()
+    request = sim.add("writer", PREFIX)
+    sim.until_started("writer")
+    want = directive.Want(key="entry", tokens=320, expires_at=1.0)
+    holds = [sim.leases.hold(want, "scope", request.block_hashes, name) for name in ("one", "two")]
+    assert holds[0] is holds[1] is not None
+    sim.leases.settle(holds[0], "one", is_started=False)
     assert sim.states() == {"entry": "leased"}
-    sim.add("two", [*PREFIX, 7], wants=[("entry", 640, 50.0)])
-    sim.until_started("two")
-    assert not sim.tokens["one"]
-    sim.abort("one")
+    sim.leases.settle(holds[0], "two", is_started=is_second_started)
+    assert sim.states() == ({"entry": "leased"} if is_second_started else {})
     sim.drain()
-    assert sim.states() == {"entry": "leased"}
     sim.check_refs()
+
+
+def test_a_scope_above_its_share_yields_to_one_within(make: Make) -> None:
+    sim = make(scope_lease_share=0.5)
+    for index, name in enumerate("abc"):
+        sim.run(name, tokens_of(name, 320), scope="big", wants=[(name, 320, 10.0 + index)])
+    assert sim.stats().leased_blocks == 60, "alone a scope may lease the whole budget"
+    small = sim.run("small", tokens_of("s", 320), scope="small", wants=[("small", 320, 5.0)])
+    assert [held.state for held in small.held] == ["leased"]
+    assert sim.losses() == {"a": "yielded"}
+    assert sim.states() == {
+        "a": "best_effort",
+        "b": "leased",
+        "c": "leased",
+        "small": "leased",
+    }
+    greedy = sim.run("greedy", tokens_of("g", 640), scope="small", wants=[("greedy", 640, 5.0)])
+    assert [held.state for held in greedy.held] == ["best_effort"], "nobody yields beyond a share"
+    assert sim.losses() == {}
+    sim.check_refs()
+
+
+def test_a_scope_has_the_share_that_its_requests_name(make: Make) -> None:
+    sim = make(scope_lease_share=0.5)
+    for index, name in enumerate("abc"):
+        wants = [(name, 320, 10.0 + index)]
+        sim.run(name, tokens_of(name, 320), scope="big", wants=wants, lease_blocks=60)
+    small = sim.run("small", tokens_of("s", 320), scope="small", wants=[("small", 320, 5.0)])
+    assert [held.state for held in small.held] == ["best_effort"]
+    assert sim.losses() == {}
 
 
 def test_a_request_larger_than_what_leases_leave_runs_at_their_cost(make: Make) -> None:
