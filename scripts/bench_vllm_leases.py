@@ -11,6 +11,7 @@ in it, and says the longest time without a scheduled step while anyone waited.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -59,6 +60,7 @@ class Stopwatch:
         self.seconds = 0.0
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)  # the connector's start looks at signatures
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             try:

@@ -81,7 +81,16 @@ class Machine(RuleBasedStateMachine):
             max_tokens=max_tokens,
         )
 
-    @rule(times=st.integers(1, 6))
+    @rule(num=st.integers(1, 3))
+    def flood(self, num: int) -> None:
+        """Unmarked traffic that reuses whatever nobody holds."""
+        for _ in range(num):
+            self.num_requests += 1
+            name = str(self.num_requests)
+            self.sim.add(name, tokens_of(f"flood{name}", 250), max_tokens=1, scope="flood")
+        self.step(8 * num)
+
+    @rule(times=st.integers(1, 16))
     def step(self, times: int) -> None:
         for _ in range(times):
             if self.sim.scheduler.has_requests():
