@@ -53,7 +53,6 @@ def ask(client: Anthropic, text: str, *, marked: bool, stream: bool = False) -> 
     body = {
         "model": MODEL,
         "max_tokens": 16,
-        "extra_body": {"temperature": 0},
         "system": [system],
         "messages": [{"role": "user", "content": "What is a lease?"}],
     }

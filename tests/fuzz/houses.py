@@ -48,10 +48,11 @@ def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
                 "SYNTHETIC_PREFILL_US": 0,
                 "SYNTHETIC_DECODE_MS": 0,
             }
-            if backend == "vllm":
-                settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
-            if backend != "synthetic":
+            if backend == "native":
                 settings["MODEL"] = write_tiny_model(directory / name)
+            if backend == "vllm":
+                settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
+                settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
             engines.append(stack.enter_context(running_engine(backend, settings)))
         yield Machines(engines)
 
