@@ -132,7 +132,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
         FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
     )
     model, cache = config.model_config, config.cache_config
-    sampling = model.get_diff_sampling_param()
+    sampling = _default_sampling(model)
     return VllmParts(
         core=VllmCore(llm, model.get_vocab_size(), takes_seeds=not is_cpu),
         counts=counts,
@@ -170,6 +170,14 @@ def _capabilities(renderer: ChatRenderer) -> list[Capability]:
         "thinking": renderer.reasoning_format is not None,
     }
     return [capability for capability, is_there in declared.items() if is_there]
+
+
+def _default_sampling(model: Any) -> dict[str, Any]:
+    """How the model's makers sample (its generation_config.json); greedy where they say so."""
+    sampling: dict[str, Any] = model.get_diff_sampling_param()
+    if model.try_get_generation_config().get("do_sample") is False:
+        return {"temperature": 0.0, **model.override_generation_config}
+    return sampling
 
 
 def _kv_bytes(model: Any) -> int:
