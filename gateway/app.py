@@ -91,9 +91,14 @@ async def _start(
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
-    journal = Journal(settings.data / "journal")
+    journal = Journal(settings.data / "journal", settings.journal_max_bytes)
     stack.push_async_callback(journal.stop)
-    metrics.watch_backlog(lambda: journal.backlog)
+    metrics.watch_journal(
+        lambda: journal.backlog,
+        lambda: journal.num_bytes,
+        lambda: journal.has_room,
+        journal.max_bytes,
+    )
     ledger = Ledger(settings.ledger_url)
     stack.push_async_callback(ledger.close)
     keys = Keys(ledger)

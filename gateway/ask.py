@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.catalogue import Model
@@ -10,6 +10,7 @@ from gateway.prefix.fingerprint import Fingerprint, digest_parameters, points_of
 from gateway.prefix.plan import Plan
 
 TurnId = NewType("TurnId", str)
+Dialect = Literal["anthropic", "openai"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Ask:
     arrived: float
     routing_key: str | None = None
     comparison: Compared = Compared()
+    dialect: Dialect = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
 

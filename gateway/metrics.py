@@ -59,6 +59,24 @@ class Metrics:
             "Failed attempts to copy the journal to the ledger",
             registry=self.registry,
         )
+        self.journal_bytes = Gauge(
+            "holdfast_gateway_journal_bytes",
+            "Room that the journal's turns take; new ones are refused at the bound",
+            registry=self.registry,
+        )
+        self.journal_max_bytes = Gauge(
+            "holdfast_gateway_journal_max_bytes", "The journal's bound", registry=self.registry
+        )
+        self.journal_has_room = Gauge(
+            "holdfast_gateway_journal_has_room",
+            "1 while another turn may be recorded",
+            registry=self.registry,
+        )
+        self.turns_set_aside = Counter(
+            "holdfast_gateway_turns_set_aside",
+            "Turns that the ledger can't hold; they stay in the journal",
+            registry=self.registry,
+        )
         self.reconciled = Counter(
             "holdfast_gateway_reconciled_turns",
             "Turns closed from the engine's own counts, or given up",
@@ -69,8 +87,17 @@ class Metrics:
     def count_tokens(self, token_class: TokenClass, amount: int) -> None:
         self.tokens.labels(token_class).inc(amount)
 
-    def watch_backlog(self, read: Callable[[], float]) -> None:
-        self.journal_backlog.set_function(read)
+    def watch_journal(
+        self,
+        backlog: Callable[[], float],
+        num_bytes: Callable[[], float],
+        has_room: Callable[[], bool],
+        max_bytes: int,
+    ) -> None:
+        self.journal_backlog.set_function(backlog)
+        self.journal_bytes.set_function(num_bytes)
+        self.journal_has_room.set_function(has_room)
+        self.journal_max_bytes.set(max_bytes)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

@@ -21,12 +21,19 @@ from gateway.record import TurnRecord
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
 _PATIENCE_SECONDS = 10.0
+# While the database is away nothing is acknowledged, and the engine's answer gets long: asking for
+# it takes this much of our time at most.
+_POLL_SECONDS_PER_COUNT = 0.0002
 
 
 @dataclass(slots=True)
 class _Leftover:
+    """`to_cancel` names the engines that were not yet told that nobody waits for this turn."""
+
     record: TurnRecord
     since: float
+    to_cancel: set[str]
+    is_charged: bool = False
 
 
 class Witness(Protocol):
@@ -38,6 +45,7 @@ class Witness(Protocol):
     def is_ready(self) -> bool: ...
     async def unacknowledged(self) -> list[FinalCounts]: ...
     async def ack(self, request_ids: list[str], /) -> None: ...
+    async def cancel(self, request_id: str, /) -> None: ...
 
 
 Charge = Callable[[TurnRecord], None]
@@ -58,22 +66,27 @@ class Reconciler:
         self._charge = charge
         self._monotonic = monotonic
         self._pending: dict[str, _Leftover] = {}
+        self._num_counts = 0
         self._log = get_logger("reconcile")
 
     def settle(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames; never awaits."""
-        self._pending[record.id] = _Leftover(record, self._monotonic())
+        self._pending[record.id] = _Leftover(record, self._monotonic(), set())
 
     @property
     def num_pending(self) -> int:
         return len(self._pending)
 
     async def recover(self) -> int:
-        """Take over every turn that an earlier run of this gateway left open."""
+        """Take over every turn that an earlier run of this gateway left open.
+
+        An engine may not have noticed that its gateway is gone (a lost machine closes no
+        connection), so each is told to cancel them.
+        """
         records = await self._journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
-            self.settle(record)
+            self._pending[record.id] = _Leftover(record, self._monotonic(), set(self._engines))
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -87,15 +100,18 @@ class Reconciler:
                     await self.step(is_sweep=is_sweep)
                 except GatewayError as error:
                     self._log.warning("reconcile_failed", error=str(error))
-            await pause(stopping, _POLL_SECONDS)
+            await pause(stopping, max(_POLL_SECONDS, self._num_counts * _POLL_SECONDS_PER_COUNT))
 
     async def step(self, *, is_sweep: bool = False) -> None:
+        self._num_counts = 0
         for engine in [engine for engine in self._engines.values() if engine.is_ready]:
             try:
+                await self._cancel(engine)
                 counts = await engine.unacknowledged()
             except GatewayError as error:
                 self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
                 continue
+            self._num_counts += len(counts)
             await self._match(engine, counts)
             if is_sweep:
                 await self._sweep(engine, counts)
@@ -108,6 +124,12 @@ class Reconciler:
             await self.step()
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def _cancel(self, engine: Witness) -> None:
+        for leftover in list(self._pending.values()):
+            if engine.name in leftover.to_cancel:
+                await engine.cancel(leftover.record.id)
+                leftover.to_cancel.discard(engine.name)
+
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
         for final in counts:
             leftover = self._pending.get(final.request_id)
@@ -117,6 +139,7 @@ class Reconciler:
             record.engine, record.epoch = engine.name, final.epoch
             if final.usage is not None:
                 record.take_usage(final.usage)
+            record.stop_reason = final.reason
             record.output_tokens = final.output_tokens
             record.thinking_tokens = final.thinking_tokens
             await self._close(leftover, "engine_counts")
@@ -125,14 +148,18 @@ class Reconciler:
         """Close what no engine knows; while the turn's engine is away, wait."""
         now = self._monotonic()
         for leftover in list(self._pending.values()):
+            # A turn that its gateway did not live to route may be any engine's.
             engine = self._engines.get(leftover.record.engine or "")
-            is_away = engine is not None and not engine.is_ready
+            possible = list(self._engines.values()) if engine is None else [engine]
+            is_away = not all(engine.is_ready for engine in possible)
             patience = _PATIENCE_SECONDS * (6 if is_away else 1)
             if now - leftover.since >= patience:
                 await self._close(leftover, "lost")
 
     async def _close(self, leftover: _Leftover, result: str) -> None:
-        self._charge(leftover.record)
+        if not leftover.is_charged:
+            self._charge(leftover.record)
+            leftover.is_charged = True
         await self._journal.close(leftover.record)
         self._pending.pop(leftover.record.id, None)
         self._metrics.reconciled.labels(result).inc()
@@ -140,8 +167,7 @@ class Reconciler:
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
         """Acknowledge turns of ours that the journal has already forgotten."""
         mine = [final.request_id for final in counts if self._is_mine(final.request_id)]
-        done = [turn_id for turn_id in mine if not await self._journal.knows(turn_id)]
-        if done:
+        if done := await self._journal.unknown(mine):
             await engine.ack(done)
 
     def _is_mine(self, turn_id: str) -> bool:

@@ -16,6 +16,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from gateway.record import MODEL_CHARACTERS
+
 NAMING_CONVENTION = {
     "ix": "ix_%(column_0_label)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",
@@ -70,9 +72,10 @@ class ApiKeyRow(Base):
 
 
 class TurnRow(Base):
-    """One closed turn. `opened_ms` is `opened_at` in milliseconds, for time buckets.
+    """One closed turn, field by field as `TurnRecord` explains it.
 
-    `fingerprint` holds keyed digests only: see `prefix/fingerprint.py`.
+    `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
+    sheet with its version (`name@date`). `fingerprint` and `prefix` hold keyed digests only.
     """
 
     __tablename__ = "turns"
@@ -82,7 +85,7 @@ class TurnRow(Base):
     instance: Mapped[str] = mapped_column(String(32))
     workspace_id: Mapped[str] = mapped_column(String(64))
     key_id: Mapped[str] = mapped_column(String(32))
-    model: Mapped[str] = mapped_column(String(128))
+    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS))
     engine: Mapped[str | None] = mapped_column(String(64))
     engine_model: Mapped[str | None] = mapped_column(String(256))
     epoch: Mapped[str | None] = mapped_column(String(64))
@@ -106,3 +109,10 @@ class TurnRow(Base):
     cost_without_cache_nano: Mapped[int | None]
     num_removed: Mapped[int] = mapped_column(server_default="0")
     fingerprint: Mapped[bytes | None] = mapped_column(LargeBinary)
+    dialect: Mapped[str | None] = mapped_column(String(16))
+    prefix: Mapped[str | None] = mapped_column(String(16))
+    prefix_ttl: Mapped[str | None] = mapped_column(String(8))
+    stop_reason: Mapped[str | None] = mapped_column(String(32))
+    queue_seconds: Mapped[float | None]
+    prefill_seconds: Mapped[float | None]
+    decode_seconds: Mapped[float | None]

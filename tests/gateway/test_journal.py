@@ -42,6 +42,7 @@ class Witness:
     def __init__(self, *counts: FinalCounts) -> None:
         self.counts = list(counts)
         self.acked: list[str] = []
+        self.cancelled: list[str] = []
         self.is_ready = True
 
     async def unacknowledged(self) -> list[FinalCounts]:
@@ -49,6 +50,9 @@ class Witness:
 
     async def ack(self, request_ids: list[str], /) -> None:
         self.acked += request_ids
+
+    async def cancel(self, request_id: str, /) -> None:
+        self.cancelled.append(request_id)
 
 
 @pytest.mark.parametrize("attempt", range(3))
