@@ -1,4 +1,4 @@
-"""python -m gateway serve | migrate | keys create|list|revoke"""
+"""python -m gateway serve | migrate | recover | keys create|list|revoke"""
 
 import argparse
 import asyncio
@@ -15,6 +15,7 @@ from alembic.config import Config
 
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
+from gateway.cli_recover import add_parser as add_recover
 from gateway.clock import Clock
 from gateway.errors import GatewayError
 from gateway.ledger.database import Ledger
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("serve", help="run the gateway").set_defaults(run=_serve)
     commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=_migrate)
+    add_recover(commands)
     keys = commands.add_parser("keys", help="manage API keys").add_subparsers(
         required=True, metavar="action"
     )

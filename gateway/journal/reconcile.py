@@ -21,6 +21,9 @@ from gateway.record import TurnRecord
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
 _PATIENCE_SECONDS = 10.0
+# A turn of a killed gateway that every engine was told to cancel: at most, one of them is still
+# reading it off a connection that has ended.
+_RECOVERED_PATIENCE_SECONDS = 5.0
 # While the database is away nothing is acknowledged, and the engine's answer gets long: asking for
 # it takes this much of our time at most.
 _POLL_SECONDS_PER_COUNT = 0.0002
@@ -33,6 +36,7 @@ class _Leftover:
     record: TurnRecord
     since: float
     to_cancel: set[str]
+    is_recovered: bool = False
     is_charged: bool = False
 
 
@@ -86,7 +90,9 @@ class Reconciler:
         records = await self._journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
-            self._pending[record.id] = _Leftover(record, self._monotonic(), set(self._engines))
+            self._pending[record.id] = _Leftover(
+                record, self._monotonic(), set(self._engines), is_recovered=True
+            )
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -152,7 +158,12 @@ class Reconciler:
             engine = self._engines.get(leftover.record.engine or "")
             possible = list(self._engines.values()) if engine is None else [engine]
             is_away = not all(engine.is_ready for engine in possible)
-            patience = _PATIENCE_SECONDS * (6 if is_away else 1)
+            if is_away:
+                patience = 6 * _PATIENCE_SECONDS
+            elif leftover.is_recovered:
+                patience = _RECOVERED_PATIENCE_SECONDS
+            else:
+                patience = _PATIENCE_SECONDS
             if now - leftover.since >= patience:
                 await self._close(leftover, "lost")
 
