@@ -29,6 +29,7 @@ CLOSE_BYTES = 24 << 10
 _MAX_RESERVE_BYTES = 64 << 20
 _PAGE_BYTES = 4096
 _WAL_PAGES = 256
+_HEADROOM_BYTES = 512 << 10
 _GROUP = 512
 _RETRY_SECONDS = 0.5
 
@@ -152,18 +153,19 @@ class Store:
             for job in jobs:
                 if (error := self._attempt([job])) is not None:
                     self._refuse(job, error)
-        self.num_bytes = self._measure()
 
     def _attempt(self, jobs: list[Job]) -> sqlite3.Error | None:
         """Run jobs in one transaction, all or none; tell their callers if it worked."""
         try:
             results = [job.work(self.db) for job in jobs]
             self.db.commit()
+            self.num_bytes = self._measure()
         except sqlite3.Error as error:
             self.db.rollback()
             return error
         for job, result in zip(jobs, results, strict=True):
             self._applied(job.kind, result)
+        for job, result in zip(jobs, results, strict=True):
             _settle(job, result, None)
         return None
 
@@ -177,7 +179,8 @@ class Store:
             self.num_turns -= num_rows
 
     def _refuse(self, job: Job, error: sqlite3.Error) -> None:
-        if job.kind in ("open", "close"):
+        # A turn that is there already is the caller's mistake and says nothing of the disk.
+        if job.kind in ("open", "close") and not isinstance(error, sqlite3.IntegrityError):
             if not self._is_stuck:
                 self._log.error("journal_not_writable", error=str(error))
             self._is_stuck = True
@@ -188,12 +191,20 @@ class Store:
 
     def _recover(self) -> None:
         """Close what could not be closed, in the reserve's room; then see whether all is well."""
-        self._give_reserve()
-        jobs, self._unclosed = self._unclosed, []
-        self._commit(jobs)
-        if not self._unclosed and self._is_writable() and self._take_reserve():
+        if self._unclosed:
+            self._give_reserve()
+            jobs, self._unclosed = self._unclosed, []
+            self._commit(jobs)
+        if self._unclosed or not self._take_reserve():
+            return
+        if self._has_headroom() and self._is_writable():
             self._is_stuck = False
             self._log.warning("journal_writable_again")
+
+    def _has_headroom(self) -> bool:
+        """Whether there is room beside the reserve, so that the next turn does not fail."""
+        disk = os.statvfs(self._reserve.parent)
+        return disk.f_bavail * disk.f_frsize >= _HEADROOM_BYTES
 
     def _is_writable(self) -> bool:
         try:

@@ -65,6 +65,7 @@ class Journal:
                 "open",
             )
         except JournalUnavailable:
+            # Full disks have more than one error.
             if not self._store.has_room:
                 raise JournalFull from None
             raise

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.postgres import NOBODY
+from tests.postgres import find_programs, run
 
 START_SECONDS = 60
 
@@ -48,7 +47,10 @@ def frozen_postgres(data: Path) -> Iterator[None]:
 @contextmanager
 def stopped_postgres(data: Path) -> Iterator[None]:
     """The server is gone, as after a crash, and comes back with the options that it had."""
-    command = shlex.split((data / "postmaster.opts").read_text())
+    programs = find_programs()
+    assert programs is not None
+    # The program itself, then its options.
+    _, *options = shlex.split((data / "postmaster.opts").read_text())
     os.kill(_postmaster(data), signal.SIGQUIT)
     deadline = time.monotonic() + START_SECONDS
     while (data / "postmaster.pid").exists():
@@ -57,9 +59,8 @@ def stopped_postgres(data: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        user = NOBODY if os.getuid() == 0 else None
-        with (data / "log").open("ab") as log:
-            subprocess.Popen(command, user=user, stdout=log, stderr=log, cwd="/")
+        words = ("-D", data, "-w", "-l", data / "log", "-o", shlex.join(options), "start")
+        run(programs / "pg_ctl", *words)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_a_disk_that_others_filled_stops_new_turns_only_and_harms_nothing(small_
         done = record(journal, 1_000_000)
         await journal.open(done)
         await close(journal, done)
-        opened = [record(journal, number) for number in range(20)]
+        opened = [record(journal, 3_000_000 + number) for number in range(20)]
         for turn in opened:
             await journal.open(turn)
         filler = small_disk / "filler"
