@@ -7,7 +7,7 @@ turn that no engine knows after a while is closed with what was known of it.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.protocol import FinalCounts
@@ -21,9 +21,8 @@ from gateway.record import TurnRecord
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
 _PATIENCE_SECONDS = 10.0
-# A turn of a killed gateway that every engine was told to cancel: at most, one of them is still
-# reading it off a connection that has ended.
-_RECOVERED_PATIENCE_SECONDS = 5.0
+# For an engine that does not answer: it may be back, and still know.
+_AWAY_SECONDS = 300.0
 # While the database is away nothing is acknowledged, and the engine's answer gets long: asking for
 # it takes this much of our time at most.
 _POLL_SECONDS_PER_COUNT = 0.0002
@@ -31,12 +30,13 @@ _POLL_SECONDS_PER_COUNT = 0.0002
 
 @dataclass(slots=True)
 class _Leftover:
-    """`to_cancel` names the engines that were not yet told that nobody waits for this turn."""
+    """`to_cancel` names the engines that were not yet told that nobody waits for this turn,
+    `denied` those that said in this step that it does not run there."""
 
     record: TurnRecord
     since: float
     to_cancel: set[str]
-    is_recovered: bool = False
+    denied: set[str] = field(default_factory=set)
     is_charged: bool = False
 
 
@@ -49,7 +49,7 @@ class Witness(Protocol):
     def is_ready(self) -> bool: ...
     async def unacknowledged(self) -> list[FinalCounts]: ...
     async def ack(self, request_ids: list[str], /) -> None: ...
-    async def cancel(self, request_id: str, /) -> None: ...
+    async def cancel(self, request_id: str, /) -> bool: ...
 
 
 Charge = Callable[[TurnRecord], None]
@@ -90,9 +90,7 @@ class Reconciler:
         records = await self._journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
-            self._pending[record.id] = _Leftover(
-                record, self._monotonic(), set(self._engines), is_recovered=True
-            )
+            self._pending[record.id] = _Leftover(record, self._monotonic(), set(self._engines))
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -110,6 +108,7 @@ class Reconciler:
 
     async def step(self, *, is_sweep: bool = False) -> None:
         self._num_counts = 0
+        heard: set[str] = set()
         for engine in [engine for engine in self._engines.values() if engine.is_ready]:
             try:
                 await self._cancel(engine)
@@ -117,11 +116,12 @@ class Reconciler:
             except GatewayError as error:
                 self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
                 continue
+            heard.add(engine.name)
             self._num_counts += len(counts)
             await self._match(engine, counts)
             if is_sweep:
                 await self._sweep(engine, counts)
-        await self._give_up()
+        await self._give_up(heard)
 
     async def finish(self, deadline_seconds: float) -> None:
         """At shutdown: settle what can be settled soon; the rest stays open for the next start."""
@@ -131,10 +131,16 @@ class Reconciler:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _cancel(self, engine: Witness) -> None:
+        """Before its counts are asked for: what does not run by then, and has none, never ran."""
+        now = self._monotonic()
         for leftover in list(self._pending.values()):
-            if engine.name in leftover.to_cancel:
-                await engine.cancel(leftover.record.id)
+            leftover.denied.discard(engine.name)
+            is_due = now - leftover.since >= _PATIENCE_SECONDS
+            if is_due or engine.name in leftover.to_cancel:
+                is_running = await engine.cancel(leftover.record.id)
                 leftover.to_cancel.discard(engine.name)
+                if is_due and not is_running:
+                    leftover.denied.add(engine.name)
 
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
         for final in counts:
@@ -150,20 +156,16 @@ class Reconciler:
             record.thinking_tokens = final.thinking_tokens
             await self._close(leftover, "engine_counts")
 
-    async def _give_up(self) -> None:
-        """Close what no engine knows; while the turn's engine is away, wait."""
+    async def _give_up(self, heard: set[str]) -> None:
+        """Close what no engine knows. Only who answered just now can say so: an engine that is too
+        busy to answer may be the one that has the counts."""
         now = self._monotonic()
         for leftover in list(self._pending.values()):
             # A turn that its gateway did not live to route may be any engine's.
-            engine = self._engines.get(leftover.record.engine or "")
-            possible = list(self._engines.values()) if engine is None else [engine]
-            is_away = not all(engine.is_ready for engine in possible)
-            if is_away:
-                patience = 6 * _PATIENCE_SECONDS
-            elif leftover.is_recovered:
-                patience = _RECOVERED_PATIENCE_SECONDS
-            else:
-                patience = _PATIENCE_SECONDS
+            name = leftover.record.engine
+            possible = {name} if name in self._engines else set(self._engines)
+            is_unknown = possible <= (heard & leftover.denied)
+            patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
             if now - leftover.since >= patience:
                 await self._close(leftover, "lost")
 
