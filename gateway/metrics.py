@@ -49,6 +49,15 @@ class Metrics:
         self.engine_up = Gauge(
             "holdfast_gateway_engine_up", "1 while ready", ["engine"], registry=self.registry
         )
+        self._add_journal()
+        self.reconciled = Counter(
+            "holdfast_gateway_reconciled_turns",
+            "Turns closed from the engine's own counts, or given up",
+            ["result"],
+            registry=self.registry,
+        )
+
+    def _add_journal(self) -> None:
         self.journal_backlog = Gauge(
             "holdfast_gateway_journal_backlog",
             "Turns in the journal that are not in the ledger yet",
@@ -75,12 +84,6 @@ class Metrics:
         self.turns_set_aside = Counter(
             "holdfast_gateway_turns_set_aside",
             "Turns that the ledger can't hold; they stay in the journal",
-            registry=self.registry,
-        )
-        self.reconciled = Counter(
-            "holdfast_gateway_reconciled_turns",
-            "Turns closed from the engine's own counts, or given up",
-            ["result"],
             registry=self.registry,
         )
 

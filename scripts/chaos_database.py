@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-import sqlalchemy as sa
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,6 +29,7 @@ from tests.e2e.outage import (  # noqa: E402 - the path comes first
     data_directory,
     frozen_postgres,
     locked_sqlite,
+    rows_of,
     stopped_postgres,
 )
 from tests.e2e.stack import API_KEY, running_stack  # noqa: E402
@@ -161,15 +161,6 @@ async def drained(http: httpx.AsyncClient, url: str) -> float:
             raise TimeoutError("the journal was not drained")
         await asyncio.sleep(0.1)
     return time.monotonic()
-
-
-def rows_of(url: str) -> list[tuple[str, int, int]]:
-    database = sa.create_engine(url)
-    query = "SELECT id, input_tokens, output_tokens FROM turns"
-    with database.connect() as connection:
-        rows = [(row[0], row[1], row[2]) for row in connection.execute(sa.text(query))]
-    database.dispose()
-    return rows
 
 
 def differences(rows: list[tuple[str, int, int]], phases: list[Phase]) -> list[str]:
