@@ -353,7 +353,10 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request used, kept until acknowledged. `usage` None: it ended before it started."""
+    """What one request used, kept until acknowledged. `usage` None: it ended before it started.
+
+    `scope` is the request's: whose it was, should its gateway be lost with all that it knew.
+    """
 
     request_id: str
     epoch: str
@@ -361,6 +364,7 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     usage: InputUsage | None = None
     output_tokens: int = 0
     thinking_tokens: int = 0
+    scope: str = ""
 
 
 class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

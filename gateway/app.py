@@ -158,9 +158,14 @@ async def _start(
 
 
 def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Journal:
-    journal = Journal(settings.data / "journal")
+    journal = Journal(settings.data / "journal", settings.journal_max_bytes)
     stack.push_async_callback(journal.stop)
-    metrics.watch_backlog(lambda: journal.backlog)
+    metrics.watch_journal(
+        lambda: journal.backlog,
+        lambda: journal.num_bytes,
+        lambda: journal.has_room,
+        journal.max_bytes,
+    )
     return journal
 
 

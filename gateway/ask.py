@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.access import NO_LIMITS, KeyScope, Limits
@@ -11,6 +11,7 @@ from gateway.prefix.fingerprint import Fingerprint, digest_parameters, points_of
 from gateway.prefix.plan import Plan
 
 TurnId = NewType("TurnId", str)
+Dialect = Literal["anthropic", "openai"]
 
 _BYTES_PER_TOKEN = 4
 _MAX_RESERVED_OUTPUT = 1024
@@ -69,6 +70,7 @@ class Ask:
     arrived: float
     routing_key: str | None = None
     comparison: Compared = Compared()
+    dialect: Dialect = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
 

@@ -1,4 +1,4 @@
-"""python -m gateway serve | migrate | keys | workspaces | prices | retain | rollups | export"""
+"""python -m gateway serve, migrate, recover, keys, workspaces, prices, retain, rollups, export."""
 
 import argparse
 import asyncio
@@ -16,6 +16,7 @@ from gateway import access_cli
 from gateway import commands as ledger_cli
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
+from gateway.cli_recover import add_parser as add_recover
 from gateway.errors import GatewayError
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import sum_once
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("serve", help="run the gateway").set_defaults(run=_serve)
     commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=_migrate)
+    add_recover(commands)
     access_cli.add_commands(commands)
     ledger_cli.add_commands(commands)
     return parser

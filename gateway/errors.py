@@ -18,8 +18,10 @@ GatewayError               500 api_error
 ├── EngineLost             500 api_error                 the connection to the engine broke
 ├── JournalUnavailable     500 api_error                 the turn could not be recorded
 ├── EngineTimeout          504 timeout_error             the engine fell silent
+├── LedgerRefused          500 api_error                 the database can't hold such a row
 └── Overloaded             529 overloaded_error
     ├── NoEngineReady      529 overloaded_error
+    ├── JournalFull        529 overloaded_error          no room to record another turn
     └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
 """
 
@@ -145,6 +147,10 @@ class JournalUnavailable(GatewayError):
     default = "the turn could not be recorded"
 
 
+class LedgerRefused(GatewayError):
+    default = "the database refused a value"
+
+
 class EngineTimeout(GatewayError):
     status = 504
     type = "timeout_error"
@@ -159,6 +165,10 @@ class Overloaded(GatewayError):
 
 class NoEngineReady(Overloaded):
     default = "no engine is ready for this model"
+
+
+class JournalFull(Overloaded):
+    default = "there is no room to record another turn"
 
 
 class LedgerUnavailable(Overloaded):

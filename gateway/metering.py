@@ -74,6 +74,8 @@ class Meter:
         self.record.epoch = frame.epoch
         self.record.miss_reason = frame.miss_reason
         self.record.first_token_seconds = seconds
+        self.record.queue_seconds = frame.queue_seconds
+        self.record.prefill_seconds = frame.prefill_seconds
         self.record.take_usage(frame.usage)
 
     def finish(self, frame: Finished) -> None:
@@ -82,4 +84,6 @@ class Meter:
 
     def done(self, frame: Done) -> None:
         self.record.output_tokens = frame.output_tokens
-        self.record.outcome = self.finished[0].reason if self.finished else "stop"
+        self.record.decode_seconds = frame.decode_seconds
+        self.record.stop_reason = self.finished[0].reason if self.finished else "stop"
+        self.record.outcome = self.record.stop_reason

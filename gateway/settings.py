@@ -18,6 +18,8 @@ from pydantic_settings import (
 
 PREFIX = "HOLDFAST_"
 BODY_LIMIT_BYTES = 32 * 1024 * 1024
+JOURNAL_MAX_BYTES = 1 << 30
+JOURNAL_MIN_BYTES = 1 << 20
 
 
 SettingsT = TypeVar("SettingsT", bound="DatabaseSettings")
@@ -127,6 +129,13 @@ class Settings(PriceFiles):
     log_level: str = Field(default="info", description="debug, info, warning or error")
     body_limit_bytes: int = Field(
         default=BODY_LIMIT_BYTES, ge=1024, description="Largest request body, in bytes"
+    )
+
+    journal_max_bytes: int = Field(
+        default=JOURNAL_MAX_BYTES,
+        ge=JOURNAL_MIN_BYTES,
+        description="Bytes of the journal beyond which new turns are refused; an eighth more"
+        " (64 MiB at most) is kept free for closing those that are open",
     )
 
     @field_validator("engines", mode="before")

@@ -5,6 +5,7 @@ way a turn ends, its record is closed: on the last frame before that frame is pa
 by the reconciler, with the engine's own counts.
 """
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from gateway.background import Background
 from gateway.clock import Clock
 from gateway.diagnostics import Comparison, Diagnosis, Diagnostics
 from gateway.engines import Engine, Fleet, Generation
-from gateway.errors import EngineLost, EngineTimeout, GatewayError
+from gateway.errors import EngineLost, EngineTimeout, GatewayError, JournalUnavailable
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.metering import Accounts, Meter
 from gateway.metrics import Metrics
-from gateway.record import TurnRecord
+from gateway.record import MODEL_CHARACTERS, TurnRecord
 from gateway.residency import Residency
 from gateway.routing import choose
 
@@ -118,13 +119,23 @@ class TurnService:
             instance=self.journal.instance,
             workspace=ask.principal.workspace,
             key_id=ask.principal.key_id,
-            model=ask.model.id,
+            model=_storable(ask.model.id),
             stream=ask.stream,
             opened_at=now,
             price=ask.model.price,
             num_removed=ask.num_removed,
+            dialect=ask.dialect,
         )
-        await self.journal.open(record)
+        if (marked := ask.plan.deepest_marked()) is not None:
+            record.prefix, record.prefix_ttl = marked
+        try:
+            await self.journal.open(record)
+        except (asyncio.CancelledError, JournalUnavailable) as error:
+            # It may be open on disk all the same, and nobody else would close it.
+            record.outcome = getattr(error, "type", "client_disconnect")
+            self.accounts.settle(record)
+            self.journal.close_soon(record)
+            raise
         return Turn(turn_id, ask, Meter(record))
 
     def _route(self, turn: Turn) -> Engine:
@@ -175,7 +186,7 @@ class TurnService:
         self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
 
     async def _close(self, turn: Turn) -> None:
-        """Durable before the last event goes out."""
+        """Durable before the last event goes out; where it is not, that event never does."""
         turn.record.duration_seconds = self._seconds(turn)
         self.accounts.settle(turn.record)
         turn.is_closed = True
@@ -206,6 +217,11 @@ class TurnService:
 
     def _seconds(self, turn: Turn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
+
+
+def _storable(model: str) -> str:
+    """As the ledger can hold it: with an alias the client chose the id."""
+    return model.replace("\x00", "")[:MODEL_CHARACTERS]
 
 
 def _is_unsure(error: GatewayError) -> bool:

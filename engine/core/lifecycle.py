@@ -279,6 +279,7 @@ class Lifecycle:
                 usage=request.usage,
                 output_tokens=request.output_tokens,
                 thinking_tokens=request.thinking_tokens,
+                scope=request.request.scope,
             )
         )
 

@@ -17,6 +17,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from gateway.record import MODEL_CHARACTERS
+
 NAMING_CONVENTION = {
     "ix": "ix_%(column_0_label)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",
@@ -100,9 +102,10 @@ class WatermarkRow(Base):
 
 
 class TurnRow(Base):
-    """One closed turn. `opened_ms` is `opened_at` in milliseconds, for time buckets.
+    """One closed turn, field by field as `TurnRecord` explains it.
 
-    `fingerprint` holds keyed digests only: see `prefix/fingerprint.py`.
+    `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
+    sheet with its version (`name@date`). `fingerprint` and `prefix` hold keyed digests only.
     """
 
     __tablename__ = "turns"
@@ -120,7 +123,7 @@ class TurnRow(Base):
     instance: Mapped[str] = mapped_column(String(32))
     workspace_id: Mapped[str] = mapped_column(String(64))
     key_id: Mapped[str] = mapped_column(String(32))
-    model: Mapped[str] = mapped_column(String(128))
+    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS))
     engine: Mapped[str | None] = mapped_column(String(64))
     engine_model: Mapped[str | None] = mapped_column(String(256))
     epoch: Mapped[str | None] = mapped_column(String(64))
