@@ -13,7 +13,8 @@ from gateway.access import Limits
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
-from gateway.ledger.models import TurnRow, WorkspaceRow
+from gateway.ledger.models import TurnRollupRow, WorkspaceRow
+from gateway.ledger.rollups import DAY_SECONDS
 
 # Ids go into response headers and file names of exports.
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -90,12 +91,13 @@ class Workspaces:
 
     async def spent(self, workspaces: list[str], month: datetime) -> dict[str, int]:
         """What the turns since the month's first moment cost, in nano-dollars; those without a
-        price cost nothing here."""
+        price cost nothing here. From the sums by day, as a month begins with a day (UTC)."""
         query = (
-            select(TurnRow.workspace_id, func.sum(TurnRow.cost_nano))
-            .where(TurnRow.workspace_id.in_(workspaces))
-            .where(TurnRow.opened_ms >= int(month.timestamp() * 1000))
-            .group_by(TurnRow.workspace_id)
+            select(TurnRollupRow.workspace_id, func.sum(TurnRollupRow.cost_nano))
+            .where(TurnRollupRow.workspace_id.in_(workspaces))
+            .where(TurnRollupRow.width_seconds == DAY_SECONDS)
+            .where(TurnRollupRow.start_ms >= int(month.timestamp() * 1000))
+            .group_by(TurnRollupRow.workspace_id)
         )
         async with self._ledger.transaction() as connection:
             rows = (await connection.execute(query)).all()
