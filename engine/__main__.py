@@ -25,7 +25,7 @@ GRACE_SECONDS = 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
-    parser.add_argument("--backend", choices=["native", "synthetic"])
+    parser.add_argument("--backend", choices=["native", "synthetic", "vllm"])
     backend = parser.parse_args(arguments).backend
     try:
         settings = Settings(**({"backend": backend} if backend else {}))
@@ -64,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _backend_factory(settings: Settings) -> Callable[[EngineHost], Backend]:
     clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
+    if settings.backend == "vllm":
+        from engine.backends.vllm.backend import VllmBackend
+
+        return lambda host: VllmBackend(settings, clock, host.crash)
     load_parts = _load_parts(settings.backend)
     return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
 

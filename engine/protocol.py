@@ -182,7 +182,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     `request_id` is the turn's id and the idempotence key; `scope` the tenant salt (32 hex digits);
     `age_seconds` the time since the turn arrived at the gateway: TTLs count from then.
     `min_cache_tokens` None means the engine's own minimum. With an `output_schema` (JSON Schema;
-    needs the capability `structured_output`) the text is JSON of that schema.
+    needs the capability `structured_output`) the text is JSON of that schema. `lease_share` is the
+    part (0 to 1) of the lease budget that the scope gets even where others have it all, from this
+    request on; None is the engine's own.
     """
 
     request_id: str
@@ -196,6 +198,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tool_choice: ToolChoice = ToolChoice()
     thinking: bool = False
     output_schema: dict[str, Any] | None = None
+    lease_share: float | None = None
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -350,7 +353,10 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request used, kept until acknowledged. `usage` None: it ended before it started."""
+    """What one request used, kept until acknowledged. `usage` None: it ended before it started.
+
+    `scope` is the request's: whose it was, should its gateway be lost with all that it knew.
+    """
 
     request_id: str
     epoch: str
@@ -358,6 +364,7 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     usage: InputUsage | None = None
     output_tokens: int = 0
     thinking_tokens: int = 0
+    scope: str = ""
 
 
 class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,9 +1,9 @@
 """The engine's settings: environment variables `ENGINE_*`, read once at start."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, Json, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -20,7 +20,7 @@ class Settings(BaseSettings):
     secret: SecretStr = Field(min_length=16, description="Shared secret that every call carries")
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="Port to listen on")
-    backend: Literal["native", "synthetic"] = Field("native", description="What computes")
+    backend: Literal["native", "synthetic", "vllm"] = Field("native", description="What computes")
     model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Type of weights and KV memory"
@@ -73,6 +73,11 @@ class Settings(BaseSettings):
     )
     synthetic_context: int = Field(
         131_072, ge=1024, description="Synthetic engine: context in tokens"
+    )
+    vllm_args: Json[dict[str, Any]] = Field(
+        {},
+        description="vLLM engine: any of vLLM's engine arguments, as JSON",
+        validate_default=False,
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line that is written"

@@ -12,7 +12,11 @@ from litestar.di import Provide
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
-from gateway.api.auth import DEFAULT_WORKSPACE, AdminGate, KeyRing
+from gateway.api.admin_keys import KeysController
+from gateway.api.admin_report import ReportController
+from gateway.api.admin_usage import UsageController
+from gateway.api.admin_workspaces import WorkspacesController
+from gateway.api.auth import AdminGate
 from gateway.api.completions import ChatCompletionsController, CompletionsController
 from gateway.api.health import HealthController
 from gateway.api.messages import MessagesController
@@ -28,15 +32,18 @@ from gateway.errors import LedgerUnavailable
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
+from gateway.keyring import KeyRing
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.ledger.queries import Queries
+from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.logs import get_logger
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
-from gateway.pricing import PriceSheets, load_prices
+from gateway.pricing import PriceBook
 from gateway.residency import Residency
 from gateway.settings import Settings
+from gateway.spend import SpendWatch
 from gateway.turn import TurnService
 
 _SETTLE_SECONDS = 3.0
@@ -48,7 +55,7 @@ Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
-    prices = load_prices()
+    prices = PriceBook(settings.prices, settings.hosted_prices)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -64,6 +71,10 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            WorkspacesController,
+            KeysController,
+            UsageController,
+            ReportController,
             OpenApiController,
         ],
         lifespan=[lifespan],
@@ -87,19 +98,22 @@ async def _start(
     settings: Settings,
     clock: Clock,
     catalogue: Catalogue,
-    prices: PriceSheets,
+    prices: PriceBook,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
-    journal = Journal(settings.data / "journal")
-    stack.push_async_callback(journal.stop)
-    metrics.watch_backlog(lambda: journal.backlog)
+    journal = _open_journal(stack, settings, metrics)
     ledger = Ledger(settings.ledger_url)
     stack.push_async_callback(ledger.close)
     keys = Keys(ledger)
-    keyring = KeyRing(keys, settings.master_secret, clock.monotonic, settings.api_key)
+    workspaces = Workspaces(ledger)
+    keyring = KeyRing(
+        keys, settings.master_secret, clock, settings.api_key, settings.keys_stale_seconds
+    )
+    admission = Admission(clock.monotonic, clock.wall)
+    spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
     fleet = await _start_fleet(stack, settings)
-    accounts = Accounts(prices, metrics)
+    accounts = Accounts(prices, metrics, admission.settle)
     reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
@@ -108,6 +122,8 @@ async def _start(
     _run_beside(stack, drain.run, "drain")
     _run_beside(stack, reconciler.run, "reconcile")
     _run_beside(stack, keyring.run, "keys")
+    _run_beside(stack, spend.run, "spend")
+    _run_beside(stack, prices.run, "prices")
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _ensure_key(keys, settings, clock)
@@ -116,7 +132,7 @@ async def _start(
         fleet=fleet,
         journal=journal,
         reconciler=reconciler,
-        admission=Admission(),
+        admission=admission,
         accounts=accounts,
         metrics=metrics,
         background=background,
@@ -129,14 +145,28 @@ async def _start(
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
-        admin=AdminGate(settings.admin_key),
+        admin=AdminGate(keyring, settings.admin_key),
         keys=keys,
+        workspaces=workspaces,
         queries=queries,
+        prices=prices,
         journal=journal,
         metrics=metrics,
         clock=clock,
         removes_nonces=settings.remove_nonces,
     )
+
+
+def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Journal:
+    journal = Journal(settings.data / "journal", settings.journal_max_bytes)
+    stack.push_async_callback(journal.stop)
+    metrics.watch_journal(
+        lambda: journal.backlog,
+        lambda: journal.num_bytes,
+        lambda: journal.has_room,
+        journal.max_bytes,
+    )
+    return journal
 
 
 async def _start_fleet(stack: AsyncExitStack, settings: Settings) -> Fleet:

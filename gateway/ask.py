@@ -2,23 +2,35 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
+from gateway.access import NO_LIMITS, KeyScope, Limits
 from gateway.catalogue import Model
 from gateway.prefix.fingerprint import Fingerprint, digest_parameters, points_of
 from gateway.prefix.plan import Plan
 
 TurnId = NewType("TurnId", str)
+Dialect = Literal["anthropic", "openai"]
+
+_BYTES_PER_TOKEN = 4
+_MAX_RESERVED_OUTPUT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks: a key of a workspace. `scope` is the workspace's cache salt."""
+    """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
+
+    `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
+    None is no bound of its own.
+    """
 
     workspace: str
     key_id: str
     scope: str
+    key_scope: KeyScope = "inference"
+    limits: Limits = NO_LIMITS
+    lease_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +70,18 @@ class Ask:
     arrived: float
     routing_key: str | None = None
     comparison: Compared = Compared()
+    dialect: Dialect = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
+
+    @property
+    def estimated_tokens(self) -> int:
+        """What the turn may use, for its reservation: bytes / 4, and at most 1,024 of each answer,
+        since clients ask for far more than models write."""
+        num_bytes = self.plan.prefixes[-1].num_bytes if self.plan.prefixes else 0
+        longest = self.sampling.max_tokens
+        output = _MAX_RESERVED_OUTPUT if longest is None else min(longest, _MAX_RESERVED_OUTPUT)
+        return num_bytes // _BYTES_PER_TOKEN + output * self.sampling.num_choices
 
     def fingerprint(self, num_tokens: int) -> Fingerprint:
         """What is kept of this turn's prompt, which has `num_tokens`."""
@@ -89,6 +111,7 @@ class Ask:
             tool_choice=self.tool_choice,
             thinking=self._thinks(capabilities),
             output_schema=self.output_schema,
+            lease_share=self.principal.lease_share,
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:

@@ -1,31 +1,31 @@
-"""python -m gateway serve | migrate | keys create|list|revoke"""
+"""python -m gateway serve, migrate, recover, keys, workspaces, prices, retain, rollups, export."""
 
 import argparse
 import asyncio
 import fcntl
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import uvicorn
 from alembic import command
 from alembic.config import Config
 
+from gateway import access_cli
+from gateway import commands as ledger_cli
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
-from gateway.clock import Clock
+from gateway.cli_recover import add_parser as add_recover
 from gateway.errors import GatewayError
-from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys, new_key
+from gateway.ledger.database import with_ledger
+from gateway.ledger.upkeep import sum_once
 from gateway.logs import configure
+from gateway.pricing import PriceError
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
 ROOT = Path(__file__).resolve().parent.parent
 _GRACE_SECONDS = 30
-
-Result = TypeVar("Result")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (SettingsError, CatalogueError) as error:
+    except (SettingsError, CatalogueError, PriceError) as error:
         print(error, file=sys.stderr)
         return 2
     except GatewayError as error:
@@ -46,17 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("serve", help="run the gateway").set_defaults(run=_serve)
     commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=_migrate)
-    keys = commands.add_parser("keys", help="manage API keys").add_subparsers(
-        required=True, metavar="action"
-    )
-    create = keys.add_parser("create", help="make a key and print it, this once")
-    create.add_argument("--workspace", default="default")
-    create.add_argument("--name", default="unnamed")
-    create.set_defaults(run=_create_key)
-    keys.add_parser("list", help="list keys, without their secrets").set_defaults(run=_list_keys)
-    revoke = keys.add_parser("revoke", help="end a key")
-    revoke.add_argument("id")
-    revoke.set_defaults(run=_revoke_key)
+    add_recover(commands)
+    access_cli.add_commands(commands)
+    ledger_cli.add_commands(commands)
     return parser
 
 
@@ -89,6 +81,7 @@ def migrate(settings: DatabaseSettings) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     with _lock(settings.sqlite_path or settings.data / "migrate"):
         command.upgrade(config, "head")
+        asyncio.run(with_ledger(settings.ledger_url, sum_once))
 
 
 @contextmanager
@@ -97,41 +90,3 @@ def _lock(path: Path) -> Iterator[None]:
     with path.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _create_key(options: argparse.Namespace) -> int:
-    key = new_key()
-
-    async def create(keys: Keys) -> str:
-        return await keys.create(key, options.workspace, options.name, Clock().wall())
-
-    print(_with_keys(create), key)
-    return 0
-
-
-def _list_keys(_: argparse.Namespace) -> int:
-    for key in _with_keys(Keys.all):
-        state = "revoked" if key.revoked_at else "active"
-        print(key.id, key.workspace, key.name, state, key.created_at.isoformat())
-    return 0
-
-
-def _revoke_key(options: argparse.Namespace) -> int:
-    async def revoke(keys: Keys) -> bool:
-        return await keys.revoke(options.id, Clock().wall())
-
-    if _with_keys(revoke):
-        return 0
-    print(f"no active key `{options.id}`", file=sys.stderr)
-    return 1
-
-
-def _with_keys(work: Callable[[Keys], Coroutine[Any, Any, Result]]) -> Result:
-    async def run() -> Result:
-        ledger = Ledger(load_database().ledger_url)
-        try:
-            return await work(Keys(ledger))
-        finally:
-            await ledger.close()
-
-    return asyncio.run(run())

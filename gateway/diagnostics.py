@@ -71,8 +71,9 @@ class Diagnostics:
         if _TURN_ID.fullmatch(turn_id) is None:
             return Comparison(None)
         workspace, packed = self._recent.get(turn_id, (None, None))
-        if packed is not None:
-            return Comparison(packed if workspace == ask.principal.workspace else None)
+        if packed is not None and workspace == ask.principal.workspace:
+            return Comparison(packed)
+        # Another workspace's turn takes the way of one that nobody knows, delays and all.
         fetching = self._fetch(ask.principal.workspace, turn_id)
         return Comparison(self._background.spawn(fetching, "fetch fingerprint"))
 

@@ -16,6 +16,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from engine.protocol import (
     AckRequest,
+    CancelReply,
     CancelRequest,
     Capability,
     CountReply,
@@ -146,8 +147,10 @@ class Engine:
         body = await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)
         return body
 
-    async def cancel(self, request_id: str) -> None:
-        await self._discard("/v1/cancel", _encode(CancelRequest(request_id)))
+    async def cancel(self, request_id: str) -> bool:
+        """Whether it was running; cancelling what has ended, or is unknown, is no error."""
+        body = _encode(CancelRequest(request_id))
+        return (await self._call("POST", "/v1/cancel", CancelReply, body)).cancelled
 
     async def ack(self, request_ids: list[str]) -> None:
         await self._discard("/v1/ack", _encode(AckRequest(request_ids)))

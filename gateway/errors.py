@@ -6,18 +6,22 @@ GatewayError               500 api_error
 │   └── DemandRefused      400 invalid_request_error     the model can't be held to that output
 ├── Unauthenticated        401 authentication_error
 │   └── MissingKey         401 authentication_error
+├── SpendLimitReached      402 billing_error             the workspace's month is used up
 ├── Forbidden              403 permission_error
 ├── NotFound               404 not_found_error
 ├── MethodNotAllowed       405 invalid_request_error
 ├── TooLarge               413 request_too_large
 ├── UnsupportedMedia       415 invalid_request_error
+├── RateLimited            429 rate_limit_error          the workspace's limit is reached
 ├── ClientGone             499 api_error                 nobody is left to read it
 ├── EngineFailed           500 api_error                 the engine gave up or broke the protocol
 ├── EngineLost             500 api_error                 the connection to the engine broke
 ├── JournalUnavailable     500 api_error                 the turn could not be recorded
 ├── EngineTimeout          504 timeout_error             the engine fell silent
+├── LedgerRefused          500 api_error                 the database can't hold such a row
 └── Overloaded             529 overloaded_error
     ├── NoEngineReady      529 overloaded_error
+    ├── JournalFull        529 overloaded_error          no room to record another turn
     └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
 """
 
@@ -71,6 +75,12 @@ class MissingKey(Unauthenticated):
     default = "x-api-key header is required"
 
 
+class SpendLimitReached(GatewayError):
+    status = 402
+    type = "billing_error"
+    default = "the workspace has reached its spend limit for this month"
+
+
 class Forbidden(GatewayError):
     status = 403
     type = "permission_error"
@@ -101,6 +111,25 @@ class UnsupportedMedia(GatewayError):
     default = "content-type: must be application/json"
 
 
+class RateLimited(GatewayError):
+    """`retry_after` is in whole seconds, None where nobody knows."""
+
+    status = 429
+    type = "rate_limit_error"
+    default = "the workspace's limit is reached"
+
+    def __init__(
+        self, what: str | None = None, limit: int | None = None, retry_after: int | None = None
+    ) -> None:
+        """`what` is limited to `limit`, such as "requests per minute"."""
+        super().__init__(
+            None
+            if what is None
+            else f"this request would exceed the workspace's limit of {limit} {what}"
+        )
+        self.retry_after = retry_after
+
+
 class ClientGone(GatewayError):
     status = 499
     default = "client closed the connection"
@@ -118,6 +147,10 @@ class JournalUnavailable(GatewayError):
     default = "the turn could not be recorded"
 
 
+class LedgerRefused(GatewayError):
+    default = "the database refused a value"
+
+
 class EngineTimeout(GatewayError):
     status = 504
     type = "timeout_error"
@@ -132,6 +165,10 @@ class Overloaded(GatewayError):
 
 class NoEngineReady(Overloaded):
     default = "no engine is ready for this model"
+
+
+class JournalFull(Overloaded):
+    default = "there is no room to record another turn"
 
 
 class LedgerUnavailable(Overloaded):

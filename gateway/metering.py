@@ -1,10 +1,11 @@
 """From the engine's counts to what a turn used and cost. The engine's counts are never adjusted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Started
 from gateway.metrics import Metrics
-from gateway.pricing import Price, PriceSheets, TokenCounts
+from gateway.pricing import Price, PriceBook, PriceSheets, TokenCounts
 from gateway.record import TurnRecord
 
 
@@ -28,11 +29,20 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 
 
 class Accounts:
-    """Prices a closed turn and counts it in the metrics; called once for each turn."""
+    """Prices a closed turn and counts it in the metrics; called once for each turn.
 
-    def __init__(self, prices: PriceSheets, metrics: Metrics) -> None:
+    `settled` is told afterwards, of whatever way the turn ended.
+    """
+
+    def __init__(
+        self,
+        prices: PriceSheets | PriceBook,
+        metrics: Metrics,
+        settled: Callable[[TurnRecord], None] = lambda record: None,
+    ) -> None:
         self._prices = prices
         self._metrics = metrics
+        self._settled = settled
 
     def settle(self, record: TurnRecord) -> None:
         charge(record, self._price(record))
@@ -45,12 +55,12 @@ class Accounts:
         self._metrics.count_tokens("cache_write_5m", record.cache_write_5m_tokens)
         self._metrics.count_tokens("cache_write_1h", record.cache_write_1h_tokens)
         self._metrics.count_tokens("output", record.output_tokens)
+        self._settled(record)
 
     def _price(self, record: TurnRecord) -> Price | None:
         """The record is opened with the model to price it by; pricing leaves the sheet's id."""
-        if record.price is None:
-            return None
-        return self._prices.find(record.price.split("@")[0], record.opened_at.date())
+        model = (record.price or record.model).split("@")[0]
+        return self._prices.find(model, record.opened_at.date())
 
 
 @dataclass(slots=True)
@@ -64,6 +74,8 @@ class Meter:
         self.record.epoch = frame.epoch
         self.record.miss_reason = frame.miss_reason
         self.record.first_token_seconds = seconds
+        self.record.queue_seconds = frame.queue_seconds
+        self.record.prefill_seconds = frame.prefill_seconds
         self.record.take_usage(frame.usage)
 
     def finish(self, frame: Finished) -> None:
@@ -72,4 +84,6 @@ class Meter:
 
     def done(self, frame: Done) -> None:
         self.record.output_tokens = frame.output_tokens
-        self.record.outcome = self.finished[0].reason if self.finished else "stop"
+        self.record.decode_seconds = frame.decode_seconds
+        self.record.stop_reason = self.finished[0].reason if self.finished else "stop"
+        self.record.outcome = self.record.stop_reason

@@ -49,6 +49,15 @@ class Metrics:
         self.engine_up = Gauge(
             "holdfast_gateway_engine_up", "1 while ready", ["engine"], registry=self.registry
         )
+        self._add_journal()
+        self.reconciled = Counter(
+            "holdfast_gateway_reconciled_turns",
+            "Turns closed from the engine's own counts, or given up",
+            ["result"],
+            registry=self.registry,
+        )
+
+    def _add_journal(self) -> None:
         self.journal_backlog = Gauge(
             "holdfast_gateway_journal_backlog",
             "Turns in the journal that are not in the ledger yet",
@@ -59,18 +68,39 @@ class Metrics:
             "Failed attempts to copy the journal to the ledger",
             registry=self.registry,
         )
-        self.reconciled = Counter(
-            "holdfast_gateway_reconciled_turns",
-            "Turns closed from the engine's own counts, or given up",
-            ["result"],
+        self.journal_bytes = Gauge(
+            "holdfast_gateway_journal_bytes",
+            "Room that the journal's turns take; new ones are refused at the bound",
+            registry=self.registry,
+        )
+        self.journal_max_bytes = Gauge(
+            "holdfast_gateway_journal_max_bytes", "The journal's bound", registry=self.registry
+        )
+        self.journal_has_room = Gauge(
+            "holdfast_gateway_journal_has_room",
+            "1 while another turn may be recorded",
+            registry=self.registry,
+        )
+        self.turns_set_aside = Counter(
+            "holdfast_gateway_turns_set_aside",
+            "Turns that the ledger can't hold; they stay in the journal",
             registry=self.registry,
         )
 
     def count_tokens(self, token_class: TokenClass, amount: int) -> None:
         self.tokens.labels(token_class).inc(amount)
 
-    def watch_backlog(self, read: Callable[[], float]) -> None:
-        self.journal_backlog.set_function(read)
+    def watch_journal(
+        self,
+        backlog: Callable[[], float],
+        num_bytes: Callable[[], float],
+        has_room: Callable[[], bool],
+        max_bytes: int,
+    ) -> None:
+        self.journal_backlog.set_function(backlog)
+        self.journal_bytes.set_function(num_bytes)
+        self.journal_has_room.set_function(has_room)
+        self.journal_max_bytes.set(max_bytes)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

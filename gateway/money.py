@@ -24,6 +24,11 @@ def per_token(dollars_per_million: str) -> NanoDollars:
     return NanoDollars(int(nano))
 
 
+def per_million(price: NanoDollars) -> str:
+    """Write a price per token as dollars per million tokens, exactly."""
+    return f"{(Decimal(price) / _NANO_PER_TOKEN).normalize():f}"
+
+
 def dollars(amount: NanoDollars) -> str:
     """Write an amount exactly, for people and logs."""
     sign = "-" if amount < 0 else ""

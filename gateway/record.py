@@ -6,6 +6,9 @@ import msgspec
 
 from engine.protocol import InputUsage
 
+# What the ledger's column holds.
+MODEL_CHARACTERS = 128
+
 
 class TurnRecord(msgspec.Struct, kw_only=True):
     """One turn as journal and ledger keep it. Written twice: at the opening and at the close.
@@ -13,7 +16,13 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
     never started are 0. Money is in nano-dollars and None where the model has no price.
     `fingerprint` is packed (`prefix/fingerprint.py`); `num_removed` nonces were left out of the
-    prompt.
+    prompt. `prefix` is the name (16 hex digits, keyed by scope) of the deepest prefix that the
+    client marked, `prefix_ttl` what it marked it with. `stop_reason` is the engine's word for why
+    it stopped, also where the outcome is another (`cancelled` of a client that left).
+    `queue_seconds`, `prefill_seconds` and `decode_seconds` are the engine's; None where it did not
+    tell them.
+
+    Whatever is added must have a default: a journal may hold records of an earlier version.
     """
 
     id: str
@@ -43,6 +52,13 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     cost_without_cache: int | None = None
     num_removed: int = 0
     fingerprint: bytes | None = None
+    dialect: str | None = None
+    prefix: str | None = None
+    prefix_ttl: str | None = None
+    stop_reason: str | None = None
+    queue_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
 
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens

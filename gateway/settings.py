@@ -18,6 +18,8 @@ from pydantic_settings import (
 
 PREFIX = "HOLDFAST_"
 BODY_LIMIT_BYTES = 32 * 1024 * 1024
+JOURNAL_MAX_BYTES = 1 << 30
+JOURNAL_MIN_BYTES = 1 << 20
 
 
 SettingsT = TypeVar("SettingsT", bound="DatabaseSettings")
@@ -80,12 +82,29 @@ class DatabaseSettings(BaseSettings):
         return url
 
 
-class Settings(DatabaseSettings):
+class PriceFiles(DatabaseSettings):
+    """Where prices come from."""
+
+    prices: Path | None = Field(
+        default=None, description="Path of a price sheet that replaces the shipped one"
+    )
+    hosted_prices: Path | None = Field(
+        default=None,
+        description="Path of published prices, for comparison, that replace the shipped ones",
+    )
+
+
+class Settings(PriceFiles):
     api_key: SecretStr | None = Field(
         default=None, description="API key of the workspace `default`, created when absent"
     )
     admin_key: SecretStr | None = Field(
-        default=None, description="Key of the admin API; unset switches the admin API off"
+        default=None, description="Key of the admin API; unset leaves it to keys of scope `admin`"
+    )
+    keys_stale_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="For how many seconds known API keys still work while the database is away",
     )
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8100",), description="Engine URLs, separated by commas"
@@ -110,6 +129,13 @@ class Settings(DatabaseSettings):
     log_level: str = Field(default="info", description="debug, info, warning or error")
     body_limit_bytes: int = Field(
         default=BODY_LIMIT_BYTES, ge=1024, description="Largest request body, in bytes"
+    )
+
+    journal_max_bytes: int = Field(
+        default=JOURNAL_MAX_BYTES,
+        ge=JOURNAL_MIN_BYTES,
+        description="Bytes of the journal beyond which new turns are refused; an eighth more"
+        " (64 MiB at most) is kept free for closing those that are open",
     )
 
     @field_validator("engines", mode="before")
@@ -146,6 +172,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 def load_database(environ: Mapping[str, str] | None = None) -> DatabaseSettings:
     return _load(DatabaseSettings, os.environ if environ is None else environ)
+
+
+def load_price_files(environ: Mapping[str, str] | None = None) -> PriceFiles:
+    return _load(PriceFiles, os.environ if environ is None else environ)
 
 
 def table() -> list[Setting]:

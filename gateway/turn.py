@@ -1,10 +1,11 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`run` is the whole of it, in the order of the design: open, admit, route, generate, close. Whatever
+`run` is the whole of it, in the order of the design: admit, open, route, generate, close. Whatever
 way a turn ends, its record is closed: on the last frame before that frame is passed on; otherwise
 by the reconciler, with the engine's own counts.
 """
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from gateway.background import Background
 from gateway.clock import Clock
 from gateway.diagnostics import Comparison, Diagnosis, Diagnostics
 from gateway.engines import Engine, Fleet, Generation
-from gateway.errors import EngineLost, EngineTimeout, GatewayError
+from gateway.errors import EngineLost, EngineTimeout, GatewayError, JournalUnavailable
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.metering import Accounts, Meter
 from gateway.metrics import Metrics
-from gateway.record import TurnRecord
+from gateway.record import MODEL_CHARACTERS, TurnRecord
 from gateway.residency import Residency
 from gateway.routing import choose
 
@@ -84,9 +85,10 @@ class TurnService:
 
         An error before the first item is the response's status; after it, the stream's error.
         """
-        turn = await self._open(ask, turn_id)
-        try:
-            self.admission.admit(self.journal.backlog)
+        tokens, backlog = ask.estimated_tokens, self.journal.backlog
+        with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
+            turn = await self._open(ask, turn_id)
+            place.is_open = True
             try:
                 turn.engine = self._route(turn)
                 turn.comparison = self.diagnostics.begin(ask)
@@ -97,14 +99,12 @@ class TurnService:
                     if isinstance(frame, Done):
                         await self._close(turn)
                     yield frame
+            except GatewayError as error:
+                turn.outcome = error.type
+                turn.was_refused = turn.generation is None and not _is_unsure(error)
+                raise
             finally:
-                self.admission.leave()
-        except GatewayError as error:
-            turn.outcome = error.type
-            turn.was_refused = turn.generation is None and not _is_unsure(error)
-            raise
-        finally:
-            self._leave(turn)
+                self._leave(turn)
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
@@ -119,13 +119,23 @@ class TurnService:
             instance=self.journal.instance,
             workspace=ask.principal.workspace,
             key_id=ask.principal.key_id,
-            model=ask.model.id,
+            model=_storable(ask.model.id),
             stream=ask.stream,
             opened_at=now,
             price=ask.model.price,
             num_removed=ask.num_removed,
+            dialect=ask.dialect,
         )
-        await self.journal.open(record)
+        if (marked := ask.plan.deepest_marked()) is not None:
+            record.prefix, record.prefix_ttl = marked
+        try:
+            await self.journal.open(record)
+        except (asyncio.CancelledError, JournalUnavailable) as error:
+            # It may be open on disk all the same, and nobody else would close it.
+            record.outcome = getattr(error, "type", "client_disconnect")
+            self.accounts.settle(record)
+            self.journal.close_soon(record)
+            raise
         return Turn(turn_id, ask, Meter(record))
 
     def _route(self, turn: Turn) -> Engine:
@@ -176,7 +186,7 @@ class TurnService:
         self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
 
     async def _close(self, turn: Turn) -> None:
-        """Durable before the last event goes out."""
+        """Durable before the last event goes out; where it is not, that event never does."""
         turn.record.duration_seconds = self._seconds(turn)
         self.accounts.settle(turn.record)
         turn.is_closed = True
@@ -207,6 +217,11 @@ class TurnService:
 
     def _seconds(self, turn: Turn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
+
+
+def _storable(model: str) -> str:
+    """As the ledger can hold it: with an alias the client chose the id."""
+    return model.replace("\x00", "")[:MODEL_CHARACTERS]
 
 
 def _is_unsure(error: GatewayError) -> bool:

@@ -12,6 +12,9 @@ from gateway.settings import load_database
 # Any number, as long as nobody else on the server uses it: "one migrator at a time".
 _POSTGRES_LOCK = 4_811_070_026
 
+# A new column or index on a large table takes longer than a request may.
+_STATEMENT_MS = 3_600_000
+
 
 def run(connection: Connection) -> None:
     context.configure(
@@ -27,7 +30,7 @@ def run(connection: Connection) -> None:
 
 
 async def run_async(url: str) -> None:
-    engine = make_engine(url)
+    engine = make_engine(url, _STATEMENT_MS)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(run)

@@ -1,6 +1,7 @@
 """What `scripts/run` was asked for: its options, the secrets, and the programs they lead to."""
 
 import argparse
+import importlib.util
 import json
 import os
 import secrets
@@ -19,7 +20,9 @@ DASHBOARD_PORT = 8501
 DEMO_BLOCKS = "2048"
 MAX_GATEWAYS = ENGINE_PORT - GATEWAY_PORT
 MAX_ENGINES = DASHBOARD_PORT - ENGINE_PORT
-NOT_BUILT = {"vllm": "`--engine vllm` is not built yet; `native` and `synthetic` are"}
+VLLM_VENV = Path(".venv-vllm/bin/python")
+# What vLLM's CPU build needs to be told; a GPU's ignores it.
+VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class UsageError(Exception):
@@ -78,8 +81,7 @@ def parse_options(arguments: list[str]) -> Options:
         help="any setting of the engine, such as num_blocks=4096; may be repeated",
     )
     given = parser.parse_args(arguments)
-    if given.engine in NOT_BUILT:
-        raise UsageError(NOT_BUILT[given.engine])
+    engine_python(given.engine, os.environ)
     for name, limit in (("engines", MAX_ENGINES), ("gateways", MAX_GATEWAYS)):
         if not 1 <= getattr(given, name) <= limit:
             raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(given, name)}")
@@ -106,7 +108,8 @@ def parse_engine_arg(text: str) -> tuple[str, str]:
 
 def needs_of(options: Options, environ: Mapping[str, str]) -> list[str]:
     """Name the extras of pyproject.toml that these options need."""
-    needs = ["gateway", "engine"]
+    # vLLM's engine runs in an environment of its own: see engine_python.
+    needs = ["gateway"] if options.engine == "vllm" else ["gateway", "engine"]
     if options.dashboard:
         needs.append("dashboard")
     if environ.get("HOLDFAST_DATABASE_URL", "").startswith("postgres"):
@@ -160,8 +163,32 @@ def dashboard_url() -> str:
     return f"http://{HOST}:{DASHBOARD_PORT}"
 
 
+def engine_python(engine: str, environ: Mapping[str, str]) -> str:
+    """The interpreter of an engine: vLLM's is VLLM_PYTHON's, .venv-vllm's or, with the extra, ours.
+
+    Raises UsageError where there is no vLLM.
+    """
+    if engine != "vllm":
+        return sys.executable
+    named = environ.get("VLLM_PYTHON")
+    if named:
+        if not Path(named).exists():
+            raise UsageError(f"VLLM_PYTHON is no interpreter: {named}")
+        return named
+    if VLLM_VENV.exists():
+        return str(VLLM_VENV.absolute())
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise UsageError(
+        "`--engine vllm` needs vLLM: scripts/install_vllm_cpu (CPU), scripts/install vllm (GPU),"
+        " or VLLM_PYTHON"
+    )
+
+
 def engine_program(options: Options, keys: Secrets, index: int) -> Program:
     environment = {f"ENGINE_{key.upper()}": value for key, value in options.engine_args.items()}
+    if options.engine == "vllm":
+        environment |= {k: v for k, v in VLLM_ON_CPU.items() if k not in os.environ}
     if options.engine == "native" and options.model is None:
         default = os.environ.get("ENGINE_NUM_BLOCKS", DEMO_BLOCKS)
         environment.setdefault("ENGINE_NUM_BLOCKS", default)
@@ -174,7 +201,10 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
         environment["ENGINE_MODEL"] = options.model
     return Program(
         name="engine" if options.engines == 1 else f"engine-{index}",
-        command=[sys.executable, "-m", "engine", "--backend", options.engine],
+        command=[
+            engine_python(options.engine, os.environ),
+            *("-m", "engine", "--backend", options.engine),
+        ],
         port=ENGINE_PORT + index,
         ready=engine_url(index) + "/readyz",
         environment=environment,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -53,6 +53,14 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
+class Loop(Protocol):
+    """Whatever steps the engine; `call` runs a function between two steps, from any thread."""
+
+    def start(self, on_crash: Callable[[Exception], None]) -> None: ...
+    def stop(self) -> None: ...
+    def call(self, function: Callable[[], T]) -> "Future[T]": ...
+
+
 class LoopedBackend:
     """`load_parts` builds the model and what goes with it; called once, in a thread."""
 
@@ -71,19 +79,14 @@ class LoopedBackend:
         self._renders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
+        self._scheduler: Scheduler | None = None
 
     # Life.
 
     def load(self, progress: Progress) -> None:
         parts = self._load_parts(self._settings, progress)
-        capabilities = list(parts.description.capabilities)
-        if isinstance(self._clock, ManualClock):
-            capabilities.append("manual_clock")
-        description = msgspec.structs.replace(
-            parts.description, epoch=self._events.epoch, capabilities=capabilities
-        )
-        self._loaded = self._assemble(parts, description)
+        self._loaded = self._assemble(parts, self._whole(parts.description))
         self._loaded.loop.start(self._on_crash)
 
     async def stop(self) -> None:
@@ -193,7 +196,7 @@ class LoopedBackend:
 
     # Inside.
 
-    def _assemble(self, parts: Parts, description: Description) -> "_Loaded":
+    def _assemble(self, parts: Parts, description: Description) -> "Loaded":
         """The composition of one engine."""
         settings = self._settings
         pool = BlockPool(description.num_blocks, description.block_size)
@@ -226,16 +229,26 @@ class LoopedBackend:
             max_context_tokens=description.max_context_tokens,
             publish=lambda events: self._to_event_loop(partial(self._events.publish, events)),
         )
+        self._scheduler = scheduler
         loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
-        return _Loaded(description, parts.renderer, cache, accounts, lifecycle, loop)
+        return Loaded(description, parts.renderer, cache, accounts, lifecycle, loop)
 
-    def _ready(self) -> "_Loaded":
+    def _whole(self, description: Description) -> Description:
+        """With this start's epoch and what the clock can do."""
+        capabilities = list(description.capabilities)
+        if isinstance(self._clock, ManualClock):
+            capabilities.append("manual_clock")
+        return msgspec.structs.replace(
+            description, epoch=self._events.epoch, capabilities=capabilities
+        )
+
+    def _ready(self) -> "Loaded":
         if self._loaded is None:
             raise NotReady("the model is loading")
         return self._loaded
 
     async def _render(
-        self, loaded: "_Loaded", request: GenerateRequest | CountRequest
+        self, loaded: "Loaded", request: GenerateRequest | CountRequest
     ) -> RenderedPrompt:
         render = partial(
             loaded.renderer.render, request.prompt, thinking=request.thinking, scope=request.scope
@@ -245,10 +258,10 @@ class LoopedBackend:
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await self._event_loop.run_in_executor(self._renders, function)
 
-    async def _call(self, loaded: "_Loaded", function: Callable[[], T]) -> T:
+    async def _call(self, loaded: "Loaded", function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
 
-    def _cancel_soon(self, loaded: "_Loaded", request_id: str) -> None:
+    def _cancel_soon(self, loaded: "Loaded", request_id: str) -> None:
         future: Future[bool] = loaded.loop.call(partial(loaded.lifecycle.cancel, request_id))
         future.add_done_callback(_log_failure)
 
@@ -256,8 +269,9 @@ class LoopedBackend:
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function)
 
-    def _stats(self, loaded: "_Loaded") -> Stats:
-        scheduler, cache = loaded.loop.scheduler, loaded.cache
+    def _stats(self, loaded: "Loaded") -> Stats:
+        scheduler, cache = self._scheduler, loaded.cache
+        assert scheduler is not None
         return Stats(
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
@@ -275,13 +289,13 @@ class LoopedBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class Loaded:
     description: Description
     renderer: Renderer
     cache: PrefixCache
     accounts: Accounts
     lifecycle: Lifecycle
-    loop: EngineLoop
+    loop: Loop
 
 
 def _new_parsers(renderer: Renderer, request: GenerateRequest) -> list[OutputParser]:
@@ -302,7 +316,7 @@ def _log_failure(future: "Future[bool]") -> None:
         log.error("cancel failed", error=type(error).__name__)
 
 
-def _snapshot(loaded: _Loaded) -> Snapshot:
+def _snapshot(loaded: Loaded) -> Snapshot:
     """What is held, block by block: names of one block are one chain's."""
     chains = []
     host = loaded.cache.host

@@ -67,6 +67,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
+        (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
     )
     for is_good, message in checks:
         if not is_good:
@@ -128,6 +129,7 @@ def new_query(
         names=_held_names(request, rendered),
         min_tokens=_min_tokens(request, description),
         arrived_at=arrived_at,
+        lease_share=request.lease_share,
     )
 
 

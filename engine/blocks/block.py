@@ -7,12 +7,15 @@ from engine.protocol import EntryState, MissReason, Ttl
 
 if TYPE_CHECKING:
     from engine.blocks.free_list import FreeList
+    from engine.blocks.holdings import Holding
     from engine.blocks.pool import BlockPool
 
 BlockId = NewType("BlockId", int)
 TokenId = int
 Digest = NewType("Digest", bytes)
 """A 16-byte keyed chain digest: of a scope and all tokens up to a point."""
+NOBODY = Digest(b"")
+"""Owns what is allocated for no scope in particular."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,18 +26,22 @@ class Block:
     may rely on is never overwritten. `digest` is set once the block is full and indexed.
     `lease_count` says how many of `ref_count` are leases. `dependents` are the best-effort entries
     that die with the block's content, `names` the gateway's names anchored here. `home` is the pool
-    it belongs to, `index` its place in the chain that it was allocated for.
+    it belongs to, `index` its place in the chain that it was allocated for, `owner` the digest of
+    that chain's empty prefix, so of its scope. `holding` counts it for the owner; None when nothing
+    of use is in it.
     """
 
     block_id: BlockId
     home: "BlockPool"
     index: int = 0
+    owner: Digest = NOBODY
     ref_count: int = 0
     lease_count: int = 0
     digest: Digest | None = None
     tokens: bytearray = field(default_factory=bytearray)
     dependents: "set[Entry]" = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
+    holding: "Holding | None" = None
     queue: "FreeList | None" = None
     before: "Block | None" = None
     after: "Block | None" = None

@@ -29,7 +29,7 @@ from engine.protocol import (
 class CacheQuery:
     """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
 
-    `segments` ends are floored to the granularity already.
+    `segments` ends are floored to the granularity already. `lease_share` None is what all have.
     """
 
     scope: str
@@ -40,6 +40,7 @@ class CacheQuery:
     names: Sequence[HeldName]
     min_tokens: int
     arrived_at: float
+    lease_share: float | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class PrefixCache:
     def look_up(self, query: CacheQuery) -> Found:
         """Find and hold the longest entry the breakpoints may read; refresh what it touches."""
         now = query.arrived_at
+        self.entries.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_tokens)
         hit = longest_hit(
             query.segments, marks, lambda tokens: self.entries.find(query.digests, tokens, now)

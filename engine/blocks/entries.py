@@ -46,12 +46,14 @@ class Entries:
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
-        `scope_lease_share`: the part of that which a scope may claim from others that have more.
+        `scope_lease_share`: the part of that which a scope may claim from others that have more,
+        where `set_share` says nothing else of it.
         """
         self._pool = pool
         self._host = host
         self.max_leased_blocks = int(pool.num_blocks * lease_share)
         self.scope_leased_blocks = int(self.max_leased_blocks * scope_lease_share)
+        self._shares: dict[str, int] = {}
         self._leases: dict[str, dict[Entry, None]] = {}
         self._leased_by: dict[str, int] = {}
         self._ttl_scale = ttl_scale
@@ -120,6 +122,13 @@ class Entries:
         return self._tombstones.get(key)
 
     # Writing.
+
+    def set_share(self, scope: str, share: float | None) -> None:
+        """A scope's own share of the lease budget from now on, 0 to 1; None is what all have."""
+        if share is None:
+            self._shares.pop(scope, None)
+        else:
+            self._shares[scope] = int(self.max_leased_blocks * share)
 
     def write(
         self,
@@ -268,18 +277,22 @@ class Entries:
 
         No scope ends below its share for that by more than its last lease; nothing ends in vain.
         """
-        share = self.scope_leased_blocks
-        above = {other: held - share for other, held in self._leased_by.items() if held > share}
-        if self._leased_by.get(scope, 0) + new > share or sum(above.values()) < excess:
+        above = {other: held - self._share_of(other) for other, held in self._leased_by.items()}
+        above = {other: blocks for other, blocks in above.items() if blocks > 0}
+        wanted = self._leased_by.get(scope, 0) + new
+        if wanted > self._share_of(scope) or sum(above.values()) < excess:
             return False
         candidates = [entry for other in above for entry in self._leases[other]]
         for entry in sorted(candidates, key=lambda entry: entry.expires_at):
             if self._pool.num_leased + new <= self.max_leased_blocks:
                 break
-            if self._leased_by.get(entry.scope, 0) > share:
+            if self._leased_by.get(entry.scope, 0) > self._share_of(entry.scope):
                 self._end_lease(entry, "yielded")
                 self._depend(entry)
         return True
+
+    def _share_of(self, scope: str) -> int:
+        return self._shares.get(scope, self.scope_leased_blocks)
 
     def _end_lease(self, entry: Entry, reason: EndReason) -> None:
         scope, before = entry.scope, self._pool.num_leased

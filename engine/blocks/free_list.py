@@ -8,14 +8,24 @@ from collections.abc import Iterator
 from engine.blocks.block import Block
 
 
-class FreeList:
+class Total:
+    """How many blocks are in one list, or in several together."""
+
+    __slots__ = ("size",)
+
     def __init__(self) -> None:
+        self.size = 0
+
+
+class FreeList:
+    def __init__(self, total: Total) -> None:
+        """`total` counts this list's blocks, with those of others that have the same."""
+        self._total = total
         self._head: Block | None = None
         self._tail: Block | None = None
-        self._size = 0
 
-    def __len__(self) -> int:
-        return self._size
+    def __bool__(self) -> bool:
+        return self._head is not None
 
     def __iter__(self) -> Iterator[Block]:
         block = self._head
@@ -54,7 +64,7 @@ class FreeList:
         else:
             block.after.before = block.before
         block.before = block.after = block.queue = None
-        self._size -= 1
+        self._total.size -= 1
 
     def pop(self) -> Block:
         """Take the head. The list must not be empty."""
@@ -66,4 +76,4 @@ class FreeList:
     def _claim(self, block: Block) -> None:
         assert block.queue is None, "the block is in a list already"
         block.queue = self
-        self._size += 1
+        self._total.size += 1

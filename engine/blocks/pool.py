@@ -3,17 +3,20 @@
 Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
-- unreferenced blocks are reused in the order: nothing of use in them, then cached content by least
-  recent use, then content of best-effort entries by least recent use.
+- unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
+  that holds the most (`holdings.py`): of that cached content by least recent use, then content of
+  best-effort entries by least recent use.
 It knows no torch, no clock and no I/O.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.blocks.block import Block, BlockId, Digest, Entry
-from engine.blocks.free_list import FreeList
+from engine.blocks.block import NOBODY, Block, BlockId, Digest, Entry
+from engine.blocks.free_list import FreeList, Total
 from engine.blocks.hashing import TOKEN_BYTES
+from engine.blocks.holdings import Holdings
 
 
 class NoFreeBlocks(Exception):
@@ -45,7 +48,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.blocks = [Block(BlockId(i), self) for i in range(num_blocks)]
-        self._empty, self._cached, self._best_effort = FreeList(), FreeList(), FreeList()
+        self._num_empty, self._holdings = Total(), Holdings()
+        self._empty = FreeList(self._num_empty)
         self._index: dict[Digest, Block] = {}
         self.num_leased = 0
         self.num_shared = 0
@@ -62,26 +66,32 @@ class BlockPool:
     @property
     def num_reclaimable(self) -> int:
         """Blocks that could be allocated now."""
-        return len(self._empty) + len(self._cached) + len(self._best_effort)
+        holdings = self._holdings
+        return self._num_empty.size + holdings.cached.size + holdings.best_effort.size
 
-    def allocate(self, index: int = 0) -> Block:
+    def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         """A block with one reference and no content, for this place in a chain.
 
-        Raises NoFreeBlocks.
+        `owner` is the digest of its scope's empty prefix. Raises NoFreeBlocks.
         """
-        for queue in (self._empty, self._cached, self._best_effort):
-            if queue:
-                block = queue.pop()
-                self._forget_content(block)
-                block.ref_count = 1
-                block.index = index
-                return block
-        raise NoFreeBlocks
+        block = self._empty.pop() if self._empty else self._holdings.pop_victim(owner)
+        if block is None:
+            raise NoFreeBlocks
+        self._forget_content(block)
+        if block.holding is not None:
+            self._holdings.give(block)
+        block.owner = owner
+        self._holdings.take(block)
+        block.ref_count = 1
+        block.index = index
+        return block
 
     def acquire(self, block: Block) -> None:
         """Add a reference."""
         if block.queue is not None:
             block.queue.remove(block)
+            if block.holding is None:
+                self._holdings.take(block)
         elif block.ref_count == block.lease_count:
             self._num_lease_only -= 1
         block.ref_count += 1
@@ -108,7 +118,7 @@ class BlockPool:
         """Add a lease's reference to each."""
         for block in blocks:
             if block.queue is not None:
-                block.queue.remove(block)
+                self._dequeue(block)
                 self._num_lease_only += 1
             if block.lease_count == 0:
                 self.num_leased += 1
@@ -137,7 +147,7 @@ class BlockPool:
     def requeue(self, block: Block) -> None:
         """Sort an unreferenced block in again after what depends on it changed."""
         if block.queue is not None:
-            block.queue.remove(block)
+            self._dequeue(block)
             self._enqueue(block)
 
     def num_unleased(self, blocks: Iterable[Block]) -> int:
@@ -155,7 +165,7 @@ class BlockPool:
 
     def copy_of(self, block: Block, num_tokens: int) -> Block:
         """Allocate a block for a copy of the first `num_tokens`; the caller copies the memory."""
-        copy = self.allocate(block.index)
+        copy = self.allocate(block.index, block.owner)
         copy.tokens += block.tokens[: num_tokens * TOKEN_BYTES]
         self.num_copied += 1
         return copy
@@ -200,17 +210,29 @@ class BlockPool:
 
     # Inside.
 
+    def _dequeue(self, block: Block) -> None:
+        assert block.queue is not None
+        block.queue.remove(block)
+        if block.holding is None:
+            self._holdings.take(block)
+
     def _enqueue(self, block: Block) -> None:
         if self.offer is not None and block.digest is not None:
             self.offer(block)
+        holding = block.holding
+        assert holding is not None
         if block.dependents:
-            self._best_effort.append(block)
+            holding.best_effort.append(block)
         elif block.digest is not None:
-            self._cached.append(block)
+            holding.cached.append(block)
         else:
             self._evicted_names.extend(block.names)
             block.names.clear()
+            self._holdings.give(block)
             self._empty.prepend(block)
+            return
+        if holding.held > holding.rank:
+            self._holdings.rank(holding)
 
     def _forget_content(self, block: Block) -> None:
         if block.has_content:
@@ -229,10 +251,16 @@ class BlockPool:
             entry.is_broken = True
             self._broken.append(entry)
 
+    def _queues(self) -> Iterator[FreeList]:
+        yield self._empty
+        for holding in self._holdings:
+            yield from (holding.cached, holding.best_effort)
+
     # What others may know.
 
     def counts(self) -> PoolCounts:
-        free, cached, best_effort = map(len, (self._empty, self._cached, self._best_effort))
+        free, holdings = self._num_empty.size, self._holdings
+        cached, best_effort = holdings.cached.size, holdings.best_effort.size
         active = self.num_blocks - free - cached - best_effort - self._num_lease_only
         return PoolCounts(
             free=free,
@@ -245,27 +273,29 @@ class BlockPool:
 
     def check(self) -> None:
         """Prove every invariant that needs no outside knowledge; raises AssertionError."""
-        queued = {
-            block.block_id: queue
-            for queue in (self._empty, self._cached, self._best_effort)
-            for block in queue
-        }
+        queued = {block.block_id: queue for queue in self._queues() for block in queue}
         assert len(queued) == self.num_reclaimable, "a block is in two lists"
         for block in self.blocks:
             assert 0 <= block.lease_count <= block.ref_count
             assert (block.ref_count == 0) == (block.block_id in queued)
             assert block.queue is queued.get(block.block_id)
             assert len(block.tokens) <= self.block_size * TOKEN_BYTES
-            if block.queue is self._empty:
+            if (holding := block.holding) is None:
+                assert block.queue is self._empty
                 assert not block.has_content and not block.names
-            if block.queue is self._cached:
+            elif block.queue is holding.cached:
                 assert block.digest is not None and not block.dependents
-            if block.queue is self._best_effort:
+            elif block.queue is holding.best_effort:
                 assert block.dependents
+            else:
+                assert block.queue is None and holding.owner == block.owner
             if block.digest is not None:
                 assert self._index.get(block.digest) is block
                 assert len(block.tokens) == self.block_size * TOKEN_BYTES
         assert all(block.digest == digest for digest, block in self._index.items())
+        self._holdings.check()
+        held = Counter(block.holding.owner for block in self.blocks if block.holding is not None)
+        assert held == {holding.owner: holding.held for holding in self._holdings}
         assert self.num_leased == sum(b.lease_count > 0 for b in self.blocks)
         assert self.num_shared == sum(b.ref_count > 1 for b in self.blocks)
         lease_only = sum(0 < b.lease_count == b.ref_count for b in self.blocks)

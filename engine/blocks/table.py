@@ -70,12 +70,12 @@ class BlockTable:
         for index in range(total):
             source = sources.get(index)
             if source is None:
-                self.blocks.append(self._pool.allocate(index))
+                self.blocks.append(self._pool.allocate(index, self._root))
                 continue
             block, count = source
             if block.home.is_host:
                 self.incoming[index] = block
-                block = self._pool.allocate(index)
+                block = self._pool.allocate(index, self._root)
             elif index in shared:
                 block = self._pool.copy_of(source.block, count)
                 copies.append(BlockCopy(source.block.block_id, block.block_id))
@@ -164,7 +164,7 @@ class BlockTable:
             self.blocks[tail] = own
             self._pool.release(shared)
         while len(self.blocks) < self._blocks_for(num_tokens):
-            self.blocks.append(self._pool.allocate(len(self.blocks)))
+            self.blocks.append(self._pool.allocate(len(self.blocks), self._root))
         return copies
 
     def commit(self, tokens: Sequence[TokenId]) -> None:

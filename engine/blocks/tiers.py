@@ -93,7 +93,7 @@ class HostTier:
 
     def _copy(self, block: Block) -> Block:
         """A block of ours, referenced, that will hold the content of one of the device's."""
-        mine = self.pool.allocate(block.index)
+        mine = self.pool.allocate(block.index, block.owner)
         self.pool.append(mine, bytes(block.tokens))
         if block.digest is not None:
             self.pool.index(mine, block.digest)

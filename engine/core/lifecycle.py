@@ -1,7 +1,7 @@
 """What happens to a request between the scheduler's decisions: from submit to its final counts."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Protocol
 
 import msgspec
@@ -11,7 +11,7 @@ from engine.blocks.cache import PrefixCache
 from engine.clock import Clock
 from engine.core.accounts import Accounts
 from engine.core.runner import SampleParams
-from engine.core.scheduler import Scheduler, new_boundaries
+from engine.core.scheduler import new_boundaries
 from engine.core.sequence import RequestState, SequenceState
 from engine.errors import DuplicateRequest, Overloaded
 from engine.protocol import (
@@ -37,11 +37,26 @@ class Publish(Protocol):
     def __call__(self, events: list[Event]) -> None: ...
 
 
+class Queue(Protocol):
+    """Who waits and runs: the scheduler, or what stands for one that is not ours."""
+
+    @property
+    def waiting(self) -> Sized: ...
+
+    def add(self, sequence: SequenceState) -> None: ...
+    def add_fork(self, sequence: SequenceState) -> None: ...
+    def has(self, sequence: SequenceState) -> bool: ...
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Take a sequence out, wherever it is, and give its blocks back."""
+        ...
+
+
 class Lifecycle:
     def __init__(
         self,
         cache: PrefixCache,
-        scheduler: Scheduler,
+        scheduler: Queue,
         accounts: Accounts,
         clock: Clock,
         *,
@@ -104,6 +119,14 @@ class Lifecycle:
                     sequence.finish = "cancelled"
                     self._finish(sequence)
         return True
+
+    def fail(self, sequence: SequenceState, message: str) -> None:
+        """End a choice that the engine can't compute, and the request if it has not begun."""
+        if sequence.request.started_at is None:
+            self._fail(sequence.request, "internal", message)
+        else:
+            sequence.finish = "failed"
+            self._finish(sequence)
 
     def drop(self, scope: str, key: Digest | None) -> DropReply:
         """Operator's drop of one entry or of all of a scope."""
@@ -256,6 +279,7 @@ class Lifecycle:
                 usage=request.usage,
                 output_tokens=request.output_tokens,
                 thinking_tokens=request.thinking_tokens,
+                scope=request.request.scope,
             )
         )
 

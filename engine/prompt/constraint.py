@@ -37,7 +37,8 @@ class Constraint:
     time and memory), and nothing is known to be allowed.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, grammar: str) -> None:
+        self.grammar = grammar
         self._matcher = matcher
         self.is_failed = matcher.is_error()
         self.is_complete = False
@@ -122,8 +123,9 @@ class GrammarWriter:
         rules.insert(0, f"start: {begin}({' | '.join(answers)})")
         if thinking is not None:
             rules += thinking.rules(self)
-        matcher = self._compile("\n".join(["%llguidance {}", *rules]))
-        constraint = Constraint(matcher)
+        grammar = "\n".join(["%llguidance {}", *rules])
+        matcher = self._compile(grammar)
+        constraint = Constraint(matcher, grammar)
         if constraint.is_failed:
             self._blame(request)
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")

@@ -46,6 +46,15 @@ class TurnParser:
         self._is_cut = False
 
     @property
+    def end_token_ids(self) -> frozenset[TokenId]:
+        return self._end.token_ids
+
+    @property
+    def grammar(self) -> str | None:
+        """What `allowed` follows, for an engine that masks by itself; None where nothing binds."""
+        return None if self._constraint is None else self._constraint.grammar
+
+    @property
     def allowed(self) -> bytes | None:
         return None if self._constraint is None else self._constraint.allowed
 

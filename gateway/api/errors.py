@@ -14,14 +14,18 @@ from gateway.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    RateLimited,
+    SpendLimitReached,
     TooLarge,
     Unauthenticated,
     UnsupportedMedia,
 )
 from gateway.logs import get_logger
 from gateway.wire.anthropic.errors import detail_of
+from gateway.wire.anthropic.limits import limit_headers as anthropic_limits
 from gateway.wire.anthropic.response import ErrorBody, StreamError
 from gateway.wire.openai import errors as openai
+from gateway.wire.openai.limits import limit_headers as openai_limits
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error
@@ -36,6 +40,8 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
     )
 }
 
+# Where turns run: only these count against a workspace's limits, and tell of them.
+_LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions"}
 _OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
@@ -74,6 +80,10 @@ async def before_send(message: Message, scope: Scope) -> None:
                 (b"anthropic-workspace-id", principal.workspace.encode()),
             ]
         route = str(scope.get("path_template") or "unknown")
+        if isinstance(principal, Principal) and route in _LIMITED:
+            rates, now = services.turns.admission.rates(principal), services.clock.wall()
+            found = openai_limits(rates) if speaks_openai(scope) else anthropic_limits(rates, now)
+            headers += [(name.encode(), value.encode()) for name, value in found]
         services.metrics.requests.labels(route, str(message["status"])).inc()
 
 
@@ -114,15 +124,28 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
             openai.body_of(failure),
             status_code=openai.status_of(failure),
             media_type="application/json",
+            headers=_advice(failure, openai.status_of(failure)),
         )
     body = ErrorBody(detail_of(failure), request_id(request.scope))
     # Which methods a path has: RFC 9110 asks for `Allow` beside a 405.
     allowed = {
         k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"
     }
+    headers = {**allowed, **_advice(failure, failure.status)}
     return Response(
-        body, status_code=failure.status, media_type="application/json", headers=allowed
+        body, status_code=failure.status, media_type="application/json", headers=headers
     )
+
+
+def _advice(failure: GatewayError, status: int) -> dict[str, str]:
+    """When to come again. SDKs retry every 429 by themselves, but no month is over in seconds."""
+    match failure:
+        case RateLimited(retry_after=int(seconds)):
+            return {"retry-after": str(seconds)}
+        case SpendLimitReached() if status == 429:
+            return {"x-should-retry": "false"}
+        case _:
+            return {}
 
 
 handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}

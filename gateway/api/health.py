@@ -19,10 +19,20 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, Any]
 
 
+class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`backlog` is turns that the ledger does not have yet."""
+
+    backlog: int
+    bytes: int
+    max_bytes: int
+    has_room: bool
+
+
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     engines: list[EngineHealth]
     journal_backlog: int
+    journal: JournalHealth
 
 
 class HealthController(Controller):
@@ -32,7 +42,10 @@ class HealthController(Controller):
 
     @get(["/readyz", "/health"])
     async def readyz(self, services: NamedDependency[Services]) -> Response[Readiness]:
-        """Ready while at least one engine is. `/health` is vLLM's name, which GuideLLM asks for."""
+        """Ready while an engine is and the journal has room; no database is needed.
+
+        `/health` is vLLM's name, which GuideLLM asks for.
+        """
         engines = [
             EngineHealth(
                 name=engine.name,
@@ -42,8 +55,16 @@ class HealthController(Controller):
             )
             for engine in services.fleet.engines
         ]
-        is_ready = bool(services.fleet.ready)
-        body = Readiness(ready=is_ready, engines=engines, journal_backlog=services.journal.backlog)
+        journal = JournalHealth(
+            backlog=services.journal.backlog,
+            bytes=services.journal.num_bytes,
+            max_bytes=services.journal.max_bytes,
+            has_room=services.journal.has_room,
+        )
+        is_ready = bool(services.fleet.ready) and journal.has_room
+        body = Readiness(
+            ready=is_ready, engines=engines, journal_backlog=journal.backlog, journal=journal
+        )
         return Response(body, status_code=200 if is_ready else 503)
 
     @get("/metrics")

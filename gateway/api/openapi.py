@@ -10,7 +10,8 @@ from typing import Any, get_args
 import msgspec
 from litestar import Controller, Response, get
 
-from gateway.api.operations import EVENT_STREAM, OPERATIONS, PLAIN_TEXT, Dialect, Operation
+from gateway.api.operation import EVENT_STREAM, Dialect, Operation
+from gateway.api.operations import OPERATIONS
 from gateway.errors import GatewayError
 from gateway.wire.anthropic.events import Event
 from gateway.wire.anthropic.response import ErrorBody
@@ -107,8 +108,8 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     content: dict[str, Any] = {}
     if operation.other == EVENT_STREAM:
         content[EVENT_STREAM] = {"schema": _any_of(_EVENTS[d] for d in operation.dialects)}
-    elif operation.other == PLAIN_TEXT:
-        content[PLAIN_TEXT] = {"schema": {"type": "string"}}
+    elif operation.other is not None:
+        content[operation.other] = {"schema": {"type": "string"}}
     if operation.replies:
         content["application/json"] = {
             "schema": _any_of(schema_of[repr(kind)] for kind in operation.replies)

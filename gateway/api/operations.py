@@ -1,37 +1,39 @@
 """Every operation of the HTTP API: its path, the types of its bodies, its errors."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from gateway.api.access_operations import ACCESS_OPERATIONS
 from gateway.api.admin import EngineReport, Lease, Overview, TurnDivergence
 from gateway.api.health import Readiness
+from gateway.api.operation import (
+    ADMIN_KEYS,
+    EVENT_STREAM,
+    PLAIN_TEXT,
+    READING,
+    Dialect,
+    Operation,
+    Security,
+    path,
+    query,
+)
+from gateway.api.usage_operations import USAGE_OPERATIONS
 from gateway.errors import (
     EngineTimeout,
-    Forbidden,
-    GatewayError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Overloaded,
+    RateLimited,
+    SpendLimitReached,
     TooLarge,
-    Unauthenticated,
     UnsupportedMedia,
 )
-from gateway.ledger.queries import Turn
+from gateway.ledger.queries_turns import Turn
 from gateway.wire.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.wire.anthropic.response import Message, ModelInfo, ModelList, TokenCount
 from gateway.wire.openai import models as openai_models
 from gateway.wire.openai.request import ChatRequest, CompletionRequest
 from gateway.wire.openai.response import ChatCompletion, Completion
 
-Dialect = Literal["anthropic", "openai"]
-EVENT_STREAM = "text/event-stream"
-PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_READING = (InvalidRequest, Unauthenticated, NotFound, MethodNotAllowed, GatewayError, Overloaded)
-_ASKING = (*_READING, Forbidden, TooLarge, UnsupportedMedia, EngineTimeout)
-_Security = tuple[dict[str, list[str]], ...]
-_KEYS: _Security = ({"apiKey": []}, {"bearer": []})
-_ADMIN_KEYS: _Security = ({"adminKey": []}, {"bearer": []})
+_ASKING = (*READING, TooLarge, UnsupportedMedia, EngineTimeout)
+_TURNS = (*_ASKING, RateLimited, SpendLimitReached)
+_KEYS: Security = ({"apiKey": []}, {"bearer": []})
 _VERSION = {
     "name": "anthropic-version",
     "in": "header",
@@ -56,35 +58,8 @@ _HEADERS = [
     },
 ]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One method of one path. `replies` are alternatives; `other` is a content type of the 200
-    besides JSON; `dialects` whose error envelopes, statuses and id headers it answers with."""
-
-    id: str
-    method: str
-    path: str
-    summary: str
-    replies: tuple[Any, ...] = ()
-    body: Any = None
-    other: str | None = None
-    security: _Security = ()
-    parameters: tuple[dict[str, Any], ...] = ()
-    errors: tuple[type[GatewayError], ...] = ()
-    unready: Any = None
-    dialects: tuple[Dialect, ...] = ("anthropic",)
-
-
-def _query(name: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": required, "schema": schema}
-
-
-def _path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
 OPERATIONS = (
+    *USAGE_OPERATIONS,
     Operation(
         id="createMessage",
         method="post",
@@ -95,7 +70,7 @@ OPERATIONS = (
         other=EVENT_STREAM,
         security=_KEYS,
         parameters=(_VERSION, *_HEADERS),
-        errors=_ASKING,
+        errors=_TURNS,
     ),
     Operation(
         id="countTokens",
@@ -117,7 +92,7 @@ OPERATIONS = (
         body=ChatRequest,
         other=EVENT_STREAM,
         security=_KEYS,
-        errors=_ASKING,
+        errors=_TURNS,
         dialects=("openai",),
     ),
     Operation(
@@ -129,7 +104,7 @@ OPERATIONS = (
         body=CompletionRequest,
         other=EVENT_STREAM,
         security=_KEYS,
-        errors=_ASKING,
+        errors=_TURNS,
         dialects=("openai",),
     ),
     Operation(
@@ -142,11 +117,11 @@ OPERATIONS = (
         dialects=_BOTH,
         parameters=(
             _VERSION_OF_EITHER,
-            _query("after_id", {"type": "string"}),
-            _query("before_id", {"type": "string"}),
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}),
+            query("after_id", {"type": "string"}),
+            query("before_id", {"type": "string"}),
+            query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}),
         ),
-        errors=_READING,
+        errors=READING,
     ),
     Operation(
         id="getModel",
@@ -156,8 +131,8 @@ OPERATIONS = (
         replies=(ModelInfo, openai_models.Model),
         security=_KEYS,
         dialects=_BOTH,
-        parameters=(_VERSION_OF_EITHER, _path("model_id")),
-        errors=_READING,
+        parameters=(_VERSION_OF_EITHER, path("model_id")),
+        errors=READING,
     ),
     Operation(
         id="getOverview",
@@ -165,14 +140,14 @@ OPERATIONS = (
         path="/admin/v1/overview",
         summary="Totals, rates, savings and time buckets.",
         replies=(Overview,),
-        security=_ADMIN_KEYS,
+        security=ADMIN_KEYS,
         parameters=(
-            _query(
+            query(
                 "seconds",
                 {"type": "integer", "minimum": 60, "maximum": 31_536_000, "default": 3600},
             ),
         ),
-        errors=_READING,
+        errors=READING,
     ),
     Operation(
         id="listEngines",
@@ -180,8 +155,8 @@ OPERATIONS = (
         path="/admin/v1/engines",
         summary="State, description and statistics of each engine.",
         replies=(list[EngineReport],),
-        security=_ADMIN_KEYS,
-        errors=_READING,
+        security=ADMIN_KEYS,
+        errors=READING,
     ),
     Operation(
         id="listTurns",
@@ -189,11 +164,11 @@ OPERATIONS = (
         path="/admin/v1/turns",
         summary="The newest turns.",
         replies=(list[Turn],),
-        security=_ADMIN_KEYS,
+        security=ADMIN_KEYS,
         parameters=(
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+            query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
         ),
-        errors=_READING,
+        errors=READING,
     ),
     Operation(
         id="getDivergence",
@@ -201,12 +176,12 @@ OPERATIONS = (
         path="/admin/v1/turns/{turn_id}/divergence",
         summary="Where a turn's prompt first differs from an earlier one's.",
         replies=(TurnDivergence,),
-        security=_ADMIN_KEYS,
+        security=ADMIN_KEYS,
         parameters=(
-            _path("turn_id"),
-            _query("from", {"type": "string", "minLength": 1, "maxLength": 64}, required=True),
+            path("turn_id"),
+            query("from", {"type": "string", "minLength": 1, "maxLength": 64}, required=True),
         ),
-        errors=_READING,
+        errors=READING,
     ),
     Operation(
         id="listLeases",
@@ -214,9 +189,10 @@ OPERATIONS = (
         path="/admin/v1/leases",
         summary="Live entries of all engines.",
         replies=(list[Lease],),
-        security=_ADMIN_KEYS,
-        errors=_READING,
+        security=ADMIN_KEYS,
+        errors=READING,
     ),
+    *ACCESS_OPERATIONS,
     Operation(
         id="getHealth",
         method="get",

@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 
-from gateway.api.auth import AdminGate, KeyRing
+from gateway.api.auth import AdminGate
 from gateway.catalogue import Catalogue, Model
 from gateway.clock import Clock
 from gateway.engines import Fleet
 from gateway.journal.writer import Journal
+from gateway.keyring import KeyRing
 from gateway.ledger.keys import Keys
 from gateway.ledger.queries import Queries
+from gateway.ledger.workspaces import Workspaces
 from gateway.metrics import Metrics
 from gateway.prefix.nonces import Request, without_nonces
+from gateway.pricing import PriceBook
 from gateway.turn import TurnService
 
 
@@ -22,7 +25,9 @@ class Services:
     keyring: KeyRing
     admin: AdminGate
     keys: Keys
+    workspaces: Workspaces
     queries: Queries
+    prices: PriceBook
     journal: Journal
     metrics: Metrics
     clock: Clock

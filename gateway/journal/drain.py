@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.background import pause
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, LedgerRefused
 from gateway.journal.writer import Journal
 from gateway.logs import get_logger
 from gateway.metrics import Metrics
@@ -17,7 +17,8 @@ from gateway.record import TurnRecord
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 Acknowledge = Callable[[str, list[str]], Awaitable[None]]
 
-_BATCH = 500
+# Small enough that preparing one does not hold up the event loop for long.
+_BATCH = 100
 _IDLE_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
 
@@ -54,10 +55,27 @@ class Drain:
         turns = await self._journal.closed_turns(_BATCH)
         if not turns:
             return 0
-        await self._insert(turns)
-        await self._acknowledge(turns)
-        await self._journal.forget([turn.id for turn in turns])
+        stored = await self._store(turns)
+        await self._acknowledge(stored)
+        await self._journal.forget([turn.id for turn in stored])
         return len(turns)
+
+    async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
+        """Insert the turns; return those that are in the ledger now.
+
+        One that the ledger can't hold would be in the way of all others for ever: it stays in the
+        journal, set aside.
+        """
+        try:
+            await self._insert(turns)
+        except LedgerRefused as error:
+            if len(turns) > 1:
+                return [turn for one in turns for turn in await self._store([one])]
+            self._log.error("turn_set_aside", turn=turns[0].id, error=repr(error.__cause__))
+            await self._journal.set_aside([turns[0].id])
+            self._metrics.turns_set_aside.inc()
+            return []
+        return turns
 
     async def _acknowledge(self, turns: list[TurnRecord]) -> None:
         """Best effort: what an engine does not hear now, the reconciler tells it later."""

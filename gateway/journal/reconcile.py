@@ -7,7 +7,7 @@ turn that no engine knows after a while is closed with what was known of it.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.protocol import FinalCounts
@@ -21,12 +21,23 @@ from gateway.record import TurnRecord
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
 _PATIENCE_SECONDS = 10.0
+# For an engine that does not answer: it may be back, and still know.
+_AWAY_SECONDS = 300.0
+# While the database is away nothing is acknowledged, and the engine's answer gets long: asking for
+# it takes this much of our time at most.
+_POLL_SECONDS_PER_COUNT = 0.0002
 
 
 @dataclass(slots=True)
 class _Leftover:
+    """`to_cancel` names the engines that were not yet told that nobody waits for this turn,
+    `denied` those that said in this step that it does not run there."""
+
     record: TurnRecord
     since: float
+    to_cancel: set[str]
+    denied: set[str] = field(default_factory=set)
+    is_charged: bool = False
 
 
 class Witness(Protocol):
@@ -38,6 +49,7 @@ class Witness(Protocol):
     def is_ready(self) -> bool: ...
     async def unacknowledged(self) -> list[FinalCounts]: ...
     async def ack(self, request_ids: list[str], /) -> None: ...
+    async def cancel(self, request_id: str, /) -> bool: ...
 
 
 Charge = Callable[[TurnRecord], None]
@@ -58,22 +70,27 @@ class Reconciler:
         self._charge = charge
         self._monotonic = monotonic
         self._pending: dict[str, _Leftover] = {}
+        self._num_counts = 0
         self._log = get_logger("reconcile")
 
     def settle(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames; never awaits."""
-        self._pending[record.id] = _Leftover(record, self._monotonic())
+        self._pending[record.id] = _Leftover(record, self._monotonic(), set())
 
     @property
     def num_pending(self) -> int:
         return len(self._pending)
 
     async def recover(self) -> int:
-        """Take over every turn that an earlier run of this gateway left open."""
+        """Take over every turn that an earlier run of this gateway left open.
+
+        An engine may not have noticed that its gateway is gone (a lost machine closes no
+        connection), so each is told to cancel them.
+        """
         records = await self._journal.open_turns()
         for record in records:
             record.outcome = "gateway_killed"
-            self.settle(record)
+            self._pending[record.id] = _Leftover(record, self._monotonic(), set(self._engines))
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -87,19 +104,24 @@ class Reconciler:
                     await self.step(is_sweep=is_sweep)
                 except GatewayError as error:
                     self._log.warning("reconcile_failed", error=str(error))
-            await pause(stopping, _POLL_SECONDS)
+            await pause(stopping, max(_POLL_SECONDS, self._num_counts * _POLL_SECONDS_PER_COUNT))
 
     async def step(self, *, is_sweep: bool = False) -> None:
+        self._num_counts = 0
+        heard: set[str] = set()
         for engine in [engine for engine in self._engines.values() if engine.is_ready]:
             try:
+                await self._cancel(engine)
                 counts = await engine.unacknowledged()
             except GatewayError as error:
                 self._log.warning("unacknowledged_failed", engine=engine.name, error=str(error))
                 continue
+            heard.add(engine.name)
+            self._num_counts += len(counts)
             await self._match(engine, counts)
             if is_sweep:
                 await self._sweep(engine, counts)
-        await self._give_up()
+        await self._give_up(heard)
 
     async def finish(self, deadline_seconds: float) -> None:
         """At shutdown: settle what can be settled soon; the rest stays open for the next start."""
@@ -107,6 +129,18 @@ class Reconciler:
         while self._pending and self._monotonic() < deadline:
             await self.step()
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _cancel(self, engine: Witness) -> None:
+        """Before its counts are asked for: what does not run by then, and has none, never ran."""
+        now = self._monotonic()
+        for leftover in list(self._pending.values()):
+            leftover.denied.discard(engine.name)
+            is_due = now - leftover.since >= _PATIENCE_SECONDS
+            if is_due or engine.name in leftover.to_cancel:
+                is_running = await engine.cancel(leftover.record.id)
+                leftover.to_cancel.discard(engine.name)
+                if is_due and not is_running:
+                    leftover.denied.add(engine.name)
 
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
         for final in counts:
@@ -117,22 +151,28 @@ class Reconciler:
             record.engine, record.epoch = engine.name, final.epoch
             if final.usage is not None:
                 record.take_usage(final.usage)
+            record.stop_reason = final.reason
             record.output_tokens = final.output_tokens
             record.thinking_tokens = final.thinking_tokens
             await self._close(leftover, "engine_counts")
 
-    async def _give_up(self) -> None:
-        """Close what no engine knows; while the turn's engine is away, wait."""
+    async def _give_up(self, heard: set[str]) -> None:
+        """Close what no engine knows. Only who answered just now can say so: an engine that is too
+        busy to answer may be the one that has the counts."""
         now = self._monotonic()
         for leftover in list(self._pending.values()):
-            engine = self._engines.get(leftover.record.engine or "")
-            is_away = engine is not None and not engine.is_ready
-            patience = _PATIENCE_SECONDS * (6 if is_away else 1)
+            # A turn that its gateway did not live to route may be any engine's.
+            name = leftover.record.engine
+            possible = {name} if name in self._engines else set(self._engines)
+            is_unknown = possible <= (heard & leftover.denied)
+            patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
             if now - leftover.since >= patience:
                 await self._close(leftover, "lost")
 
     async def _close(self, leftover: _Leftover, result: str) -> None:
-        self._charge(leftover.record)
+        if not leftover.is_charged:
+            self._charge(leftover.record)
+            leftover.is_charged = True
         await self._journal.close(leftover.record)
         self._pending.pop(leftover.record.id, None)
         self._metrics.reconciled.labels(result).inc()
@@ -140,8 +180,7 @@ class Reconciler:
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
         """Acknowledge turns of ours that the journal has already forgotten."""
         mine = [final.request_id for final in counts if self._is_mine(final.request_id)]
-        done = [turn_id for turn_id in mine if not await self._journal.knows(turn_id)]
-        if done:
+        if done := await self._journal.unknown(mine):
             await engine.ack(done)
 
     def _is_mine(self, turn_id: str) -> bool:

@@ -1,82 +1,84 @@
-"""The journal: this gateway's durable record of turns, until the ledger has them.
-
-SQLite in WAL mode, one thread that owns the connection. Work that queues up while one commit runs
-goes into the next commit, so the price of a commit is shared. A future is done when its work is on
-disk.
-"""
+"""The journal: this gateway's durable record of turns, until the ledger has them."""
 
 import asyncio
 import secrets
 import sqlite3
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from gateway.errors import JournalUnavailable
+from gateway.errors import JournalFull, JournalUnavailable
+from gateway.journal.store import Kind, Store, Work
 from gateway.record import TurnRecord
+from gateway.settings import JOURNAL_MAX_BYTES
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS turns (
-    id TEXT PRIMARY KEY,
-    closed INTEGER NOT NULL DEFAULT 0,
-    record BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS turns_by_closed ON turns (closed);
-"""
-_GROUP = 512
 _DEADLINE_SECONDS = 5.0
 
 Result = TypeVar("Result")
-Work = Callable[[sqlite3.Connection], Any]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TurnRecord).decode
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    work: Work
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
-
-
 class Journal:
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(directory / "journal.db", check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
-        self.instance = _instance(self._db)
-        self.backlog = int(self._db.execute("SELECT count(*) FROM turns").fetchone()[0])
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
+    """Opens and closes turns durably. Every method that awaits raises JournalUnavailable after 5 s.
+
+    `instance` (8 hex digits) is this journal's own id, with which its turns' ids begin.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int = JOURNAL_MAX_BYTES) -> None:
+        self._store = Store(directory, max_bytes)
+        self.instance = _instance(self._store.db)
+
+    @property
+    def backlog(self) -> int:
+        """Turns that the ledger does not have yet, open ones among them."""
+        return self._store.num_turns
+
+    @property
+    def num_bytes(self) -> int:
+        return self._store.num_bytes
+
+    @property
+    def max_bytes(self) -> int:
+        return self._store.max_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a turn may be opened: below the bound, and with the reserve to close all."""
+        return self._store.has_room
 
     async def open(self, record: TurnRecord) -> None:
+        """Raise JournalFull where there is no room for new turns."""
+        if not self._store.has_room:
+            raise JournalFull
         blob = _encode(record)
-        await self._wait(
-            lambda db: (
-                db.execute(
-                    "INSERT INTO turns (id, record) VALUES (?, ?)", (record.id, blob)
-                ).rowcount
+        try:
+            await self._wait(
+                lambda db: (
+                    db.execute(
+                        "INSERT INTO turns (id, record) VALUES (?, ?)", (record.id, blob)
+                    ).rowcount
+                ),
+                "open",
             )
-        )
-        self.backlog += 1
+        except JournalUnavailable:
+            # Full disks have more than one error.
+            if not self._store.has_room:
+                raise JournalFull from None
+            raise
 
     async def close(self, record: TurnRecord) -> None:
-        """Closing twice keeps the first close."""
-        await self._wait(self._closing(record))
+        """Closing twice keeps the first close. One that fails is tried again until it works, also
+        after the caller was told of the failure."""
+        await self._wait(self._closing(record), "close")
 
     def close_soon(self, record: TurnRecord) -> None:
         """Hand a close over without waiting: safe while a stream is being cancelled."""
-        self._submit(self._closing(record)).add_done_callback(lambda future: future.exception())
+        future = self._store.submit(self._closing(record), "close")
+        future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def open_turns(self) -> list[TurnRecord]:
         return await self._records("SELECT record FROM turns WHERE closed = 0 ORDER BY id", ())
@@ -86,25 +88,35 @@ class Journal:
             "SELECT record FROM turns WHERE closed = 1 ORDER BY rowid LIMIT ?", (limit,)
         )
 
-    async def knows(self, turn_id: str) -> bool:
-        return await self._wait(
+    async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
+        """Those of the turns that are not, or no longer, in the journal."""
+
+        def look(db: sqlite3.Connection) -> list[str]:
+            query = "SELECT 1 FROM turns WHERE id = ?"
+            return [i for i in turn_ids if db.execute(query, (i,)).fetchone() is None]
+
+        return await self._wait(look)
+
+    async def forget(self, turn_ids: Sequence[str]) -> None:
+        """Remove turns that the ledger has."""
+        rows = [(turn_id,) for turn_id in turn_ids]
+        await self._wait(
+            lambda db: db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount, "forget"
+        )
+
+    async def set_aside(self, turn_ids: Sequence[str]) -> None:
+        """Keep closed turns that the ledger refuses, but offer them no more."""
+        rows = [(turn_id,) for turn_id in turn_ids]
+        await self._wait(
             lambda db: (
-                db.execute("SELECT 1 FROM turns WHERE id = ?", (turn_id,)).fetchone() is not None
+                db.executemany(
+                    "UPDATE turns SET closed = 2 WHERE id = ? AND closed = 1", rows
+                ).rowcount
             )
         )
 
-    async def forget(self, turn_ids: list[str]) -> None:
-        """Remove turns that the ledger has."""
-        rows = [(turn_id,) for turn_id in turn_ids]
-        removed = await self._wait(
-            lambda db: db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount
-        )
-        self.backlog -= removed
-
     async def stop(self) -> None:
-        self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._db.close()
+        await asyncio.to_thread(self._store.stop)
 
     @staticmethod
     def _closing(record: TurnRecord) -> Work:
@@ -120,60 +132,22 @@ class Journal:
         rows = await self._wait(lambda db: db.execute(query, values).fetchall())
         return [_decode(row[0]) for row in rows]
 
-    async def _wait(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def _wait(
+        self, work: Callable[[sqlite3.Connection], Result], kind: Kind = "other"
+    ) -> Result:
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                result: Result = await self._submit(work)
+                result: Result = await self._store.submit(work, kind)
         except (sqlite3.Error, TimeoutError):
             raise JournalUnavailable from None
         return result
 
-    def _submit(self, work: Work) -> asyncio.Future[Any]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put(_Job(work, future, loop))
-        return future
-
-    def _run(self) -> None:
-        while True:
-            jobs = [self._jobs.get()]
-            try:
-                while len(jobs) < _GROUP:
-                    jobs.append(self._jobs.get_nowait())
-            except Empty:
-                pass
-            self._commit([job for job in jobs if job is not None])
-            if None in jobs:
-                return
-
-    def _commit(self, jobs: list[_Job]) -> None:
-        """Run a group in one transaction. A failed statement fails alone, a failed commit all."""
-        outcomes: list[tuple[_Job, Any, sqlite3.Error | None]] = []
-        for job in jobs:
-            try:
-                outcomes.append((job, job.work(self._db), None))
-            except sqlite3.Error as error:
-                outcomes.append((job, None, error))
-        try:
-            self._db.commit()
-        except sqlite3.Error as error:
-            self._db.rollback()
-            outcomes = [(job, None, error) for job in jobs]
-        for job, result, problem in outcomes:
-            job.loop.call_soon_threadsafe(_settle, job.future, result, problem)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
 
 def _instance(db: sqlite3.Connection) -> str:
-    """This journal's own id: it begins the id of every turn that the journal ever held."""
-    db.execute("INSERT OR IGNORE INTO meta VALUES ('instance', ?)", (secrets.token_hex(4),))
-    db.commit()
-    return str(db.execute("SELECT value FROM meta WHERE name = 'instance'").fetchone()[0])
+    """Made once, with the journal."""
+    found = db.execute("SELECT value FROM meta WHERE name = 'instance'").fetchone()
+    if found is None:
+        found = (secrets.token_hex(4),)
+        db.execute("INSERT INTO meta VALUES ('instance', ?)", found)
+        db.commit()
+    return str(found[0])

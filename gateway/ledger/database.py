@@ -1,70 +1,190 @@
-"""The one place that makes engines and sessions. Every wait on the database has a deadline."""
+"""The one place that makes engines and sessions. Every wait on the database has a deadline.
+
+A frozen server is the hard case: its kernel still acknowledges what is sent, so no timeout of TCP
+helps, and psycopg answers a cancelled wait by asking the same server to cancel, for ten seconds.
+So at the deadline the connection's socket is shut down: the driver sees a connection that broke, at
+once, and neither the wait nor the clean-up behind it can last longer.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.errors import LedgerUnavailable
+from gateway.errors import LedgerRefused, LedgerUnavailable
 from gateway.ledger.models import TurnRow
+from gateway.ledger.rollups import add_turns
 from gateway.record import TurnRecord
 
 _DEADLINE_SECONDS = 5.0
-_STATEMENT_MS = 4000
+_COMMAND_SECONDS = 600.0
+# A statement ends before the transaction's deadline, so that the database says what happened.
+_STATEMENT_SHARE = 0.8
+# Beyond the deadline, for the driver to notice its socket's end.
+_MARGIN_SECONDS = 0.5
+_CLOSE_SECONDS = 2.0
+
+Result = TypeVar("Result")
 
 
 class Ledger:
-    def __init__(self, url: str) -> None:
-        self.engine = make_engine(url)
+    def __init__(self, url: str, deadline_seconds: float = _DEADLINE_SECONDS) -> None:
+        self._deadline_seconds = deadline_seconds
+        self.engine = make_engine(url, int(deadline_seconds * 1000 * _STATEMENT_SHARE))
+        self._discarding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def transaction(
-        self, deadline_seconds: float = _DEADLINE_SECONDS
+        self, deadline_seconds: float | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """One transaction, committed at the end of the block, within the deadline."""
+        """One transaction, committed at the end of the block, within the deadline.
+
+        Raise LedgerRefused for a value that the database can't hold, LedgerUnavailable for
+        everything else. A connection that was not left in order is thrown away, not used again.
+        """
+        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
         try:
-            async with asyncio.timeout(deadline_seconds), self.engine.begin() as connection:
-                yield connection
+            async with asyncio.timeout_at(deadline + _MARGIN_SECONDS):
+                connection = await self._connect(deadline)
+                async with self._in_order(connection, deadline):
+                    yield connection
+                    await connection.commit()
+                    await connection.close()
         except TimeoutError:
             raise LedgerUnavailable from None
         except (SQLAlchemyError, OSError) as error:
+            if _is_refusal(error):
+                raise LedgerRefused from error
             raise LedgerUnavailable from error
 
+    async def _connect(self, deadline: float) -> AsyncConnection:
+        """A connection whose server answers: of those in the pool, it may have gone away."""
+        connection = await self.engine.connect()
+        if not self.is_postgres:
+            return connection
+        try:
+            async with self._in_order(connection, deadline):
+                await connection.exec_driver_sql("SELECT 1")
+                await connection.rollback()
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            connection = await self.engine.connect()
+        return connection
+
+    @asynccontextmanager
+    async def _in_order(self, connection: AsyncConnection, deadline: float) -> AsyncIterator[None]:
+        """Break the connection at the deadline; throw it away if the block ends in an error."""
+        cutting = None
+        if self.is_postgres:
+            pooled = await connection.get_raw_connection()
+            loop = asyncio.get_running_loop()
+            cutting = loop.call_at(deadline, _cut, pooled.driver_connection)
+        is_in_order = False
+        try:
+            yield
+            is_in_order = True
+        finally:
+            if cutting is not None:
+                cutting.cancel()
+            if not is_in_order:
+                self._discard(connection)
+
+    def _discard(self, connection: AsyncConnection) -> None:
+        """In the background: SQLite's thread may be busy for as long as it waits for a lock."""
+        task = asyncio.create_task(_throw_away(connection), name="discard connection")
+        self._discarding.add(task)
+        task.add_done_callback(self._discarding.discard)
+
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
-        """Insert closed turns; those already there stay as they are."""
+        """Insert closed turns, and add them to the sums; those already there change nothing.
+
+        Raises as `transaction`.
+        """
         insert = postgresql.insert if self.is_postgres else sqlite.insert
-        statement = insert(TurnRow).on_conflict_do_nothing()
+        statement = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
+        rows = {record.id: _row(record) for record in reversed(records)}
         async with self.transaction() as connection:
-            await connection.execute(statement, [_row(record) for record in records])
+            inserted = await connection.execute(
+                statement, [rows[turn_id] for turn_id in sorted(rows)]
+            )
+            await add_turns(connection, inserted.scalars().all())
+
+    async def analyze(self) -> None:
+        """Tell the database's planner what the tables hold; after loading a lot at once."""
+        async with self.engine.begin() as connection:
+            await connection.execute(text("ANALYZE"))
 
     @property
     def is_postgres(self) -> bool:
         return self.engine.dialect.name == "postgresql"
 
     async def close(self) -> None:
-        await self.engine.dispose()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await asyncio.gather(*self._discarding)
+                await self.engine.dispose()
+        except TimeoutError:
+            pass  # the process ends, and its connections with it
 
 
-def make_engine(url: str) -> AsyncEngine:
+async def _throw_away(connection: AsyncConnection) -> None:
+    try:
+        await connection.invalidate()
+        await connection.close()
+    except (SQLAlchemyError, OSError):
+        pass  # it was broken: that is why it is thrown away
+
+
+def _cut(driver_connection: Any) -> None:
+    """End a psycopg connection's traffic; whoever waits for it is told that it broke."""
+    if driver_connection.closed:
+        return
+    with socket.socket(fileno=os.dup(driver_connection.fileno())) as shared:
+        try:
+            shared.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended by itself
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the same rows would be refused again: a value, not the server or the schema."""
+    return isinstance(error, DataError) or (
+        isinstance(error, StatementError) and not isinstance(error, DBAPIError)
+    )
+
+
+async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
+    """What a command does: one piece of work with a patient ledger of its own."""
+    ledger = Ledger(url, _COMMAND_SECONDS)
+    try:
+        return await work(ledger)
+    finally:
+        await ledger.close()
+
+
+def make_engine(url: str, statement_ms: int = 4000) -> AsyncEngine:
     if url.startswith("postgresql"):
         return create_async_engine(
             url,
             pool_size=5,
             max_overflow=5,
             pool_timeout=2,
-            pool_pre_ping=True,
             connect_args={
                 "connect_timeout": 3,
-                "options": f"-c statement_timeout={_STATEMENT_MS} -c timezone=UTC",
-                "tcp_user_timeout": _STATEMENT_MS,
+                "options": f"-c statement_timeout={statement_ms} -c timezone=UTC",
+                "tcp_user_timeout": statement_ms,
             },
         )
-    engine = create_async_engine(url, connect_args={"timeout": _STATEMENT_MS / 1000})
+    engine = create_async_engine(url, connect_args={"timeout": statement_ms / 1000})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
 
@@ -72,6 +192,8 @@ def make_engine(url: str) -> AsyncEngine:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
+    # A build may have another default; the journal forgets what the ledger says it has.
+    cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
@@ -106,4 +228,11 @@ def _row(record: TurnRecord) -> dict[str, Any]:
         "cost_without_cache_nano": record.cost_without_cache,
         "num_removed": record.num_removed,
         "fingerprint": record.fingerprint,
+        "dialect": record.dialect,
+        "prefix": record.prefix,
+        "prefix_ttl": record.prefix_ttl,
+        "stop_reason": record.stop_reason,
+        "queue_seconds": record.queue_seconds,
+        "prefill_seconds": record.prefill_seconds,
+        "decode_seconds": record.decode_seconds,
     }

@@ -1,27 +1,62 @@
-"""API keys: created once, stored as SHA-256, looked up by digest."""
+"""API keys: shown once, stored as SHA-256, looked up by digest.
+
+Plain SHA-256, because a key made here has 256 random bits: no list of guesses comes near it, so
+there is nothing for salt or slowness to protect, and a slow hash would let anybody with wrong keys
+occupy the gateway (argon2id takes a sixth of a second). Keys that an operator makes up, such as
+HOLDFAST_API_KEY, must be as random.
+"""
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, bindparam, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.access import KeyScope
+from gateway.errors import InvalidRequest, NotFound
+from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
 from gateway.ledger.models import ApiKeyRow, WorkspaceRow
+from gateway.ledger.workspaces import Workspace, check_workspace_id, find_workspace, workspace_of
 
-_LOOKUP_SECONDS = 1.0
+LOOKUP_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
+    """`replaces` is the key that this one succeeded in a rotation."""
+
     id: str
     workspace: str
     name: str
     digest: str
+    scope: KeyScope
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    replaces: str | None
+
+    def works(self, now: datetime) -> bool:
+        expired = self.expires_at is not None and self.expires_at <= now
+        return self.revoked_at is None and not expired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """Who may come in, as of one `version`: the newest keys, and all workspaces by their ids.
+
+    `has_ended` are the digests that were asked about and belong to keys that work no more.
+    """
+
+    version: int
+    keys: list[ApiKey]
+    workspaces: dict[str, Workspace]
+    has_ended: frozenset[str]
 
 
 def digest_of(key: str) -> str:
@@ -33,42 +68,60 @@ def new_key() -> str:
 
 
 class Keys:
+    """Every change raises LedgerUnavailable where it could not be made, and then was not."""
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def create(self, key: str, workspace: str, name: str, now: datetime) -> str:
+    async def create(
+        self,
+        key: str,
+        workspace: str,
+        name: str,
+        now: datetime,
+        *,
+        scope: KeyScope = "inference",
+        expires_at: datetime | None = None,
+    ) -> str:
         """Store the key of a workspace, both created when absent; return the key's id."""
-        digest = digest_of(key)
         async with self._ledger.transaction() as connection:
+            await watermark.advance(connection)
             await _ensure_workspace(connection, workspace, now)
+            digest = digest_of(key)
             query = select(ApiKeyRow.id).where(ApiKeyRow.digest == digest)
             if (known := (await connection.execute(query)).scalar_one_or_none()) is not None:
                 return known
-            key_id = f"key_{digest[:16]}"
-            values = {
-                "id": key_id,
-                "workspace_id": workspace,
-                "name": name,
-                "digest": digest,
-                "created_at": now,
-                "revoked_at": None,
-            }
-            await connection.execute(insert(ApiKeyRow).values(values))
-            return key_id
+            return await _insert(connection, key, workspace, name, now, scope, expires_at)
 
-    async def all(self) -> list[ApiKey]:
-        return await self._select(None)
+    async def rotate(
+        self, key_id: str, key: str, now: datetime, grace_seconds: float | None
+    ) -> ApiKey:
+        """Store `key` as the successor of a key that works, which ends after the grace; None is
+        until it is revoked. An end that the old key had, the new one has too.
 
-    async def active(self, limit: int) -> list[ApiKey]:
-        """The newest keys that work."""
-        keys = [key for key in await self._select(None) if key.revoked_at is None]
-        return keys[-limit:]
-
-    async def find(self, digest: str) -> ApiKey | None:
-        found = await self._select(digest)
-        return found[0] if found and found[0].revoked_at is None else None
+        Raise NotFound, or InvalidRequest where it was replaced before.
+        """
+        async with self._ledger.transaction() as connection:
+            await watermark.advance(connection)
+            old = _first(await _select(connection, ApiKeyRow.id == key_id))
+            if old is None or not old.works(now):
+                raise NotFound(f"key: no active key `{key_id}`")
+            taken = _first(await _select(connection, ApiKeyRow.replaces == key_id))
+            if taken is not None:
+                raise InvalidRequest(f"key: `{key_id}` was already replaced by `{taken.id}`")
+            new_id = await _insert(
+                connection, key, old.workspace, old.name, now, old.scope, old.expires_at, key_id
+            )
+            if grace_seconds is not None:
+                end = now + timedelta(seconds=grace_seconds)
+                end = end if old.expires_at is None else min(end, old.expires_at)
+                changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
+                await connection.execute(changed.values(expires_at=end))
+            (made,) = await _select(connection, ApiKeyRow.id == new_id)
+            return made
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
+        """End a key for good; False where none of that id was active."""
         statement = (
             update(ApiKeyRow)
             .where(ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None))
@@ -76,39 +129,123 @@ class Keys:
             .returning(ApiKeyRow.id)
         )
         async with self._ledger.transaction() as connection:
+            await watermark.advance(connection)
             return (await connection.execute(statement)).scalar_one_or_none() is not None
+
+    async def all(self, workspace: str | None = None) -> list[ApiKey]:
+        """The oldest first; only that workspace's, where one is given."""
+        condition = None if workspace is None else ApiKeyRow.workspace_id == workspace
+        async with self._ledger.transaction() as connection:
+            return await _select(connection, condition)
+
+    async def get(self, key_id: str) -> ApiKey | None:
+        async with self._ledger.transaction() as connection:
+            return _first(await _select(connection, ApiKeyRow.id == key_id))
+
+    async def find(self, digest: str, now: datetime) -> tuple[ApiKey, Workspace] | None:
+        """A key that works, and its workspace."""
+        async with self._ledger.transaction(LOOKUP_SECONDS) as connection:
+            key = _first(await _select(connection, ApiKeyRow.digest == digest))
+            if key is None or not key.works(now):
+                return None
+            workspace = await find_workspace(connection, key.workspace)
+        return None if workspace is None or workspace.archived_at else (key, workspace)
+
+    async def version(self) -> int:
+        """Grows with every change of keys and workspaces."""
+        async with self._ledger.transaction(LOOKUP_SECONDS) as connection:
+            return await watermark.read(connection)
+
+    async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
+        """The newest keys that work, of workspaces that are not archived."""
+        async with self._ledger.transaction() as connection:
+            # Read first: a change that comes in between is then seen as a newer version.
+            version = await watermark.read(connection)
+            rows = (await connection.execute(select(WorkspaceRow.__table__))).all()
+            workspaces = {row.id: workspace_of(row) for row in rows}
+            stored = await _select(connection, None)
+        keys = [
+            key
+            for key in stored
+            if key.works(now) and workspaces[key.workspace].archived_at is None
+        ]
+        return Directory(
+            version=version,
+            keys=keys[-limit:],
+            workspaces=workspaces,
+            has_ended=frozenset(
+                key.digest for key in stored if key.digest in asked and not key.works(now)
+            ),
+        )
+
+    async def touch(self, used: Mapping[str, datetime]) -> None:
+        """Note when keys were last used; a later time that another gateway noted stays."""
+        if not used:
+            return
+        last = ApiKeyRow.last_used_at
+        statement = (
+            update(ApiKeyRow.__table__)  # type: ignore[arg-type]
+            .where(ApiKeyRow.id == bindparam("key"))
+            .where(or_(last.is_(None), last < bindparam("used")))
+            .values(last_used_at=bindparam("used"))
+        )
+        async with self._ledger.transaction() as connection:
+            rows = [{"key": key_id, "used": moment} for key_id, moment in used.items()]
+            await connection.execute(statement, rows)
 
     async def workspaces(self) -> list[str]:
         async with self._ledger.transaction() as connection:
             return list((await connection.execute(select(WorkspaceRow.id))).scalars())
 
-    async def _select(self, digest: str | None) -> list[ApiKey]:
-        query = select(
-            ApiKeyRow.id,
-            ApiKeyRow.workspace_id,
-            ApiKeyRow.name,
-            ApiKeyRow.digest,
-            ApiKeyRow.created_at,
-            ApiKeyRow.revoked_at,
-        ).order_by(ApiKeyRow.created_at)
-        if digest is not None:
-            query = query.where(ApiKeyRow.digest == digest)
-        async with self._ledger.transaction(_LOOKUP_SECONDS) as connection:
-            rows = (await connection.execute(query)).all()
-        return [
-            ApiKey(
-                id=row.id,
-                workspace=row.workspace_id,
-                name=row.name,
-                digest=row.digest,
-                created_at=row.created_at,
-                revoked_at=row.revoked_at,
-            )
-            for row in rows
-        ]
+
+async def _insert(
+    connection: AsyncConnection,
+    key: str,
+    workspace: str,
+    name: str,
+    now: datetime,
+    scope: KeyScope,
+    expires_at: datetime | None,
+    replaces: str | None = None,
+) -> str:
+    digest = digest_of(key)
+    key_id = f"key_{digest[:16]}"
+    values = {
+        "id": key_id,
+        "workspace_id": workspace,
+        "name": name,
+        "digest": digest,
+        "scope": scope,
+        "created_at": now,
+        "expires_at": expires_at,
+        "replaces": replaces,
+    }
+    await connection.execute(insert(ApiKeyRow).values(values))
+    return key_id
+
+
+async def _select(
+    connection: AsyncConnection, condition: ColumnElement[bool] | None
+) -> list[ApiKey]:
+    query = select(ApiKeyRow.__table__).order_by(ApiKeyRow.created_at, ApiKeyRow.id)
+    if condition is not None:
+        query = query.where(condition)
+    return [_key(row._mapping) for row in (await connection.execute(query)).all()]
+
+
+def _key(row: Any) -> ApiKey:
+    names = ("id", "name", "digest", "scope", "created_at", "revoked_at", "expires_at")
+    return ApiKey(
+        **{name: row[name] for name in (*names, "last_used_at", "replaces")},
+        workspace=row["workspace_id"],
+    )
+
+
+def _first(found: list[ApiKey]) -> ApiKey | None:
+    return found[0] if found else None
 
 
 async def _ensure_workspace(connection: AsyncConnection, workspace: str, now: datetime) -> None:
-    query = select(WorkspaceRow.id).where(WorkspaceRow.id == workspace)
-    if (await connection.execute(query)).scalar_one_or_none() is None:
+    if await find_workspace(connection, workspace) is None:
+        check_workspace_id(workspace)
         await connection.execute(insert(WorkspaceRow).values(id=workspace, created_at=now))

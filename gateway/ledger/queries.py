@@ -1,20 +1,27 @@
 """What the admin API asks of the ledger. Each number has one definition, written beside it."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.models import TurnRow
+from gateway.ledger.ranges import Range, reason_counts, settle, sums
 
 _MAX_POINTS = 60
 _BUCKETS_SECONDS = (5, 10, 30, 60, 300, 900, 3600, 10800, 86400)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither."""
+    """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
+
+    `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was timed.
+    """
 
     requests: int = 0
     requests_with_read: int = 0
@@ -28,7 +35,10 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int = 0
     output_tokens: int = 0
     cost_nano: int = 0
+    thinking_tokens: int = 0
     cost_without_cache_nano: int = 0
+    prefill_tokens: int = 0
+    prefill_us: int = 0
 
     @property
     def saved_nano(self) -> int:
@@ -60,83 +70,64 @@ class Series:
     buckets: list[Bucket]
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the turns table."""
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """How many turns had each miss reason and each outcome."""
 
-    id: str
-    opened_ms: int
-    workspace: str
-    model: str
-    engine: str | None
-    stream: bool
-    outcome: str
-    miss_reason: str | None
-    num_removed: int
-    input_tokens: int
-    cache_read_tokens: int
-    cache_write_5m_tokens: int
-    cache_write_1h_tokens: int
-    automatic_tokens: int
-    output_tokens: int
-    first_token_seconds: float | None
-    duration_seconds: float | None
-    price: str | None
-    cost_nano: int | None
-    saved_nano: int | None
+    misses: dict[str, int]
+    outcomes: dict[str, int]
 
 
 class Queries:
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
 
-    async def totals(self, since_ms: int) -> Totals:
-        async with self._ledger.transaction() as connection:
-            row = (await connection.execute(_sums(since_ms))).one()
-        return _totals(row._mapping)
+    async def totals(self, of: Range) -> Totals:
+        async with self.ledger.transaction() as connection:
+            found = await totals_by(connection, await settle(connection, of), ())
+        return found.get((), Totals())
 
-    async def series(self, since_ms: int, now_ms: int) -> Series:
+    async def totals_by(
+        self, of: Range, by: Sequence[str], step_seconds: int | None = None
+    ) -> dict[tuple[Any, ...], Totals]:
+        """For each combination of values of the dimensions `by` (`rollups.DIMENSIONS`); with a
+        step for each interval too, whose start is the key's first value."""
+        async with self.ledger.transaction() as connection:
+            return await totals_by(connection, await settle(connection, of), by, step_seconds)
+
+    async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals aligned to the epoch; intervals without turns are there, with zeros."""
-        width = bucket_seconds((now_ms - since_ms) // 1000)
+        async with self.ledger.transaction() as connection:
+            of = await settle(connection, of)
+            width = width_seconds or bucket_seconds(int(of.seconds))
+            found = await totals_by(connection, of, (), width)
         step = width * 1000
-        bucket = (TurnRow.opened_ms // step).label("bucket")
-        query = _sums(since_ms).add_columns(bucket).group_by(bucket)
-        async with self._ledger.transaction() as connection:
-            rows = (await connection.execute(query)).all()
-        found = {int(row.bucket): _totals(row._mapping) for row in rows}
         buckets = [
             Bucket(
-                start_ms=number * step,
-                is_partial=number * step < since_ms or (number + 1) * step > now_ms,
-                totals=(totals := found.get(number, Totals())),
+                start_ms=start,
+                is_partial=start < of.since_ms or start + step > of.until_ms,
+                totals=(totals := found.get((start,), Totals())),
                 saved_nano=totals.saved_nano,
             )
-            for number in range(since_ms // step, now_ms // step + 1)
+            for start in range(of.since_ms // step * step, of.until_ms, step)
         ]
         return Series(width, buckets)
 
-    async def miss_reasons(self, since_ms: int) -> dict[str, int]:
-        query = (
-            select(TurnRow.miss_reason, func.count())
-            .where(TurnRow.opened_ms >= since_ms, TurnRow.miss_reason.is_not(None))
-            .group_by(TurnRow.miss_reason)
-        )
-        async with self._ledger.transaction() as connection:
-            return {str(reason): n for reason, n in (await connection.execute(query)).all()}
-
-    async def turns(self, limit: int) -> list[Turn]:
-        """The newest turns first."""
-        columns = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
-        query = select(*columns).order_by(TurnRow.opened_ms.desc()).limit(limit)
-        async with self._ledger.transaction() as connection:
-            rows = (await connection.execute(query)).all()
-        return [_turn(row._mapping) for row in rows]
+    async def reasons(self, of: Range) -> Reasons:
+        counts: dict[str, Counter[str]] = {"miss": Counter(), "outcome": Counter()}
+        async with self.ledger.transaction() as connection:
+            of = await settle(connection, of)
+            for query in reason_counts(of):
+                for kind, value, requests in await connection.execute(query):
+                    counts[kind][value] += int(requests)
+        return Reasons(dict(counts["miss"]), dict(counts["outcome"]))
 
     async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
         """A turn's packed fingerprint; only that workspace's, where one is given."""
         query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
         if workspace is not None:
             query = query.where(TurnRow.workspace_id == workspace)
-        async with self._ledger.transaction() as connection:
+        async with self.ledger.transaction() as connection:
             found: bytes | None = (await connection.execute(query)).scalar_one_or_none()
             return found
 
@@ -149,30 +140,14 @@ def bucket_seconds(seconds: int) -> int:
     return _BUCKETS_SECONDS[-1]
 
 
-def _sums(since_ms: int) -> Select[Any]:
-    def total(column: Any) -> ColumnElement[int]:
-        return func.coalesce(func.sum(column), 0)
-
-    columns: list[ColumnElement[Any]] = [
-        func.count().label("requests"),
-        func.count().filter(TurnRow.cache_read_tokens > 0).label("requests_with_read"),
-        func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)).label("errors"),
-        func.count().filter(TurnRow.price.is_(None)).label("unpriced"),
-        *(
-            total(getattr(TurnRow, name)).label(name)
-            for name in Totals.__struct_fields__
-            if name.endswith(("_tokens", "_nano"))
-        ),
-    ]
-    return select(*columns).where(TurnRow.opened_ms >= since_ms)
-
-
-def _totals(row: Any) -> Totals:
-    return Totals(**{name: int(row[name]) for name in Totals.__struct_fields__})
-
-
-def _turn(row: Any) -> Turn:
-    values = {name: row[name] for name in Turn.__struct_fields__ if name in row}
-    cost, without_cache = row["cost_nano"], row["cost_without_cache_nano"]
-    saved = None if cost is None or without_cache is None else without_cache - cost
-    return Turn(**values, workspace=row["workspace_id"], saved_nano=saved)
+async def totals_by(
+    connection: AsyncConnection, of: Range, by: Sequence[str], step_seconds: int | None = None
+) -> dict[tuple[Any, ...], Totals]:
+    """Keys are the interval's start, where there are intervals, and the values of `by`."""
+    names = [*(["start_ms"] if step_seconds else []), *by]
+    query = sums(of, by, step_seconds)
+    added: dict[tuple[Any, ...], Counter[str]] = {}
+    for row in [] if query is None else (await connection.execute(query)).mappings():
+        own = added.setdefault(tuple(row[name] for name in names), Counter())
+        own.update({name: int(row[name]) for name in Totals.__struct_fields__})
+    return {key: Totals(**counted) for key, counted in added.items() if counted["requests"]}

@@ -26,6 +26,16 @@ class Plan:
             if name.characters is None and name.segment <= deepest:
                 yield name.digest
 
+    def deepest_marked(self) -> tuple[str, Ttl] | None:
+        """Name and TTL of the longest prefix that the client marked, None without a marker."""
+        if not self.breakpoints:
+            return None
+        point = max(self.breakpoints, key=lambda point: point.segment)
+        for name in self.names:
+            if name.segment == point.segment and name.characters is None:
+                return name.digest, point.ttl
+        return None
+
 
 def make_plan(layout: Layout, automatic: Ttl | None, scope: str) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot."""

@@ -50,6 +50,7 @@ T = TypeVar("T")
 SECRET = "secret-of-the-conformance-suite"
 BLOCK_SIZE = 16
 START_SECONDS = 90
+VLLM_START_SECONDS = 600
 TICK = 1 / 1024  # the manual clock stays exact: it is moved by sums of powers of two only
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +67,15 @@ PROFILES: dict[str, Settings] = {
         "SYNTHETIC_PREFILL_US": 0,
         "SYNTHETIC_DECODE_MS": 5,
     },
+}
+# Tests compute on a CPU, in one thread, without a hub; what the environment says goes before it.
+VLLM_ON_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
 
@@ -271,8 +281,11 @@ def running_engine(backend: str, settings: Settings) -> Iterator[Engine]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ENGINE_")}
     environment |= {f"ENGINE_{name}": str(value) for name, value in settings.items()}
     environment |= {"ENGINE_SECRET": SECRET, "ENGINE_PORT": str(port), "ENGINE_LOG_LEVEL": "error"}
+    python = sys.executable
+    if backend == "vllm":
+        python, environment = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | environment
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine", "--backend", backend], cwd=ROOT, env=environment
+        [python, "-m", "engine", "--backend", backend], cwd=ROOT, env=environment
     )
     client = httpx.Client(
         base_url=url,
@@ -281,7 +294,9 @@ def running_engine(backend: str, settings: Settings) -> Iterator[Engine]:
         limits=httpx.Limits(max_connections=None),
     )
     try:
-        _wait_until_ready(client, process)
+        _wait_until_ready(
+            client, process, VLLM_START_SECONDS if backend == "vllm" else START_SECONDS
+        )
         yield Engine(url, process, client)
     finally:
         client.close()
@@ -293,8 +308,10 @@ def running_engine(backend: str, settings: Settings) -> Iterator[Engine]:
             process.wait()
 
 
-def _wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _wait_until_ready(
+    client: httpx.Client, process: "subprocess.Popen[bytes]", seconds: float
+) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert process.poll() is None, "the engine ended while it started"
         try:

@@ -2,28 +2,45 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from litestar.routes import HTTPRoute
 
+from engine.backends.base import Backend
+from engine.host import EngineHost
 from engine.protocol import Name
-from tests.conformance.engines import SECRET, Engine, Refused, prompt
+from engine.server import create_app
+from tests.conformance.engines import ROOT, SECRET, Engine, Refused, prompt
 
+PROBES = {"/healthz", "/readyz", "/metrics"}
+
+
+def _routes(*, speaks_openai: bool) -> set[tuple[str, str]]:
+    """Every method and path that the server has, from the application itself."""
+
+    def no_backend(_host: EngineHost) -> Backend:
+        raise AssertionError("nothing is started")
+
+    host = EngineHost(lambda: None)
+    app = create_app(no_backend, SECRET, host, speaks_openai=speaks_openai)
+    return {
+        (method, path)
+        for path, methods in (
+            (route.path, route.methods) for route in app.routes if isinstance(route, HTTPRoute)
+        )
+        for method in methods
+    }
+
+
+ROUTES = sorted(_routes(speaks_openai=True))
 CALLS = [
-    ("GET", "describe"),
-    ("POST", "generate"),
-    ("POST", "count"),
-    ("POST", "cancel"),
-    ("GET", "unacknowledged"),
-    ("POST", "ack"),
-    ("GET", "events"),
-    ("GET", "snapshot"),
-    ("GET", "entries"),
-    ("GET", "stats"),
-    ("POST", "drop"),
-    ("POST", "clock/advance"),
+    (method, path.removeprefix("/v1/"))
+    for method, path in sorted(_routes(speaks_openai=False))
+    if path not in PROBES and method != "OPTIONS"
 ]
 POSTS = [path for method, path in CALLS if method == "POST"]
 
@@ -44,8 +61,34 @@ def refuse(engine: Engine, content: bytes, path: str = "generate") -> dict[str, 
     return reply
 
 
+def test_the_calls_are_those_of_the_protocol() -> None:
+    page = (ROOT / "engine" / "PROTOCOL.md").read_text()
+    written = set(re.findall(r"^\| `(GET|POST) /v1/([a-z/]+)", page, re.MULTILINE))
+    assert written == set(CALLS)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_but_the_probes_needs_the_secret(
+    engine: Engine, method: str, path: str
+) -> None:
+    """Whatever the server has: who adds a route has it here."""
+    if (method, path) not in _routes(speaks_openai=engine.description.backend == "synthetic"):
+        pytest.skip("a route of the synthetic engine only")
+    request = engine.client.build_request(method, path)
+    del request.headers["authorization"]
+    response = engine.client.send(request)
+    if path in PROBES:
+        assert response.status_code < 300
+    else:
+        assert response.status_code == 401
+        assert response.json() == {
+            "code": "unauthorized",
+            "message": "the engine secret is missing or wrong",
+        }
+
+
 @pytest.mark.parametrize(("method", "path"), CALLS)
-def test_every_call_needs_the_secret(engine: Engine, method: str, path: str) -> None:
+def test_every_call_needs_the_right_secret(engine: Engine, method: str, path: str) -> None:
     for header in (
         None,
         b"",

@@ -15,6 +15,7 @@ import httpx
 ENGINE_SECRET = "engine-secret-for-tests"
 API_KEY = "hf-key-for-tests-0000000000000000"
 ADMIN_KEY = "hf-admin-for-tests-00000000000000"
+MASTER_SECRET = "master-secret-for-tests-0000000000"
 START_SECONDS = 90
 
 
@@ -44,8 +45,12 @@ def running_stack(
     backend: str = "native",
     engine_settings: Mapping[str, str] | None = None,
     gateway_settings: Mapping[str, str] | None = None,
+    logs: Path | None = None,
 ) -> Iterator[Stack]:
-    """Start both programs, wait until they serve, and end them whatever happens."""
+    """Start both programs, wait until they serve, and end them whatever happens.
+
+    With `logs`, a folder, what they write goes to `engine.log` and `gateway.log` there.
+    """
     engine_port, gateway_port = free_port(), free_port()
     engine, gateway = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{gateway_port}"
     engine_environment = {
@@ -62,14 +67,16 @@ def running_stack(
         "HOLDFAST_API_KEY": API_KEY,
         "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
-        "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",
+        "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
         **(gateway_settings or {}),
     }
     run([*python("gateway"), "migrate"], gateway_environment)
     started: list[subprocess.Popen[bytes]] = []
     try:
-        started.append(start([*python("engine"), "--backend", backend], engine_environment))
-        started.append(start([*python("gateway"), "serve"], gateway_environment))
+        command = [*python("engine"), "--backend", backend]
+        started.append(start(command, engine_environment, logs and logs / "engine.log"))
+        command = [*python("gateway"), "serve"]
+        started.append(start(command, gateway_environment, logs and logs / "gateway.log"))
         for url, process in zip((engine, gateway), started, strict=True):
             wait_until_ready(url, process)
         yield Stack(gateway, engine, *started)
@@ -92,8 +99,15 @@ def run(command: list[str], environment: Mapping[str, str]) -> None:
     subprocess.run(command, env={**os.environ, **environment}, check=True)
 
 
-def start(command: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(command, env={**os.environ, **environment})
+def start(
+    command: list[str], environment: Mapping[str, str], log: Path | None = None
+) -> "subprocess.Popen[bytes]":
+    if log is None:
+        return subprocess.Popen(command, env={**os.environ, **environment})
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
 def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:

@@ -17,6 +17,7 @@ from tests.fuzz.tiny_model import write_tiny_model
 MODELS = ("tiny-one", "tiny-two")
 # The second may lease next to nothing: its entries are best-effort, and still in memory.
 LEASE_SHARES = (0.5, 0.004)
+VLLM_BLOCK_SIZE = 32
 MODELS_TOML = """default = "{0}"
 
 [[models]]
@@ -49,6 +50,9 @@ def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
             }
             if backend == "native":
                 settings["MODEL"] = write_tiny_model(directory / name)
+            if backend == "vllm":
+                settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
+                settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
             engines.append(stack.enter_context(running_engine(backend, settings)))
         yield Machines(engines)
 

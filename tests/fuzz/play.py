@@ -38,6 +38,7 @@ class Player:
             has_tools=self.server.has_tools,
             can_queue=can_queue,
             checks_marks=self.server.checks_marks,
+            granularity=self.server.machines.granularity,
         )
         self._seed, self._number = seed, 0
         self._models = [Cache(min_tokens=MINIMUMS[m]) for m in range(self.server.num_models)]

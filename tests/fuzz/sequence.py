@@ -82,6 +82,7 @@ class Sequence:
         has_tools: bool = True,
         can_queue: bool = True,
         checks_marks: bool = False,
+        granularity: int = 1,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -89,6 +90,7 @@ class Sequence:
         self._num_scopes, self._num_models = num_scopes, num_models
         self._can_queue, self._checks_marks = can_queue, checks_marks
         talk = Talk(self.rng, f"{seed}", LONGEST, has_tools)
+        talk.padding = granularity if granularity > 1 else 0
         talk.begin()
         self._talks = [talk]
         self._model = self.rng.randrange(num_models)

@@ -104,6 +104,10 @@ class Machines:
     engines: list[Engine]
     _counted: dict[bytes, CountReply] = field(default_factory=dict)
 
+    @property
+    def granularity(self) -> int:
+        return self.engines[0].description.granularity
+
     def advance(self, seconds: float) -> None:
         if not seconds:
             return
@@ -111,9 +115,9 @@ class Machines:
             engine.advance(seconds)
 
     def sizes(self, turn: Turn) -> Sizes:
-        """Both models count alike: they have one tokenizer and template."""
-        counted = self._count(turn.talk.prompt())
-        ends = [end for end in counted.segment_tokens if end is not None]
+        """Both models count alike: they have one tokenizer and template. Ends as entries sit."""
+        counted, floor = self._count(turn.talk.prompt()), self.engines[0].floor
+        ends = [floor(end) for end in counted.segment_tokens if end is not None]
         assert len(ends) == len(counted.segment_tokens), "this model leaves a segment no boundary"
         return Sizes(ends, counted.input_tokens - ends[-1])
 

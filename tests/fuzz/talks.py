@@ -50,7 +50,9 @@ class Marks(NamedTuple):
 class Talk:
     """`name` is in all its words: no prefix of it is one of another talk, unless it is a fork.
 
-    New blocks have SHORTEST to `longest` tokens, short ones more often, and their scaffold.
+    New blocks have SHORTEST to `longest` tokens, short ones more often, and their scaffold. Behind
+    that come `padding` words: where entries sit at multiples of so many tokens, what tells two
+    blocks apart must not be in what is cut off.
     """
 
     rng: random.Random
@@ -61,6 +63,7 @@ class Talk:
     tools: list[str] = field(default_factory=list)
     system: list[str] = field(default_factory=list)
     turns: list[list[Piece]] = field(default_factory=list)
+    padding: int = 0
 
     def begin(self) -> None:
         if self.has_tools:
@@ -79,6 +82,7 @@ class Talk:
             list(self.tools),
             list(self.system),
             deepcopy(self.turns),
+            self.padding,
         )
 
     def grow(self) -> None:
@@ -122,7 +126,7 @@ class Talk:
         limit = (longest or self.longest) / SHORTEST
         size = int(SHORTEST * limit ** (self.rng.random() ** 1.5))
         return f"{self.name}:{self.serial}" + "".join(
-            f" {word}" for word in self.rng.choices(_WORDS, k=max(size - 5, 1))
+            f" {word}" for word in self.rng.choices(_WORDS, k=max(size - 5, 1) + self.padding)
         )
 
     # The same prompt for an engine, for a gateway and for the reference model.

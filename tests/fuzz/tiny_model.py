@@ -21,8 +21,11 @@ _THINKING = (
 )
 
 
-def write_tiny_model(directory: Path) -> Path:
-    """Make the directory, named like the model it holds; returns it."""
+def write_tiny_model(directory: Path, head_dim: int = 16) -> Path:
+    """Make the directory, named like the model it holds; returns it.
+
+    vLLM's attention on a CPU takes heads of 32 and more.
+    """
     directory.mkdir(parents=True)
     torch.manual_seed(11)
     config = LlamaConfig(
@@ -32,7 +35,7 @@ def write_tiny_model(directory: Path) -> Path:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=65_536,
         eos_token_id=2,
         pad_token_id=0,

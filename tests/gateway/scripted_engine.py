@@ -212,9 +212,10 @@ class ScriptedEngine:
     async def _cancel(self, body: bytes, receive: Any, send: Any) -> None:
         request_id = msgspec.json.decode(body, type=CancelRequest).request_id
         self.cancelled.append(request_id)
-        if request_id in self.running:
+        is_running = request_id in self.running
+        if is_running:
             self.running[request_id].set()
-        await _reply(send, {"cancelled": True})
+        await _reply(send, {"cancelled": is_running})
 
     async def _ack(self, body: bytes, receive: Any, send: Any) -> None:
         for request_id in msgspec.json.decode(body, type=AckRequest).request_ids:

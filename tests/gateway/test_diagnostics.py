@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.ask import Compared, Principal
+from gateway.ask import Ask, Compared, Principal
 from gateway.background import Background
 from gateway.catalogue import Model
 from gateway.cli import main
@@ -123,7 +123,7 @@ def test_what_cannot_be_compared_with_is_not_found_v117(
     theirs = stack.sdk(key).messages.create(
         **body(diagnostics={"previous_message_id": None}, **BASE)
     )
-    assert reason(create(stack, theirs.id)) == expected
+    assert finished(stack, theirs.id) == expected
 
 
 def finished(stack: Stack, previous: str, **changes: Any) -> tuple[str, int | None]:
@@ -141,16 +141,41 @@ def test_an_id_that_another_gateway_may_have_made_is_looked_for_in_the_ledger(st
     assert finished(stack, "msg_" + "0" * 28) == ("previous_message_not_found", None)
 
 
-@pytest.mark.anyio
-async def test_nobody_waits_for_the_database() -> None:
-    async def never(turn_id: str, workspace: str) -> bytes | None:
-        await asyncio.Event().wait()
-        return None
+async def never(turn_id: str, workspace: str) -> bytes | None:
+    """A database that does not answer."""
+    await asyncio.Event().wait()
+    return None
 
+
+def comparing(workspace: str, previous: str) -> Ask:
     decoded = decode_messages(msgspec.json.encode(body()))
     model = Model(id="m", display_name="m")
-    ask = ask_of(decoded, Principal("w", "k", "scope"), model, "2023-06-01", 0.0)
-    ask = replace(ask, comparison=Compared(is_wanted=True, previous="msg_" + "0" * 28))
+    ask = ask_of(decoded, Principal(workspace, "k", workspace), model, "2023-06-01", 0.0)
+    return replace(ask, comparison=Compared(is_wanted=True, previous=previous))
+
+
+@pytest.mark.anyio
+async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
+    """Not even the time that an answer takes tells them apart."""
+    background = Background()
+    diagnostics = Diagnostics(never, background)
+    theirs, nobodys = "msg_" + "1" * 28, "msg_" + "0" * 28
+    fingerprint = comparing("owner", nobodys).fingerprint(5)
+    diagnostics.remember("owner", theirs, fingerprint)
+    found = {}
+    for workspace, previous in (("owner", theirs), ("stranger", theirs), ("stranger", nobodys)):
+        comparison = diagnostics.begin(comparing(workspace, previous))
+        assert comparison is not None
+        await asyncio.sleep(0)
+        found[workspace, previous] = comparison.diagnosis(fingerprint)
+    assert found["owner", theirs].found == "compared"
+    assert found["stranger", theirs] == found["stranger", nobodys] == Diagnosis("unfinished")
+    await background.close(0.0)
+
+
+@pytest.mark.anyio
+async def test_nobody_waits_for_the_database() -> None:
+    ask = comparing("w", "msg_" + "0" * 28)
     background = Background()
     comparison = Diagnostics(never, background).begin(ask)
     assert comparison is not None
@@ -211,4 +236,4 @@ def test_an_operator_compares_any_two_turns_of_the_ledger(stack: Stack) -> None:
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     headers = {"x-api-key": API_KEY}
     path = f"{stack.url}/admin/v1/turns/{one.id}/divergence?from={two.id}"
-    assert httpx.get(path, headers=headers).status_code == 401
+    assert httpx.get(path, headers=headers).status_code == 403

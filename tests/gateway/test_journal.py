@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol import FinalCounts, InputUsage
-from gateway.errors import LedgerUnavailable
+from gateway.errors import EngineTimeout, LedgerUnavailable
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -42,13 +42,21 @@ class Witness:
     def __init__(self, *counts: FinalCounts) -> None:
         self.counts = list(counts)
         self.acked: list[str] = []
-        self.is_ready = True
+        self.cancelled: list[str] = []
+        self.running: set[str] = set()
+        self.is_ready, self.is_silent = True, False
 
     async def unacknowledged(self) -> list[FinalCounts]:
+        if self.is_silent:
+            raise EngineTimeout
         return self.counts
 
     async def ack(self, request_ids: list[str], /) -> None:
         self.acked += request_ids
+
+    async def cancel(self, request_id: str, /) -> bool:
+        self.cancelled.append(request_id)
+        return request_id in self.running
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -114,6 +122,31 @@ def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_p
         witness.is_ready = True
         await reconciler.step()
         assert reconciler.num_pending == 0 and len(await journal.closed_turns(10)) == 3
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal, now = Journal(tmp_path), [0.0]
+        await journal.open(record(journal, 1))
+        witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
+        witness.is_silent = True
+        accounts = Accounts(load_prices(), Metrics())
+        reconciler = Reconciler(journal, [witness], Metrics(), accounts.settle, lambda: now[0])
+        await reconciler.recover()
+        now[0] = 60.0
+        await reconciler.step()
+        assert reconciler.num_pending == 1 and witness.cancelled
+        counts, witness.counts = witness.counts, []
+        witness.is_silent, witness.running = False, {record(journal, 1).id}
+        await reconciler.step()
+        assert reconciler.num_pending == 1, "it still runs"
+        witness.counts, witness.running = counts, set()
+        await reconciler.step()
+        (turn,) = await journal.closed_turns(10)
+        assert turn.stop_reason == "stop" and reconciler.num_pending == 0
         await journal.stop()
 
     asyncio.run(check())

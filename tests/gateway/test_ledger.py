@@ -1,23 +1,23 @@
 import asyncio
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from alembic import command
-from alembic.config import Config
 
-from gateway.cli import ROOT, migrate
+from gateway.cli import migrate
 from gateway.errors import LedgerUnavailable
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys, digest_of
 from gateway.ledger.queries import Queries, bucket_seconds
+from gateway.ledger.queries_turns import TurnFilter, page
+from gateway.ledger.ranges import Range
+from gateway.ledger.workspaces import Workspaces
 from gateway.record import TurnRecord
 from gateway.settings import DatabaseSettings
 from tests.postgres import new_database
 
+ALL = Range(since_ms=0, until_ms=2**45)
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -34,13 +34,6 @@ def settings(tmp_path: Path, database_url: str) -> DatabaseSettings:
     settings = DatabaseSettings(data=tmp_path, database_url=database_url)
     migrate(settings)
     return settings
-
-
-def config_of(settings: DatabaseSettings) -> Config:
-    config = Config(toml_file=ROOT / "pyproject.toml")
-    config.set_main_option("script_location", str(ROOT / "migrations"))
-    config.attributes["url"] = settings.ledger_url
-    return config
 
 
 def turn(number: int, **changes: object) -> TurnRecord:
@@ -62,33 +55,12 @@ def turn(number: int, **changes: object) -> TurnRecord:
     return TurnRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_migrations_go_up_down_and_up_and_match_the_models(settings: DatabaseSettings) -> None:
-    config = config_of(settings)
-    command.check(config)
-    command.downgrade(config, "base")
-    command.upgrade(config, "head")
-    command.check(config)
-
-
-def test_migrators_that_start_together_do_not_race(tmp_path: Path, database_url: str) -> None:
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "gateway", "migrate"],
-            env={"HOLDFAST_DATA": str(tmp_path), "HOLDFAST_DATABASE_URL": database_url},
-            stderr=subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], errors
-
-
 def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         await ledger.insert_turns([turn(1), turn(2)])
         await ledger.insert_turns([turn(2, input_tokens=999), turn(3)])
-        totals = await Queries(ledger).totals(0)
+        totals = await Queries(ledger).totals(ALL)
         assert (totals.requests, totals.input_tokens) == (3, 30)
         assert totals.cost_without_cache_nano - totals.cost_nano == 3 * 81_000
         await ledger.close()
@@ -98,7 +70,7 @@ def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
 
 def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         queries = Queries(ledger)
         await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
         assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
@@ -106,37 +78,62 @@ def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(settings: Databas
         assert await queries.fingerprint("msg_000001", "other") is None
         assert await queries.fingerprint("msg_000002") is None
         assert await queries.fingerprint("msg_000003") is None
-        assert sorted(row.num_removed for row in await queries.turns(9)) == [0, 1]
+        assert sorted(
+            turn.num_removed for turn in (await page(ledger, ALL, TurnFilter(), 9)).turns
+        ) == [0, 1]
         await ledger.close()
 
     asyncio.run(check())
 
 
-def test_turns_of_the_first_schema_survive_the_upgrade_and_the_way_back(
-    settings: DatabaseSettings,
-) -> None:
-    async def insert(number: int) -> int:
+def test_a_changed_workspace_or_key_advances_the_watermark(settings: DatabaseSettings) -> None:
+    async def check() -> None:
         ledger = Ledger(settings.ledger_url)
-        await ledger.insert_turns([turn(number)])
-        totals = await Queries(ledger).totals(0)
+        keys, workspaces = Keys(ledger), Workspaces(ledger)
+        seen = [await keys.version()]
+        key_id = await keys.create("key", "default", "n", NOW)
+        seen.append(await keys.version())
+        made = await keys.rotate(key_id, "next", NOW, None)
+        seen.append(await keys.version())
+        await keys.revoke(made.id, NOW)
+        seen.append(await keys.version())
+        await workspaces.create("w", NOW, {})
+        seen.append(await keys.version())
+        await workspaces.change("w", {"lease_share": 0.5})
+        seen.append(await keys.version())
+        await workspaces.archive("w", NOW)
+        seen.append(await keys.version())
+        assert seen == sorted(set(seen))
+        await keys.touch({key_id: NOW})
+        assert await keys.version() == seen[-1], "a use is no change"
         await ledger.close()
-        return totals.requests
 
-    config = config_of(settings)
-    assert asyncio.run(insert(1)) == 1
-    command.downgrade(config, "0001")
-    command.upgrade(config, "head")
-    assert asyncio.run(insert(2)) == 2
+    asyncio.run(check())
+
+
+def test_a_month_is_summed_by_workspace_from_its_first_moment(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        october = NOW.replace(month=10, day=31, hour=23, minute=59, second=59)
+        unpriced = turn(4, price=None, cost=None, cost_without_cache=None)
+        other = turn(5, workspace="other", cost=7)
+        await ledger.insert_turns([turn(1), turn(2), turn(3, opened_at=october), unpriced, other])
+        month = NOW.replace(day=1, hour=0)
+        found = await Workspaces(ledger).spent(["default", "other", "none"], month)
+        assert found == {"default": 38_000, "other": 7, "none": 0}
+        await ledger.close()
+
+    asyncio.run(check())
 
 
 def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
     settings: DatabaseSettings,
 ) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         unpriced = turn(2, price=None, cost=None, cost_without_cache=None)
         await ledger.insert_turns([turn(1), unpriced])
-        totals = await Queries(ledger).totals(0)
+        totals = await Queries(ledger).totals(ALL)
         assert (totals.unpriced, totals.prompt_tokens, totals.cost_nano) == (1, 200, 19_000)
         await ledger.close()
 
@@ -145,10 +142,10 @@ def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
 
 def test_a_series_has_every_interval_and_marks_the_partial_ones(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         await ledger.insert_turns([turn(1)])
         end = int(NOW.timestamp() * 1000) + 90_500
-        series = await Queries(ledger).series(end - 600_000, end)
+        series = await Queries(ledger).series(Range(since_ms=end - 600_000, until_ms=end))
         assert series.bucket_seconds == 10
         assert [b.is_partial for b in series.buckets] == [True, *[False] * 59, True]
         assert [b.totals.requests for b in series.buckets if b.totals.requests] == [1]
@@ -164,15 +161,18 @@ def test_a_series_has_a_bounded_number_of_points(seconds: int) -> None:
 
 def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettings) -> None:
     async def check() -> None:
-        ledger = Ledger(settings.ledger_url)
+        ledger = Ledger(settings.ledger_url, 60.0)
         keys = Keys(ledger)
         key_id = await keys.create("secret", "default", "one", NOW)
         assert await keys.create("secret", "default", "again", NOW) == key_id
-        found = await keys.find(digest_of("secret"))
-        assert found is not None and found.workspace == "default" and found.created_at == NOW
+        found = await keys.find(digest_of("secret"), NOW)
+        assert found is not None
+        key, workspace = found
+        assert (key.workspace, key.created_at, workspace.id) == ("default", NOW, "default")
         assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
-        assert await keys.find(digest_of("secret")) is None
-        assert await keys.active(10) == []
+        assert await keys.find(digest_of("secret"), NOW) is None
+        directory = await keys.directory(10, NOW, [digest_of("secret")])
+        assert (directory.keys, directory.has_ended) == ([], {digest_of("secret")})
         await ledger.close()
 
     asyncio.run(check())

@@ -54,7 +54,8 @@ def test_the_description_is_valid_openapi_and_served(stack: Stack) -> None:
 def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
     responses = describe()["paths"]["/v1/messages"]["post"]["responses"]
     assert set(responses) == {
-        *("200", "400", "401", "403", "404", "405", "413", "415", "500", "504", "529")
+        *("200", "400", "401", "402", "403", "404", "405", "413", "415", "429", "500", "504"),
+        "529",
     }
     (envelope, kind) = responses["529"]["content"]["application/json"]["schema"]["allOf"]
     assert envelope["$ref"].endswith("/anthropic.response.ErrorBody")
@@ -65,7 +66,7 @@ def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
 def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
     responses = describe()["paths"][path]["post"]["responses"]
     assert set(responses) == {
-        *("200", "400", "401", "403", "404", "405", "413", "415", "500", "503", "504")
+        *("200", "400", "401", "403", "404", "405", "413", "415", "429", "500", "503", "504")
     }
     overloaded = responses["503"]
     schema = overloaded["content"]["application/json"]["schema"]

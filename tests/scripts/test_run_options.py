@@ -1,5 +1,6 @@
 """scripts/run: what it refuses, before it starts anything."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +12,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(ROOT / "scripts" / "supervise.py"), "--data", str(data)]
+    environment = os.environ | {"VLLM_PYTHON": "/no/such/python"}
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env=environment,
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["--engine", "vllm"], "not built yet", id="not-built"),
+        pytest.param(["--engine", "vllm"], "VLLM_PYTHON", id="no-vllm"),
         pytest.param(["--engine", "other"], "invalid choice", id="no-such-engine"),
         pytest.param(["--engines", "0"], "--engines", id="no-engines"),
         pytest.param(["--engine-arg", "blocks"], "K=V", id="no-value"),

@@ -60,6 +60,7 @@ def _ask(
     _check_generation(request, max_tokens)
     choice, schema = _demands(chat, max_tokens) if chat else (ToolChoice(), None)
     return Ask(
+        dialect="openai",
         principal=principal,
         model=model,
         plan=plan,

@@ -1,6 +1,7 @@
 """OpenAI's error envelope, its statuses and codes.
 
-A server that is full or whose engines are away is a 503 here: 529 is the other dialect's own.
+A server that is full or whose engines are away is a 503 here, and a used-up spend limit a 429: 529
+and 402 are the other dialect's own.
 """
 
 import re
@@ -15,6 +16,7 @@ from gateway.errors import (
     NotFound,
     Overloaded,
     PromptTooLong,
+    SpendLimitReached,
     Unauthenticated,
 )
 
@@ -35,7 +37,13 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def status_of(failure: GatewayError) -> int:
-    return 503 if isinstance(failure, Overloaded) else failure.status
+    match failure:
+        case Overloaded():
+            return 503
+        case SpendLimitReached():
+            return 429
+        case _:
+            return failure.status
 
 
 def body_of(failure: GatewayError) -> ErrorBody:
@@ -69,6 +77,8 @@ def _detail(failure: GatewayError) -> ErrorDetail:
             return ErrorDetail(message, kind, failure.param or _path_in(message))
         case Overloaded():
             return ErrorDetail(message, "server_error", None, "overloaded")
+        case SpendLimitReached():
+            return ErrorDetail(message, "insufficient_quota", None, "insufficient_quota")
         case _ if failure.status == 429:
             return ErrorDetail(message, "rate_limit_error", None, "rate_limit_exceeded")
         case _ if failure.status < 500:

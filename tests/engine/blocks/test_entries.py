@@ -149,8 +149,7 @@ def test_a_lease_over_the_budget_is_best_effort_and_still_readable() -> None:
 def test_blocks_of_a_best_effort_entry_are_reused_last_and_take_it_along() -> None:
     world = World(lease_share=0.0)
     finished(world, "red", EIGHT)
-    finished(world, "blue", SIX, EIGHT)
-    world.drop("blue")
+    world.end(world.run("red", (SIX, EIGHT), {}))
     taken = [world.pool.allocate().block_id for _ in range(8)]
     assert set(taken) == set(range(10)) - {0, 1}
     assert world.entry_at("red", EIGHT) is not None
@@ -208,6 +207,42 @@ def test_nobody_yields_to_one_that_wants_more_than_its_share() -> None:
     finished(world, "blue", tuple(range(13)))
     assert not world.entry_at("blue", tuple(range(13))).is_leased
     assert world.entries.num_leases == 3
+    world.check()
+
+
+def test_a_scope_with_a_share_of_its_own_claims_that() -> None:
+    world = World(lease_share=0.6, lease_shares={"blue": 0.8, "red": 0.3})
+    for start in (10, 20, 30):
+        finished(world, "red", tuple(range(start, start + 8)))
+    finished(world, "blue", tuple(range(13)))
+    assert world.entry_at("blue", tuple(range(13))).is_leased
+    assert world.entries.num_leases == 2, "four of the six blocks are blue's"
+    world.check()
+
+
+def test_a_share_of_zero_claims_nothing_and_keeps_nothing_that_others_claim() -> None:
+    world = World(lease_share=0.6, lease_shares={"red": 0.0})
+    finished(world, "red", EIGHT)
+    assert world.entry_at("red", EIGHT).is_leased, "nobody else needs it"
+    for start in (10, 20):
+        finished(world, "blue", tuple(range(start, start + 8)))
+    finished(world, "green", FIVE)
+    assert not world.entry_at("red", EIGHT).is_leased
+    finished(world, "red", SIX)
+    assert not world.entry_at("red", SIX).is_leased
+    world.check()
+
+
+def test_the_latest_request_says_what_the_share_is() -> None:
+    world = World(lease_share=0.6, lease_shares={"red": 1.0})
+    for start in (10, 20, 30):
+        finished(world, "red", tuple(range(start, start + 8)))
+    finished(world, "blue", FIVE)
+    assert not world.entry_at("blue", FIVE).is_leased
+    world.lease_shares = {}
+    finished(world, "red", tuple(range(30, 38)))
+    finished(world, "blue", FIVE)
+    assert world.entry_at("blue", FIVE).is_leased
     world.check()
 
 

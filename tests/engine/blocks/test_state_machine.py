@@ -19,7 +19,7 @@ from tests.engine.blocks.lives import Life
 from tests.engine.blocks.world import World
 
 SEGMENTS = ((1,), (2, 3), (1, 2, 3), (4, 5, 6, 7), (2, 1, 3), (1, 2, 3, 4, 5, 6), (7, 6, 5, 4))
-SCOPES = st.sampled_from(["red", "blue"])
+SCOPES = st.sampled_from(["red", "red", "blue", "blue", "green"])
 TTLS = st.sampled_from(["5m", "1h"])
 PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
 MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
@@ -39,13 +39,17 @@ class CacheMachine(RuleBasedStateMachine):
         scope_lease_share=st.sampled_from([0.0, 0.4, 0.5, 1.0]),
         host_blocks=st.sampled_from([0, 3, 8, 20]),
         max_copies=st.sampled_from([1, 100]),
+        lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
-    def begin_with(self, lease_share, scope_lease_share, host_blocks, max_copies) -> None:
+    def begin_with(
+        self, lease_share, scope_lease_share, host_blocks, max_copies, lease_shares
+    ) -> None:
         self.world = World(
             lease_share=lease_share,
             scope_lease_share=scope_lease_share,
             host_blocks=host_blocks,
             max_copies=max_copies,
+            lease_shares=lease_shares,
         )
 
     def pick(self, index: int, lives: list[Life]) -> Life:

@@ -1,7 +1,8 @@
 """A small world around the prefix cache: a fake KV memory and three oracles.
 
 The tests play the runner: they write token ids to the slots the tables name and make the copies.
-What a block *really* holds is then known independently of what the pool believes.
+What a block *really* holds is then known independently of what the pool believes. A fourth watches
+the pool's allocations (`watched.py`).
 
 - content oracle: what a table, a hold or a lease points at holds the tokens it should hold;
 - lease oracle: an entry that was promised stays in memory, unchanged, until its promise ends;
@@ -17,11 +18,12 @@ from engine.blocks.cache import CacheQuery, PrefixCache
 from engine.blocks.entries import Entries
 from engine.blocks.hashing import ChainHasher
 from engine.blocks.lookback import Segment
-from engine.blocks.pool import BlockPool, NoFreeBlocks
+from engine.blocks.pool import NoFreeBlocks
 from engine.blocks.table import BlockCopy
 from engine.blocks.tiers import HostTier
 from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
 from tests.engine.blocks.lives import Expected, Life, Prefix
+from tests.engine.blocks.watched import WatchedPool
 
 
 @dataclass
@@ -32,12 +34,13 @@ class World:
     scope_lease_share: float = 0.5
     host_blocks: int = 0
     max_copies: int = 100
+    lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
     expected: dict[Prefix, Expected] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pool = BlockPool(self.num_blocks, self.block_size)
+        self.pool = WatchedPool(self.num_blocks, self.block_size)
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None
@@ -53,6 +56,7 @@ class World:
         self.host_memory = [[-1] * self.block_size for _ in range(self.host_blocks)]
         self.meaning: dict[Digest, Prefix] = {}
         self.key_of: dict[Prefix, Digest] = {}
+        self.used_shares: dict[str, float] = {}
 
     # What a request does.
 
@@ -117,7 +121,9 @@ class World:
             names=[],
             min_tokens=min_tokens,
             arrived_at=self.now - age,
+            lease_share=self.lease_shares.get(scope),
         )
+        self.used_shares[scope] = self.lease_shares.get(scope, self.scope_lease_share)
         for end in range(len(tokens) + 1):
             prefix = (scope, tuple(tokens[:end]))
             digest = query.digests.at(end)
@@ -257,15 +263,10 @@ class World:
 
     def lose(self, block: Block) -> None:
         """An unreferenced block is reused out of turn; whoever has it then leaves it empty."""
-        others = []
-        for other in self.pool.blocks:
-            if other.ref_count == 0 and other is not block:
-                self.pool.acquire(other)
-                others.append(other)
-        assert self.pool.allocate() is block
-        self._copy([])
-        self.pool.release(block)
-        self.pool.release_chain(others)
+        with self.pool.only(block):
+            assert self.pool.allocate() is block
+            self._copy([])
+            self.pool.release(block)
 
     def sacrifice(self) -> bool:
         """Ends exactly the promise that would have ended first."""
@@ -376,11 +377,12 @@ class World:
 
     def _note_yielded(self, scope: str, before: dict[str, int]) -> None:
         """Only who is above its share yields, only for another's lease, soonest expiry first."""
-        share = int(int(self.num_blocks * self.lease_share) * self.scope_lease_share)
+        budget = int(self.num_blocks * self.lease_share)
+        shares = {name: int(budget * share) for name, share in self.used_shares.items()}
         ended = [end.entry for end in self.entries.take_ended() if end.reason == "yielded"]
         kept = [entry for entry in self.entries.live() if entry.is_leased]
         for entry in ended:
-            assert entry.scope != scope and before[entry.scope] > share
+            assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
             assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
             self.expected[self.meaning[entry.key]].is_promised = False
         assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"

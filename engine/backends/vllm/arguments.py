@@ -1,0 +1,73 @@
+"""Our settings as vLLM's engine arguments."""
+
+from typing import Any
+
+from engine.settings import Settings
+
+OURS = (
+    "model",
+    "kv_transfer_config",
+    "disable_log_stats",
+    "enable_prefix_caching",
+    "data_parallel_size",
+)
+"""What ENGINE_VLLM_ARGS can't set: what we stand on, and the model, which ENGINE_MODEL names.
+
+Each data-parallel rank has a scheduler and blocks of its own: it is an engine of its own.
+"""
+
+
+class ArgumentRefused(ValueError):
+    """The message names the argument of ENGINE_VLLM_ARGS."""
+
+
+def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs. Raises ArgumentRefused.
+
+    Whatever ENGINE_VLLM_ARGS has goes before the defaults; settings of ours that were given go
+    before both. vLLM's pool has one block more than ours: its null block.
+    """
+    for name in settings.vllm_args:
+        if name in OURS:
+            raise ArgumentRefused(f"ENGINE_VLLM_ARGS: `{name}` is set by the engine")
+    given: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "block_size": settings.block_size,
+        "num_gpu_blocks_override": None if settings.num_blocks is None else settings.num_blocks + 1,
+        "max_num_batched_tokens": settings.max_step_tokens,
+        "max_num_seqs": settings.max_running,
+    }
+    named = settings.model_fields_set
+    names = {
+        "dtype": "dtype",
+        "block_size": "block_size",
+        "num_gpu_blocks_override": "num_blocks",
+        "max_num_batched_tokens": "max_step_tokens",
+        "max_num_seqs": "max_running",
+    }
+    explicit = {key: given[key] for key, name in names.items() if name in named}
+    defaults: dict[str, Any] = {
+        # SHA-256 over CBOR is the same in every process and language.
+        "prefix_caching_hash_algo": "sha256_cbor",
+        # The grammars are ours, and llguidance's.
+        "structured_outputs_config": {"backend": "guidance"},
+    }
+    if is_cpu:
+        defaults |= {"block_size": 32, "enforce_eager": True, "dtype": "float32"}
+    return {
+        **defaults,
+        **settings.vllm_args,
+        **{key: value for key, value in explicit.items() if value is not None},
+        "model": settings.model,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+        "kv_transfer_config": {
+            "kv_connector": "HoldfastConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_module_path": "engine.backends.vllm.connector",
+            "kv_connector_extra_config": {
+                "lease_share": settings.lease_share,
+                "scope_lease_share": settings.scope_lease_share,
+            },
+        },
+    }

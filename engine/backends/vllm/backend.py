@@ -1,0 +1,189 @@
+"""An engine that computes in vLLM: our server, books and protocol around an embedded AsyncLLM."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.backends.base import Progress
+from engine.backends.looped import Loaded, LoopedBackend
+from engine.backends.vllm.arguments import engine_arguments
+from engine.backends.vllm.core import StepCounts, VllmCore
+from engine.backends.vllm.loop import VllmLoop
+from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
+from engine.backends.vllm.turns import Turns
+from engine.blocks.hashing import ChainHasher
+from engine.clock import Clock
+from engine.core.accounts import Accounts
+from engine.core.lifecycle import Lifecycle
+from engine.prompt.renderer import ChatRenderer, FormatChoice
+from engine.protocol import BlockStats, Capability, Counters, Description, Stats
+from engine.settings import Settings
+from engine.sizing import NotSizable, kv_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmParts:
+    """A started vLLM; `description` lacks only the epoch."""
+
+    core: VllmCore
+    counts: StepCounts
+    renderer: ChatRenderer
+    description: Description
+
+
+class VllmBackend(LoopedBackend):
+    """`load_parts` starts vLLM and what goes with it; called once, in a thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        on_crash: Callable[[Exception], None],
+        load_parts: "Callable[[Settings, Progress], VllmParts] | None" = None,
+    ) -> None:
+        super().__init__(settings, clock, self._never, on_crash)
+        self._load_vllm = load_parts or load_vllm
+        self._vllm: _Vllm | None = None
+
+    def load(self, progress: Progress) -> None:
+        parts = self._load_vllm(self._settings, progress)
+        self._loaded = self._assemble_vllm(parts, self._whole(parts.description))
+        self._loaded.loop.start(self._on_crash)
+
+    async def stats(self) -> Stats:
+        loaded, vllm = self._ready(), self._vllm
+        assert vllm is not None
+        core = await vllm.core.stats()
+        accounts, entries = loaded.accounts, loaded.cache.entries
+        return Stats(
+            epoch=loaded.description.epoch,
+            uptime_seconds=self._clock.now() - self._born_at,
+            running=core.running,
+            waiting=core.waiting,
+            blocks=BlockStats(
+                total=core.total,
+                free=core.free,
+                active=core.active,
+                leased=core.leased,
+                best_effort=core.best_effort,
+                cached=core.cached,
+                shared=core.shared,
+            ),
+            counters=Counters(**accounts.totals, preempted_requests=vllm.counts.preempted),
+            num_entries=len(entries),
+            num_leases=entries.num_leases,
+            unacknowledged=accounts.num_unacknowledged,
+            prefill_seconds=accounts.prefill_seconds,
+        )
+
+    def _assemble_vllm(self, parts: VllmParts, description: Description) -> Loaded:
+        settings = self._settings
+        # Room for what vLLM has evicted and not told yet.
+        num_spare = 2 * description.max_context_tokens // description.block_size
+        pool = MirrorPool(description.num_blocks + num_spare, description.block_size)
+        entries = HeldEntries(pool, ttl_scale=settings.ttl_scale)
+        hasher = ChainHasher(os.urandom(32), description.block_size)
+        cache = HeldCache(pool, entries, hasher)
+        turns = Turns(cache, parts.counts)
+        accounts = Accounts()
+        lifecycle = Lifecycle(
+            cache,
+            turns,
+            accounts,
+            self._clock,
+            epoch=description.epoch,
+            max_waiting=settings.max_waiting,
+            max_context_tokens=description.max_context_tokens,
+            publish=self._events.publish,
+        )
+        loop = VllmLoop(parts.core, cache, turns, lifecycle, self._clock, self._event_loop)
+        self._vllm = _Vllm(parts.core, parts.counts)
+        return Loaded(description, parts.renderer, cache, accounts, lifecycle, loop)
+
+    @staticmethod
+    def _never(settings: Settings, progress: Progress) -> Any:
+        raise NotImplementedError("vLLM's parts are others")
+
+
+@dataclass(frozen=True, slots=True)
+class _Vllm:
+    core: VllmCore
+    counts: StepCounts
+
+
+def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
+    """Start vLLM with our connector. Raises ArgumentRefused, and what vLLM itself raises."""
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    progress("starting vLLM", 0.1)
+    is_cpu = current_platform.is_cpu()
+    arguments = engine_arguments(settings, is_cpu=is_cpu)
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    counts = StepCounts()
+    llm = AsyncLLM.from_vllm_config(config, stat_loggers=[counts.factory()])
+    progress("loading tokenizer", 0.95)
+    renderer = ChatRenderer.from_model(
+        settings.model,
+        FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
+    )
+    model, cache = config.model_config, config.cache_config
+    sampling = _default_sampling(model)
+    return VllmParts(
+        core=VllmCore(llm, model.get_vocab_size(), takes_seeds=not is_cpu),
+        counts=counts,
+        renderer=renderer,
+        description=Description(
+            backend="vllm",
+            model=Path(settings.model).name,
+            epoch="",
+            max_context_tokens=model.max_model_len,
+            block_size=cache.block_size,
+            num_blocks=cache.num_gpu_blocks - 1,
+            granularity=cache.block_size,
+            min_cache_tokens=settings.min_cache_tokens,
+            capabilities=_capabilities(renderer),
+            prefix_order=renderer.prefix_order,
+            tool_format=renderer.tool_format,
+            reasoning_format=renderer.reasoning_format,
+            kv_bytes_per_token=_kv_bytes(model),
+            default_temperature=float(sampling.get("temperature", 1.0)),
+            default_top_p=float(sampling.get("top_p", 1.0)),
+            default_top_k=max(int(sampling.get("top_k", 0)), 0),
+            ttl_scale=settings.ttl_scale,
+        ),
+    )
+
+
+def _capabilities(renderer: ChatRenderer) -> list[Capability]:
+    """As the native engine's, but that blocks are shared whole only."""
+    has_tools = renderer.tool_format is not None
+    declared: dict[Capability, bool] = {
+        "multiple_choices": True,
+        "tools": has_tools,
+        "forced_tools": has_tools and renderer.can_constrain,
+        "structured_output": renderer.can_constrain,
+        "thinking": renderer.reasoning_format is not None,
+    }
+    return [capability for capability, is_there in declared.items() if is_there]
+
+
+def _default_sampling(model: Any) -> dict[str, Any]:
+    """How the model's makers sample (its generation_config.json); greedy where they say so."""
+    sampling: dict[str, Any] = model.get_diff_sampling_param()
+    if model.try_get_generation_config().get("do_sample") is False:
+        return {"temperature": 0.0, **model.override_generation_config}
+    return sampling
+
+
+def _kv_bytes(model: Any) -> int:
+    """0 where the formula of `engine.sizing` does not describe the model."""
+    config = json.loads(model.hf_config.to_json_string(use_diff=False))
+    try:
+        return kv_size(config, str(model.dtype).removeprefix("torch.")).bytes_per_token
+    except NotSizable:
+        return 0

@@ -1,0 +1,152 @@
+"""A KV connector for vLLM that moves no data: it holds leases on vLLM's own blocks.
+
+    --kv-transfer-config '{"kv_connector": "HoldfastConnector", "kv_role": "kv_producer",
+        "kv_connector_module_path": "engine.backends.vllm.connector",
+        "kv_connector_extra_config": {"lease_share": 0.5, "scope_lease_share": 0.5}}'
+
+The role must be `kv_producer`: a consumer's makes vLLM defer the return of every block. Like any
+connector it excludes encoder-decoder models and `expandable_segments:True` of PyTorch's allocator.
+"""
+
+from typing import Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+
+from engine.backends.vllm.internals import check_callables, check_objects, check_version
+from engine.backends.vllm.leases import LeaseManager
+from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStats
+from engine.backends.vllm.plugin import register
+from engine.backends.vllm.pressure import release_on_reset, relieve, retain_boundaries
+from engine.backends.vllm.requests import RequestTracker
+from engine.backends.vllm.utilities import add_utilities
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+class HoldfastMetadata(KVConnectorMetadata):
+    """Nothing: workers have no part in it."""
+
+
+class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
+    """vLLM makes one in the scheduler's process, which does it all, and one in each worker.
+
+    Raises ValueError at start for a setting that can't be, prefix caching off, or a drafter that
+    drops the last block of hits (EAGLE, MTP); VllmChangedError where vLLM is not as we know it.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._metadata = HoldfastMetadata()
+        self._told: dict[str, int] | None = None
+        self.leases: LeaseManager | None = None
+        self.tracker: RequestTracker | None = None
+        register()  # MultiConnector looks us up by name, with or without the entry point
+        if role == KVConnectorRole.SCHEDULER:
+            check_version(vllm.__version__)
+            check_callables()
+            add_utilities()
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    # The workers' side: there is nothing to do.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+    # The scheduler's side.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        check_objects(kv_cache_manager)
+        if not kv_cache_manager.enable_caching:
+            raise ValueError("HoldfastConnector needs prefix caching (enable_prefix_caching)")
+        if kv_cache_manager.use_eagle:
+            raise ValueError("HoldfastConnector can't hold what EAGLE or MTP drafters look up")
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        names = ("lease_share", "scope_lease_share")
+        shares = {name: float(extra[name]) for name in names if name in extra}
+        self.leases = leases = LeaseManager(kv_cache_manager, **shares)
+        self.tracker = tracker = RequestTracker(leases)
+        relieve(kv_cache_manager, leases, tracker)
+        release_on_reset(kv_cache_manager, leases, tracker)
+        retain_boundaries(kv_cache_manager, tracker)
+
+    def on_new_request(self, request: Any) -> None:
+        assert self.tracker is not None
+        if (problem := self.tracker.arrive(request)) is not None:
+            logger.error("Directive of request %s ignored: %s", request.request_id, problem)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        assert self.tracker is not None
+        self.tracker.look_up(request.request_id, num_computed_tokens)
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self.tracker is not None
+        self.tracker.admit(request.request_id)
+
+    def build_connector_meta(self, scheduler_output: Any) -> HoldfastMetadata:
+        assert self.tracker is not None
+        self.tracker.schedule(scheduler_output.num_scheduled_tokens)
+        return self._metadata
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        assert self.tracker is not None
+        self.tracker.end(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        return self.request_finished(request, block_ids)
+
+    def reset_cache(self) -> bool:
+        """There is no store of ours behind vLLM's cache; its own reset has ended the leases."""
+        return True
+
+    # Metrics.
+
+    def get_kv_connector_stats(self) -> HoldfastStats | None:
+        """What changed since the last step; None if nothing did, and in workers."""
+        if self.leases is None:
+            return None
+        figures = self.leases.figures()
+        if figures == self._told:
+            return None
+        self._told = figures
+        return HoldfastStats(data=figures)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HoldfastStats:
+        return HoldfastStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> HoldfastPromMetrics:
+        register()
+        return HoldfastPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,0 +1,150 @@
+"""What our engine server and our connector inside vLLM's scheduler say to each other.
+
+The server knows requests, entries, names and time; the connector knows blocks. A `Directive`
+travels with a request (as `kv_transfer_params[PARAM_KEY]`, plain JSON types); everything else is a
+call of the scheduler's process between two of its steps, by `call_utility_async(name, *args)`; that
+works while it is idle too. The connector has no clock: entries expire when the server says so.
+
+| call | arguments → what `msgspec.convert` makes of the answer |
+|---|---|
+| `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
+| `RELEASE` | keys → how many were held (int); unknown keys are no error |
+| `REFRESH` | {key: expires_at} → {key: `HoldState`}; best-effort ones are leased if they can be |
+| `LOSSES` | → list of `Loss` since the last call |
+| `STATS` | → `HoldStats` |
+| `HOLDS` | → list of `Held`: all that is held, to compare one's own books with |
+| `CORE_STATS` | → `CoreStats` |
+"""
+
+from typing import Literal
+
+import msgspec
+
+PARAM_KEY = "holdfast"
+
+REPORT = "holdfast_report"
+RELEASE = "holdfast_release"
+REFRESH = "holdfast_refresh"
+LOSSES = "holdfast_losses"
+STATS = "holdfast_stats"
+HOLDS = "holdfast_holds"
+CORE_STATS = "holdfast_core_stats"
+
+HoldState = Literal["leased", "best_effort", "none"]
+LossReason = Literal["sacrificed", "yielded", "evicted", "reset"]
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold the request's first `tokens` as the entry `key`.
+
+    `tokens` is a multiple of `HoldStats.block_tokens`, else it is floored to one.
+    `key` is the server's own id of the entry (hex), the same for the same prefix of one scope; a
+    live hold of that key is kept as it is and reported. `expires_at` (seconds on the server's
+    clock) only orders holds: the soonest to expire goes first when one must go. The later of two is
+    kept; `REFRESH` may also lower it.
+    """
+
+    key: str
+    tokens: int
+    expires_at: float
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell when the block that ends the request's first `tokens` is in memory no more.
+
+    Told once, as a `Loss` of `key` with the reason `evicted` (or `reset`): no copy of the block's
+    content has been left. `tokens` is a multiple of the block size; nothing is held for it.
+    """
+
+    key: str
+    tokens: int
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's part. `read` is the key of the entry that the look-up found, if any.
+
+    Its blocks are kept in memory from the moment the scheduler's process hears of the request until
+    the request was admitted or has ended, also if the entry expires meanwhile; `read_tokens` long.
+    Only when nothing else can run does a waiting request give them up. `lease_blocks` bounds what
+    the scope may hold under contention, None for the engine's default.
+
+    A request that ends without a token leaves no hold that it made; one that ends later keeps all.
+    """
+
+    request_id: str
+    scope: str
+    wants: list[Want]
+    read: str | None = None
+    read_tokens: int = 0
+    lease_blocks: int | None = None
+    watches: list[Watch] = []
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one want. `none`: the blocks were not all there when they should have been."""
+
+    key: str
+    state: HoldState
+    tokens: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Complete when the request's first token is there; `held` is as it is when asked.
+
+    `hit_tokens` came from vLLM's own cache at admission (its `num_cached_tokens`);
+    `read_tokens` is as much of them as the directive's entry covers, 0 if the entry was gone.
+    """
+
+    request_id: str
+    hit_tokens: int
+    read_tokens: int
+    held: list[Held]
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What ended without the server's doing, in the order in which it did.
+
+    `sacrificed` and `yielded` end a lease, the entry is best-effort; `evicted` and `reset` end the
+    entry. A hold that was made anew since does not undo it: whoever asks for losses before it asks
+    for the report of a request hears first what that request's holds came after.
+    """
+
+    key: str
+    reason: LossReason
+
+
+class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks by what holds them, and totals since the start.
+
+    `hashed_blocks` have content that can be found; `protected_blocks` are held for what waiting
+    requests will read; `denied` counts wants that found no room for a lease.
+    """
+
+    block_tokens: int
+    total_blocks: int
+    free_blocks: int
+    hashed_blocks: int
+    leased_blocks: int
+    max_leased_blocks: int
+    protected_blocks: int
+    num_leases: int
+    num_best_effort: int
+    sacrificed: int = 0
+    yielded: int = 0
+    evicted: int = 0
+    reset: int = 0
+    denied: int = 0
+
+
+class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests."""
+
+    total: int
+    free: int
+    active: int
+    leased: int
+    best_effort: int
+    cached: int
+    shared: int
+    running: int
+    waiting: int

@@ -1,0 +1,193 @@
+"""Brings requests to vLLM and its tokens back, on the event loop's thread.
+
+vLLM steps by itself; here its outputs become frames, the connector's reports first frames, and time
+expiries. Nothing of ours waits for a step but what has to know what it did.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import structlog
+
+from engine.backends.vllm.core import Order, OrderRefused, Output, VllmCore
+from engine.backends.vllm.directive import Directive
+from engine.backends.vllm.mirror import HeldCache
+from engine.backends.vllm.turns import Turns
+from engine.clock import Clock, ManualClock
+from engine.core.lifecycle import Lifecycle
+from engine.core.sequence import SequenceState
+from engine.prompt.parser import TurnParser
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+MAX_IDLE_SECONDS = 1.0
+LOSS_SECONDS = 0.25
+"""How often a running engine is asked what it lost, besides at every first token."""
+
+
+class VllmLoop:
+    """The counterpart of `engine.core.loop.EngineLoop`; `call` may be used from any thread."""
+
+    def __init__(
+        self,
+        core: VllmCore,
+        cache: HeldCache,
+        turns: Turns,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        event_loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.lifecycle = lifecycle
+        self._core = core
+        self._cache = cache
+        self._turns = turns
+        self._clock = clock
+        self._event_loop = event_loop
+        self._on_crash: Callable[[Exception], None] = lambda error: None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._served: dict[SequenceState, tuple[asyncio.Task[None], str]] = {}
+        self._is_stopped = False
+        turns.serve, turns.drop = self._serve, self._drop
+
+    def start(self, on_crash: Callable[[Exception], None]) -> None:
+        """`on_crash` hears of an error that vLLM can't go on after."""
+        self._on_crash = on_crash
+        self._event_loop.call_soon_threadsafe(self._watch)
+
+    def stop(self) -> None:
+        """End vLLM; what runs is not finished. Called from another thread."""
+        self._is_stopped = True
+        self._core.shut_down()
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function between two outputs; what it ended is told."""
+
+        async def run() -> T:
+            result = function()
+            self._tell()
+            return result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._event_loop)
+
+    # Requests.
+
+    def _serve(self, sequence: SequenceState, directive: Directive) -> None:
+        task = self._spawn(self._generate(sequence, directive))
+        self._served[sequence] = task, directive.request_id
+
+    def _drop(self, sequence: SequenceState) -> None:
+        """What still runs of it is aborted; before anything that is asked of vLLM after this."""
+        task, order_id = self._served.pop(sequence)
+        if task is asyncio.current_task():
+            return
+        task.cancel()
+        self._spawn(self._core.abort(order_id))
+
+    async def _generate(self, sequence: SequenceState, directive: Directive) -> None:
+        is_last, order_id = False, directive.request_id
+        try:
+            async for output in self._core.generate(_order(sequence, directive)):
+                is_last = output.is_last
+                if sequence.request.started_at is None:
+                    await self._begin(sequence, output, order_id)
+                self._take(sequence, output)
+                if not self._turns.has(sequence):
+                    break
+        except OrderRefused as refusal:
+            log.error("vLLM refused a request", why=type(refusal.__cause__).__name__)
+            self.lifecycle.fail(sequence, "vLLM refused the request")
+            self._tell()
+            return
+        if not is_last:
+            await self._core.abort(order_id)
+
+    async def _begin(self, sequence: SequenceState, output: Output, order_id: str) -> None:
+        """The first token: what vLLM reused, and what the connector holds, is known now."""
+        request = sequence.request
+        losses, report = await asyncio.gather(self._core.losses(), self._core.report(order_id))
+        assert request.found is not None
+        self._cache.lose(losses)
+        self._cache.admit(request.query, request.found, sequence.table, report)
+        is_manual = isinstance(self._clock, ManualClock)
+        request.began_at = request.submitted_at + (0.0 if is_manual else output.queue_seconds)
+        self.lifecycle.start_if_first(sequence)
+        self._cache.let_go(request.found)
+        sequence.table.release()
+        self._turns.settle(request)
+        for fork in request.sequences[1:]:
+            self._turns.add_fork(fork)
+
+    def _take(self, sequence: SequenceState, output: Output) -> None:
+        for token in output.token_ids:
+            if sequence.finish is not None:
+                break
+            self.lifecycle.take_token(sequence, token)
+        if output.is_last and sequence.finish is None:
+            sequence.finish = "failed"
+        self.lifecycle.finish_ended([sequence])
+        self._tell()
+
+    # Along the way.
+
+    def _tell(self) -> None:
+        """Publish what happened, and let the connector go of what ended."""
+        self.lifecycle.publish()
+        released = [key.hex() for key in self._turns.take_released()]
+        if released:
+            self._spawn(self._core.release(released))
+
+    def _watch(self) -> None:
+        self._spawn(self._watch_time())
+        self._spawn(self._watch_losses())
+
+    async def _watch_time(self) -> None:
+        """Announce expiry, also when nothing runs."""
+        while True:
+            due = self.lifecycle.seconds_to_expiry(self._clock.now())
+            await asyncio.sleep(min(due, MAX_IDLE_SECONDS))
+            self.lifecycle.expire(self._clock.now())
+            self._tell()
+
+    async def _watch_losses(self) -> None:
+        """Only a step loses anything: while nobody runs there is nothing to ask, but once after."""
+        was_busy = False
+        while True:
+            await asyncio.sleep(LOSS_SECONDS)
+            is_busy = bool(self._served)
+            if is_busy or was_busy:
+                self._cache.lose(await self._core.losses())
+                self._tell()
+            was_busy = is_busy
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._event_loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not self._is_stopped:
+            self._on_crash(error)
+
+
+def _order(sequence: SequenceState, directive: Directive) -> Order:
+    request, parser = sequence.request, sequence.parser
+    assert isinstance(parser, TurnParser)
+    asked = request.request.sampling.max_tokens
+    return Order(
+        order_id=directive.request_id,
+        salt=request.query.scope,
+        token_ids=request.query.tokens,
+        sample=sequence.sample,
+        is_seeded=request.request.sampling.seed is not None,
+        # vLLM has no way to compute a prompt alone: pre-warming takes one token, told to nobody.
+        max_tokens=asked if asked is None else max(asked, 1),
+        end_token_ids=sorted(parser.end_token_ids),
+        directive=directive,
+        grammar=parser.grammar,
+    )

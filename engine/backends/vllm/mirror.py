@@ -1,0 +1,227 @@
+"""Our books of what vLLM holds: the same cache, entries and names as on our own blocks.
+
+A block here mirrors one of vLLM's: its tokens, its names, the leases on it. Which entry is leased,
+and what is no longer in memory, the connector says; expiry and look-ups are decided here. So the
+rules of `engine.blocks` are these too, and this module adds only where the facts come from.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
+from engine.blocks.block import Block, Digest, Entry
+from engine.blocks.cache import CacheQuery, Found, PrefixCache
+from engine.blocks.entries import EndReason, Entries
+from engine.blocks.hashing import ChainHasher, PromptDigests
+from engine.blocks.lookback import longest_hit
+from engine.blocks.pool import BlockPool
+from engine.blocks.table import BlockTable
+from engine.protocol import Breakpoint, BreakpointReport, MissReason
+
+_WATCH = "name:"
+
+
+class MirrorPool(BlockPool):
+    """Blocks that entries or names stand on; of all else there is no mirror."""
+
+    def mirror(self, digests: PromptDigests) -> list[Block]:
+        """The mirrors of a prompt's full blocks, each with one reference more."""
+        blocks = []
+        for index, digest in enumerate(digests.full):
+            packed = digests.block_tokens(index)
+            block = self.find(digest, packed)
+            if block is None:
+                block = self.allocate(index)
+                self.append(block, packed)
+                self.index(block, digest)
+            else:
+                self.acquire(block)
+            blocks.append(block)
+        return blocks
+
+    def lose(self, digest: Digest) -> None:
+        """vLLM has this block no more: nor are its names there."""
+        block = self._index.get(digest)
+        if block is not None:
+            self._evicted_names.extend(block.names)
+            block.names.clear()
+            self.requeue(block)
+
+    def _enqueue(self, block: Block) -> None:
+        if not block.names and not block.dependents:
+            self._forget_content(block)
+        super()._enqueue(block)
+
+
+class HeldEntries(Entries):
+    """Entries whose leases the connector holds: it says which got one and which lost it."""
+
+    def __init__(self, pool: MirrorPool, *, ttl_scale: float) -> None:
+        super().__init__(pool, lease_share=1.0, scope_lease_share=1.0, ttl_scale=ttl_scale)
+        self._states: dict[Digest, HoldState] = {}
+        self._removed: list[Digest] = []
+
+    def learn(self, held: Iterable[Held]) -> None:
+        """What became of a request's wants; of entries that are not written yet, for `write`."""
+        self._states = {Digest(bytes.fromhex(one.key)): one.state for one in held}
+        for key in self._states:
+            entry = self.get(key)
+            if entry is not None and not entry.is_broken and not entry.is_leased:
+                self._try_lease(entry)
+
+    def lose(self, key: Digest, loss: Loss) -> None:
+        """An entry's lease, or its content, is gone without our doing."""
+        entry = self.get(key)
+        if entry is None:
+            return
+        if loss.reason in ("sacrificed", "yielded"):
+            if entry.is_leased:
+                self._fall_back(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
+            return
+        why = entry.why_broken
+        self._remove(entry, why, "dropped")
+        entry.is_broken = True
+
+    def take_removed(self) -> list[Digest]:
+        """The keys of the entries that ended since the last call."""
+        removed, self._removed = self._removed, []
+        return removed
+
+    def _fall_back(self, entry: Entry, reason: EndReason) -> None:
+        """From a lease to best-effort; between the two nothing else keeps its mirrors."""
+        for block in entry.blocks:
+            self._pool.acquire(block)
+        self._end_lease(entry, reason)
+        entry.was_sacrificed = reason == "sacrificed"
+        self._depend(entry)
+        self._pool.release_chain(entry.blocks)
+
+    def _try_lease(self, entry: Entry) -> bool:
+        return self._states.get(entry.key) == "leased" and super()._try_lease(entry)
+
+    def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+        super()._remove(entry, why, reason)
+        self._removed.append(entry.key)
+
+
+class HeldCache(PrefixCache):
+    """The cache of an engine that computes in vLLM.
+
+    A request is looked up here, asks by its `directive`, and is `admit`ted with the report. A key
+    that nobody wants and no entry has any more is to be released: `take_released`.
+    """
+
+    pool: MirrorPool
+    entries: HeldEntries
+
+    def __init__(self, pool: MirrorPool, entries: HeldEntries, hasher: ChainHasher) -> None:
+        super().__init__(pool, entries, hasher)
+        self._wanted: Counter[Digest] = Counter()
+        self._unwritten: set[int] = set()
+
+    def directive(
+        self, request_id: str, query: CacheQuery, found: Found, lease_blocks: int | None
+    ) -> Directive:
+        """What a request that was looked up asks of the connector. To be settled by `let_off`."""
+        wants: dict[Digest, Want] = {}
+        for tokens, ttl in [(mark.tokens, mark.ttl) for mark in found.marks]:
+            key = query.digests.at(tokens)
+            entry = self.entries.find(query.digests, tokens, query.arrived_at)
+            expires_at = query.arrived_at + self.entries.seconds(ttl)
+            wants[key] = _want(key, tokens, expires_at if entry is None else entry.expires_at)
+        hit = found.hit
+        if hit is not None and hit.key not in wants:
+            wants[hit.key] = _want(hit.key, hit.tokens, hit.expires_at)
+        self._wanted.update(wants.keys())
+        size = self.pool.block_size
+        full = sorted({name.tokens // size for name in query.names} - {0})
+        watches = [
+            Watch(key=_WATCH + query.digests.full[n - 1].hex(), tokens=n * size) for n in full
+        ]
+        return Directive(
+            request_id=request_id,
+            scope=query.scope,
+            wants=sorted(wants.values(), key=lambda want: want.tokens),
+            read=None if hit is None else hit.key.hex(),
+            read_tokens=0 if hit is None else hit.tokens,
+            lease_blocks=lease_blocks,
+            watches=watches,
+        )
+
+    def let_off(self, directive: Directive) -> list[Digest]:
+        """The request started or never will: the keys that nothing stands on."""
+        keys = [Digest(bytes.fromhex(want.key)) for want in directive.wants]
+        self._wanted.subtract(keys)
+        self._wanted += Counter()  # drops what is zero
+        return self._idle(keys)
+
+    def take_released(self) -> list[Digest]:
+        """The keys of ended entries that nobody waits for: the connector may let them go."""
+        return self._idle(self.entries.take_removed())
+
+    def admit(self, query: CacheQuery, found: Found, table: BlockTable, report: Report) -> None:
+        """The request has its first token: what it reused, and what the connector holds for it.
+
+        A hit that was lost on the way is none: another entry is read if what was reused covers one.
+        """
+        self._check_hit(query, found, report.hit_tokens)
+        found.reused = report.hit_tokens
+        found.raced = min(found.raced, report.hit_tokens)
+        states = {Digest(bytes.fromhex(held.key)): held.state for held in report.held}
+        written = [
+            mark
+            for mark in found.marks
+            if states.get(query.digests.at(mark.tokens), "none") != "none"
+        ]
+        self._unwritten = {mark.segment for mark in found.marks if mark not in written}
+        found.marks = written
+        self.entries.learn(report.held)
+        table.blocks = list(self.pool.mirror(query.digests))
+        table.num_tokens = len(query.tokens)
+
+    def lose(self, losses: Sequence[Loss]) -> None:
+        """What the connector lost, in its order."""
+        for loss in losses:
+            if loss.key.startswith(_WATCH):
+                self.pool.lose(Digest(bytes.fromhex(loss.key.removeprefix(_WATCH))))
+            else:
+                self.entries.lose(Digest(bytes.fromhex(loss.key)), loss)
+
+    # Inside.
+
+    def _check_hit(self, query: CacheQuery, found: Found, reused: int) -> None:
+        size = self.pool.block_size
+        usable = (len(query.tokens) - 1) // size * size
+        hit = found.hit
+        if hit is None:
+            found.read = 0
+            return
+        if reused < min(hit.tokens, usable):
+            now = query.arrived_at
+            self.let_go(found)
+            found.hit = longest_hit(
+                query.segments,
+                found.marks,
+                lambda tokens: (
+                    self.entries.find(query.digests, tokens, now) if tokens <= reused else None
+                ),
+            )
+            found.miss_reason = self._miss_reason(query, found.marks, found.hit)
+            if found.miss_reason is None and found.hit is None:
+                found.miss_reason = "best_effort_evicted"
+        found.read = 0 if found.hit is None else min(found.hit.tokens, reused)
+
+    def _idle(self, keys: Iterable[Digest]) -> list[Digest]:
+        return [key for key in keys if not self._wanted[key] and self.entries.get(key) is None]
+
+    def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
+        report = super()._not_written(query, point)
+        if point.segment not in self._unwritten:
+            return report
+        return BreakpointReport(
+            segment=point.segment, state="none", tokens=report.tokens, reason="best_effort_evicted"
+        )
+
+
+def _want(key: Digest, tokens: int, expires_at: float) -> Want:
+    return Want(key=key.hex(), tokens=tokens, expires_at=expires_at)

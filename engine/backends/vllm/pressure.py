@@ -1,0 +1,74 @@
+"""Where vLLM's cache manager must ask us: it has no room, is emptied, or passes a window.
+
+Each is a wrap of methods of the one instance; no class of vLLM's is changed.
+"""
+
+from typing import Any
+
+from engine.backends.vllm.internals import CacheManager
+from engine.backends.vllm.leases import LeaseManager
+from engine.backends.vllm.requests import RequestTracker
+
+
+def relieve(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) -> None:
+    """Let the engine never stall: with nothing running, who waits gives up, then leases go.
+
+    As long as anything runs, vLLM's own ways stand: who does not fit waits, or one who runs is
+    preempted. A last one that does not fit preempts itself and comes back as one who waits.
+    """
+    allocate = cache.allocate_slots
+
+    def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = allocate(request, *args, **kwargs)
+        # Only for those who wait does vLLM say whether others run.
+        if blocks is not None or kwargs.get("has_scheduled_reqs", True):
+            return blocks
+        found = kwargs.get("new_computed_blocks")
+        hit = {block.block_id for group in found.blocks for block in group} if found else set()
+        while tracker.give_up(request.request_id) or leases.sacrifice(hit):
+            blocks = allocate(request, *args, **kwargs)
+            if blocks is not None:
+                return blocks
+        return None
+
+    cache.allocate_slots = allocate_slots
+
+
+def release_on_reset(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) -> None:
+    """Let `reset_prefix_cache` succeed whenever it would without us, and end every entry then."""
+    empty = cache.reset_prefix_cache
+
+    def reset_prefix_cache() -> bool:
+        if leases.is_sole_user():
+            tracker.give_up_all()
+            leases.reset()
+        return empty()
+
+    cache.reset_prefix_cache = reset_prefix_cache
+
+
+def retain_boundaries(cache: CacheManager, tracker: RequestTracker) -> None:
+    """Have sliding-window groups hash what a hit at a marked offset needs.
+
+    By default (`prefix_cache_retention_interval` 0) they do so for the prompt's end only.
+    """
+    if len(cache.coordinator.single_type_managers) < 2:
+        return
+    for manager in cache.coordinator.single_type_managers:
+        _retain(manager, tracker)
+
+
+def _retain(manager: Any, tracker: RequestTracker) -> None:
+    cache = manager.cache_blocks
+
+    def cache_blocks(
+        request: Any,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        *,
+        replay_boundaries: Any,
+    ) -> None:
+        boundaries = (*replay_boundaries, *tracker.boundaries(request.request_id))
+        cache(request, num_tokens, retention_interval, replay_boundaries=boundaries)
+
+    manager.cache_blocks = cache_blocks

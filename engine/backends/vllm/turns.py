@@ -1,0 +1,101 @@
+"""Who waits and who runs, as `engine.core.lifecycle` sees it, where vLLM decides it."""
+
+from collections.abc import Callable
+
+from engine.backends.vllm.core import StepCounts
+from engine.backends.vllm.directive import Directive
+from engine.backends.vllm.mirror import HeldCache
+from engine.blocks.block import Digest
+from engine.blocks.hashing import common_blocks
+from engine.core.sequence import RequestState, SequenceState
+
+
+class Turns:
+    """All sequences that vLLM has; `serve` brings one there, `drop` takes it away.
+
+    Both are set by the loop, and called on its thread.
+    """
+
+    def __init__(
+        self, cache: HeldCache, counts: StepCounts, *, lease_blocks: int | None = None
+    ) -> None:
+        self._cache = cache
+        self._counts = counts
+        self._lease_blocks = lease_blocks
+        self._sequences: dict[SequenceState, None] = {}
+        self._directives: dict[str, Directive] = {}
+        self._released: list[Digest] = []
+        self._num_orders = 0
+        self.serve: Callable[[SequenceState, Directive], None]
+        self.drop: Callable[[SequenceState], None]
+
+    @property
+    def waiting(self) -> range:
+        """As long as those that did not run in the last step are many."""
+        return range(max(len(self._sequences) - self._counts.running, 0))
+
+    def add(self, sequence: SequenceState) -> None:
+        request = sequence.request
+        assert request.found is not None
+        directive = self._cache.directive(
+            self._new_id(request), request.query, request.found, self._lease_blocks
+        )
+        request.found.raced = self._raced(request)
+        self._directives[request.request_id] = directive
+        self._sequences[sequence] = None
+        self.serve(sequence, directive)
+
+    def add_fork(self, sequence: SequenceState) -> None:
+        """Another choice: its leader has begun, so vLLM has the prompt's full blocks."""
+        request = sequence.request
+        self._sequences[sequence] = None
+        self.serve(
+            sequence,
+            Directive(
+                request_id=self._new_id(request),
+                scope=request.query.scope,
+                wants=[],
+                lease_blocks=self._lease_blocks,
+            ),
+        )
+
+    def has(self, sequence: SequenceState) -> bool:
+        return sequence in self._sequences
+
+    def remove(self, sequence: SequenceState) -> None:
+        """It has ended, or is cancelled."""
+        del self._sequences[sequence]
+        request = sequence.request
+        if sequence is request.leader:
+            self.settle(request)
+            if request.found is not None:
+                self._cache.let_go(request.found)
+        sequence.table.release()
+        self.drop(sequence)
+
+    def settle(self, request: RequestState) -> None:
+        """It began to answer, or never will: nothing waits for its wants any more."""
+        directive = self._directives.pop(request.request_id, None)
+        if directive is not None:
+            self._released += self._cache.let_off(directive)
+
+    def take_released(self) -> list[Digest]:
+        """The keys that the connector may let go of now."""
+        released, self._released = self._released, []
+        return [*released, *self._cache.take_released()]
+
+    def _new_id(self, request: RequestState) -> str:
+        """A client may use an id again; the connector never hears one twice."""
+        self._num_orders += 1
+        return f"{request.request_id}/{self._num_orders}"
+
+    def _raced(self, request: RequestState) -> int:
+        """How much of its prompt others that have not begun to answer are computing."""
+        digests = request.query.digests
+        others = (
+            sequence.request.query.digests
+            for sequence in self._sequences
+            if sequence.request.started_at is None
+        )
+        shared = max((common_blocks(digests, other) for other in others), default=0)
+        return shared * self._cache.pool.block_size

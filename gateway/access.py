@@ -1,0 +1,24 @@
+"""What a key may do, and how much a workspace may use. Plain values, below everything else."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# `inference` calls the model APIs, `read_only` reads its own workspace in the admin API, `admin`
+# does everything, in other workspaces too. An `inference` key may read what a `read_only` one may.
+KeyScope = Literal["inference", "read_only", "admin"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """None is no limit. `monthly_spend` is in nano-dollars, of a calendar month in UTC.
+
+    Tokens are the input without cache reads, and the output: what a turn makes an engine do.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
+    monthly_spend: int | None = None
+
+
+NO_LIMITS = Limits()

@@ -1,0 +1,262 @@
+"""The journal's file and the one thread that touches it.
+
+SQLite in WAL mode. Work that queues up while one commit runs goes into the next, so the price of
+a commit is shared. A group that fails is run again, each work alone: SQLite may have undone all.
+
+Room: new turns are refused beyond `max_bytes`. What is open can be closed all the same, since the
+file may grow by a reserve beyond that, and as much of the disk is kept free by a file of that size
+(`reserve`), which is given up when the disk is full and made again when there is room.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+from gateway.errors import JournalUnavailable
+from gateway.logs import get_logger
+
+# Closing a turn takes at most this much of file and write-ahead log together: a record with the
+# largest fingerprint is about 6 KB, and its pages are written twice.
+CLOSE_BYTES = 24 << 10
+_MAX_RESERVE_BYTES = 64 << 20
+_PAGE_BYTES = 4096
+_WAL_PAGES = 256
+_HEADROOM_BYTES = 512 << 10
+_GROUP = 512
+_RETRY_SECONDS = 0.5
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS turns (
+    id TEXT PRIMARY KEY,
+    closed INTEGER NOT NULL DEFAULT 0,
+    record BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS turns_by_closed ON turns (closed);
+"""
+
+Work = Callable[[sqlite3.Connection], Any]
+Kind = Literal["open", "close", "forget", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    work: Work
+    kind: Kind
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class Store:
+    """`num_turns`, `num_open` and `num_bytes` are of the last commit.
+
+    Raises JournalUnavailable where the file can't be opened or another process has it.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.reserve_bytes = min(_MAX_RESERVE_BYTES, max_bytes // 8)
+        self._reserve = directory / "reserve"
+        self._log = get_logger("journal")
+        self._lock = _lock(directory)
+        try:
+            self.db = self._connect(directory / "journal.db")
+            self.num_turns, self.num_open = self._count()
+            self.num_bytes = self._measure()
+        except sqlite3.Error as error:
+            self._lock.close()
+            raise JournalUnavailable(f"journal `{directory}`: {error}") from None
+        self._unclosed: list[Job] = []
+        # Failed to write: nothing new until a write has worked and the reserve is whole.
+        self._is_stuck = not self._take_reserve()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a new turn may be opened, so that it and all others can be closed."""
+        return (
+            not self._is_stuck
+            and self.num_bytes < self.max_bytes
+            and (self.num_open + 1) * CLOSE_BYTES <= self.reserve_bytes
+        )
+
+    def submit(self, work: Work, kind: Kind = "other") -> asyncio.Future[Any]:
+        """The future is done when the work is on disk; a close that fails is tried again."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._jobs.put(Job(work, kind, future, loop))
+        return future
+
+    def stop(self) -> None:
+        """Finish what was submitted and close the file; blocks."""
+        self._jobs.put(None)
+        self._thread.join()
+        self.db.close()
+        self._lock.close()
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, check_same_thread=False)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
+        db.execute(f"PRAGMA journal_size_limit={_WAL_PAGES * _PAGE_BYTES}")
+        db.execute(f"PRAGMA max_page_count={(self.max_bytes + self.reserve_bytes) // _PAGE_BYTES}")
+        db.executescript(_SCHEMA)
+        return db
+
+    def _count(self) -> tuple[int, int]:
+        query = "SELECT count(*), count(*) FILTER (WHERE closed = 0) FROM turns"
+        turns, opened = self.db.execute(query).fetchone()
+        return int(turns), int(opened)
+
+    def _measure(self) -> int:
+        """Bytes of pages in use; what was forgotten is reused and does not count."""
+        pages = int(self.db.execute("PRAGMA page_count").fetchone()[0])
+        free = int(self.db.execute("PRAGMA freelist_count").fetchone()[0])
+        return (pages - free) * _PAGE_BYTES
+
+    def _run(self) -> None:
+        while True:
+            jobs = self._take()
+            self._commit([job for job in jobs if job is not None])
+            if self._is_stuck or self._unclosed:
+                self._recover()
+            if None in jobs:
+                return
+
+    def _take(self) -> list[Job | None]:
+        """Wait for work, not for ever while there is something to try again; then all there is."""
+        is_waiting = self._is_stuck or bool(self._unclosed)
+        jobs: list[Job | None] = []
+        try:
+            jobs.append(self._jobs.get(timeout=_RETRY_SECONDS if is_waiting else None))
+            while len(jobs) < _GROUP:
+                jobs.append(self._jobs.get_nowait())
+        except Empty:
+            pass
+        return jobs
+
+    def _commit(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        if self._attempt(jobs) is not None:
+            for job in jobs:
+                if (error := self._attempt([job])) is not None:
+                    self._refuse(job, error)
+
+    def _attempt(self, jobs: list[Job]) -> sqlite3.Error | None:
+        """Run jobs in one transaction, all or none; tell their callers if it worked."""
+        try:
+            results = [job.work(self.db) for job in jobs]
+            self.db.commit()
+            self.num_bytes = self._measure()
+        except sqlite3.Error as error:
+            self.db.rollback()
+            return error
+        for job, result in zip(jobs, results, strict=True):
+            self._applied(job.kind, result)
+        for job, result in zip(jobs, results, strict=True):
+            _settle(job, result, None)
+        return None
+
+    def _applied(self, kind: Kind, num_rows: Any) -> None:
+        if kind == "open":
+            self.num_turns += num_rows
+            self.num_open += num_rows
+        elif kind == "close":
+            self.num_open -= num_rows
+        elif kind == "forget":
+            self.num_turns -= num_rows
+
+    def _refuse(self, job: Job, error: sqlite3.Error) -> None:
+        # A turn that is there already is the caller's mistake and says nothing of the disk.
+        if job.kind in ("open", "close") and not isinstance(error, sqlite3.IntegrityError):
+            if not self._is_stuck:
+                self._log.error("journal_not_writable", error=str(error))
+            self._is_stuck = True
+        if job.kind == "close":
+            self._unclosed.append(job)
+        else:
+            _settle(job, None, error)
+
+    def _recover(self) -> None:
+        """Close what could not be closed, in the reserve's room; then see whether all is well."""
+        if self._unclosed:
+            self._give_reserve()
+            jobs, self._unclosed = self._unclosed, []
+            self._commit(jobs)
+        if self._unclosed or not self._take_reserve():
+            return
+        if self._has_headroom() and self._is_writable():
+            self._is_stuck = False
+            self._log.warning("journal_writable_again")
+
+    def _has_headroom(self) -> bool:
+        """Whether there is room beside the reserve, so that the next turn does not fail."""
+        disk = os.statvfs(self._reserve.parent)
+        return disk.f_bavail * disk.f_frsize >= _HEADROOM_BYTES
+
+    def _is_writable(self) -> bool:
+        try:
+            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
+            self.db.commit()
+        except sqlite3.Error:
+            self.db.rollback()
+            return False
+        return True
+
+    def _take_reserve(self) -> bool:
+        """Whether the disk has the reserve's room, and it is ours now."""
+        try:
+            with self._reserve.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, self.reserve_bytes)
+        except OSError as error:
+            self._give_reserve()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._log.error("journal_reserve_failed", error=str(error))
+            return False
+        return True
+
+    def _give_reserve(self) -> None:
+        try:
+            self._reserve.unlink(missing_ok=True)
+        except OSError as error:
+            self._log.error("journal_reserve_failed", error=str(error))
+
+
+def _lock(directory: Path) -> Any:
+    """Two processes on one journal would close each other's turns. The kernel ends a dead one's."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("w")
+    except OSError as error:
+        raise JournalUnavailable(f"journal `{directory}`: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise JournalUnavailable(f"journal `{directory}` is used by another process") from None
+    return file
+
+
+def _settle(job: Job, result: Any, error: Exception | None) -> None:
+    def tell() -> None:
+        if job.future.done():
+            return
+        if error is not None:
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(result)
+
+    if not job.loop.is_closed():
+        job.loop.call_soon_threadsafe(tell)

@@ -1,0 +1,78 @@
+"""Usage as CSV, a row for each interval and whatever it is grouped by, or for each turn.
+
+Cells that a spreadsheet would take for a formula are made plain text: names come from clients.
+"""
+
+import csv
+import io
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.ledger.database import Ledger
+from gateway.ledger.queries import Totals, totals_by
+from gateway.ledger.queries_turns import Cursor, Turn, TurnFilter, page
+from gateway.ledger.ranges import Range, settle
+from gateway.ledger.rollups import DAY_SECONDS
+
+_KEYS = ("workspace_id", "key_id", "engine", "model", "price")
+# What makes a cell a formula in one spreadsheet or another.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_PAGE = 1000
+_DAY_MS = DAY_SECONDS * 1000
+_SUMS = Totals.__struct_fields__
+
+
+def safe_cell(value: object) -> object:
+    """A text that begins like a formula gets an apostrophe in front; numbers stay numbers."""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
+
+
+def line(cells: Iterable[object]) -> str:
+    written = io.StringIO()
+    csv.writer(written).writerow(["" if cell is None else safe_cell(cell) for cell in cells])
+    return written.getvalue()
+
+
+async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIterator[str]:
+    """One line for each interval, workspace, key, engine, model and price, the header first."""
+    yield line(
+        ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
+    )
+    async with ledger.transaction() as connection:
+        of = await settle(connection, of)
+    # Day by day, so that a year of hours is never in memory.
+    for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _DAY_MS):
+        part = replace(
+            of, since_ms=max(since, of.since_ms), until_ms=min(since + _DAY_MS, of.until_ms)
+        )
+        async with ledger.transaction() as connection:
+            found = await totals_by(connection, part, _KEYS, step_seconds)
+        for (start, *keys), totals in sorted(found.items()):
+            sums = [getattr(totals, name) for name in _SUMS]
+            yield line((moment(start), *keys, *sums, totals.saved_nano))
+
+
+async def turn_lines(ledger: Ledger, of: Range) -> AsyncIterator[str]:
+    """One line for each turn, the newest first, the header before them."""
+    names = [name for name in Turn.__struct_fields__ if name != "opened_ms"]
+    yield line(("opened_at", *names))
+    after: Cursor | None = None
+    while True:
+        found = await page(ledger, of, TurnFilter(), _PAGE, after)
+        for turn in found.turns:
+            values: list[Any] = [getattr(turn, name) for name in names]
+            yield line((moment(turn.opened_ms), *values))
+        if found.next is None:
+            return
+        after = Cursor.parse(found.next)
+
+
+def moment(ms: int) -> str:
+    """RFC 3339, UTC; whole seconds without a fraction."""
+    kind = "seconds" if ms % 1000 == 0 else "milliseconds"
+    written = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec=kind)
+    return written.replace("+00:00", "Z")

@@ -1,0 +1,134 @@
+"""Long work on the ledger, in short transactions, safe beside a gateway that serves.
+
+A day's sums may take longer than a request may wait: these want a ledger from `with_ledger`.
+
+What was deleted from the turns lives on in the sums. The *horizon* is the moment before which turns
+may be gone: sums of earlier days are never rebuilt, and ranges that begin earlier take whole hours.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.ledger.database import Ledger
+from gateway.ledger.horizon import horizon_ms
+from gateway.ledger.models import (
+    HorizonRow,
+    LatencyRollupRow,
+    PrefixRow,
+    ReasonRollupRow,
+    TurnRollupRow,
+    TurnRow,
+)
+from gateway.ledger.rollups import DAY_SECONDS, days, rebuild_interval, rebuild_prefixes
+
+_DAY_MS = DAY_SECONDS * 1000
+_BATCH = 2000
+# Between two batches others get the one writer that SQLite has.
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How many rows a retention run deleted."""
+
+    turns: int
+    rollups: int
+
+
+async def sum_once(ledger: Ledger) -> bool:
+    """After a migration: sum the turns from before there were sums; False where it is done."""
+    async with ledger.transaction() as connection:
+        if (await connection.execute(select(HorizonRow.id))).first() is not None:
+            return False
+    await rebuild(ledger)
+    await _move_horizon(ledger, 0)
+    return True
+
+
+async def rebuild(ledger: Ledger) -> int:
+    """Make all sums again, day by day, from the turns; return how many days.
+
+    Days that lie before the horizon, wholly or in part, stay as they are. Prefixes whose turns were
+    deleted begin anew with those that are left.
+    """
+    async with ledger.transaction() as connection:
+        horizon = await horizon_ms(connection)
+        ends = select(func.min(TurnRow.opened_ms), func.max(TurnRow.opened_ms))
+        first, last = (await connection.execute(ends)).one()
+        old = select(func.min(TurnRollupRow.start_ms), func.max(TurnRollupRow.start_ms))
+        first_sum, last_sum = (await connection.execute(old)).one()
+    found = [ms for ms in (first, last, first_sum, last_sum) if ms is not None]
+    if not found:
+        return 0
+    whole_ms = -(-horizon // _DAY_MS) * _DAY_MS
+    done = 0
+    for since, until in days(max(min(found), whole_ms), max(found) + 1):
+        async with ledger.transaction() as connection:
+            await rebuild_interval(connection, since, until)
+        done += 1
+        await asyncio.sleep(_PAUSE_SECONDS)
+    async with ledger.transaction() as connection:
+        await rebuild_prefixes(connection)
+    return done
+
+
+async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int) -> Deleted:
+    """Delete turns and sums that began before these moments, both cut to whole UTC days.
+
+    Sums outlive turns: `rollups_ms` must not be later than `turns_ms`.
+    """
+    assert rollups_ms <= turns_ms
+    turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
+    # First of all, so that nobody takes what is half deleted for everything.
+    await _move_horizon(ledger, turns_ms)
+    num_turns = await _delete_turns(ledger, turns_ms)
+    num_rollups = 0
+    for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
+        for since, until in await _old_days(ledger, table, rollups_ms):
+            within = (table.start_ms >= since) & (table.start_ms < until)
+            async with ledger.transaction() as connection:
+                num_rollups += (await connection.execute(delete(table).where(within))).rowcount
+            await asyncio.sleep(_PAUSE_SECONDS)
+    async with ledger.transaction() as connection:
+        gone = delete(PrefixRow).where(PrefixRow.last_ms < rollups_ms)
+        num_rollups += (await connection.execute(gone)).rowcount
+    return Deleted(num_turns, num_rollups)
+
+
+async def _old_days(
+    ledger: Ledger,
+    table: type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollupRow],
+    before_ms: int,
+) -> list[tuple[int, int]]:
+    async with ledger.transaction() as connection:
+        first = (await connection.execute(select(func.min(table.start_ms)))).scalar_one_or_none()
+    return [] if first is None or first >= before_ms else list(days(first, before_ms))
+
+
+async def _delete_turns(ledger: Ledger, before_ms: int) -> int:
+    batch = select(TurnRow.id).where(TurnRow.opened_ms < before_ms).limit(_BATCH)
+    statement = delete(TurnRow).where(TurnRow.id.in_(batch))
+    total = 0
+    while True:
+        async with ledger.transaction() as connection:
+            deleted = (await connection.execute(statement)).rowcount
+        total += deleted
+        if deleted == 0:
+            return total
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
+    """It never goes back."""
+    insert = postgresql.insert if ledger.is_postgres else sqlite.insert
+    statement = insert(HorizonRow).values(id=1, turns_ms=turns_ms)
+    statement = statement.on_conflict_do_update(
+        index_elements=["id"],
+        set_={"turns_ms": statement.excluded.turns_ms},
+        where=statement.excluded.turns_ms > HorizonRow.turns_ms,
+    )
+    async with ledger.transaction() as connection:
+        await connection.execute(statement)

@@ -1,0 +1,23 @@
+"""The counter by which gateways notice that keys or workspaces have changed."""
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.ledger.models import WatermarkRow
+
+_ACCESS = "access"
+
+
+async def advance(connection: AsyncConnection) -> None:
+    """Count one change, as the first statement of its transaction.
+
+    First, because it takes the lock: changes are then made one after another, and on SQLite none
+    has read something that another one overtook.
+    """
+    statement = update(WatermarkRow).where(WatermarkRow.name == _ACCESS)
+    await connection.execute(statement.values(value=WatermarkRow.value + 1))
+
+
+async def read(connection: AsyncConnection) -> int:
+    query = select(WatermarkRow.value).where(WatermarkRow.name == _ACCESS)
+    return int((await connection.execute(query)).scalar_one())

@@ -1,0 +1,241 @@
+"""`kill -9` of a gateway under streams, over and over: is anything lost, doubled or leaked?"""
+
+import asyncio
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+
+from tests.e2e.stack import (
+    API_KEY,
+    ENGINE_SECRET,
+    free_port,
+    python,
+    run,
+    running_stack,
+    start,
+    wait_until_ready,
+)
+from tests.e2e.streams import Clients
+
+CLASSES = (
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+    "automatic_tokens",
+    "computed_tokens",
+    "output_tokens",
+)
+ENGINE_SETTINGS = {
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_MAX_RUNNING": "64",
+    "ENGINE_SYNTHETIC_DECODE_MS": "40",
+    "ENGINE_LOG_LEVEL": "error",
+}
+BOUND_SECONDS = 120
+
+
+@dataclass
+class Report:
+    """What the clients were told against what the ledger and the engine say."""
+
+    kills: int
+    rows: int = 0
+    seen_final: int = 0
+    seen_begun: int = 0
+    killed_rows: int = 0
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    left_open: int = 0
+    ledger: dict[str, int] = field(default_factory=dict)
+    engine: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    interrupted: list[int] = field(default_factory=list)
+    close_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        return (
+            not (self.lost or self.wrong or self.duplicates or self.left_open)
+            and self.ledger == self.engine
+            and self.leaked == 0
+            and self.stats["unacknowledged"] == 0
+        )
+
+    @property
+    def leaked(self) -> int:
+        stats = self.stats
+        return int(stats["running"] + stats["waiting"] + stats["blocks"]["active"])
+
+
+class Killed:
+    """A gateway on one port that is killed and started again, its journal and its ledger."""
+
+    def __init__(self, data: Path, settings: Mapping[str, str], url: str) -> None:
+        self._settings = {**settings, "HOLDFAST_DATA": str(data), "HOLDFAST_LOG_LEVEL": "error"}
+        self._journal = f"file:{data / 'journal' / 'journal.db'}?mode=ro"
+        self.url = url
+        self.process = start([*python("gateway"), "serve"], self._settings)
+        wait_until_ready(url, self.process)
+
+    def kill(self) -> set[str]:
+        """Kill it and return the turns that it left open."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        return self.open_turns()
+
+    def start(self) -> None:
+        self.process = start([*python("gateway"), "serve"], self._settings)
+        wait_until_ready(self.url, self.process)
+
+    def open_turns(self) -> set[str]:
+        with sqlite3.connect(self._journal, uri=True) as db:
+            found = {row[0] for row in db.execute("SELECT id FROM turns WHERE closed = 0")}
+        db.close()
+        return found
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def run_kills(
+    data: Path,
+    *,
+    kills: int,
+    streams: int,
+    backend: str = "synthetic",
+    database_url: str = "",
+    max_tokens: int = 60,
+    seed: int = 1,
+) -> Report:
+    """Run it all; the engine lives throughout and its counters are the independent count."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    # The stack's own gateway only brings the engine up; the one that dies has other data.
+    with running_stack(data / "stack", backend=backend, engine_settings=ENGINE_SETTINGS) as stack:
+        settings = {
+            "HOLDFAST_PORT": str(port),
+            "HOLDFAST_ENGINES": stack.engine,
+            "HOLDFAST_API_KEY": API_KEY,
+            "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
+            "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",
+            "HOLDFAST_DATABASE_URL": database_url,
+        }
+        home = data / "killed"
+        run([*python("gateway"), "migrate"], {**settings, "HOLDFAST_DATA": str(home)})
+        gateway = Killed(home, settings, url)
+        rng = random.Random(seed)
+        model = "synthetic" if backend == "synthetic" else "holdfast-demo"
+        clients = Clients(url, model, max_tokens, rng)
+        report = Report(kills)
+        try:
+            asyncio.run(_kill_over_and_over(gateway, clients, report, streams, rng))
+            with stack.engine_client() as engine:
+                report.stats = _idle_stats(engine)
+        finally:
+            gateway.stop()
+        report.left_open = len(gateway.open_turns())
+        _compare(report, clients, database_url or f"sqlite:///{home / 'ledger.db'}")
+    return report
+
+
+async def _kill_over_and_over(
+    gateway: Killed, clients: Clients, report: Report, streams: int, rng: random.Random
+) -> None:
+    running = asyncio.create_task(clients.run(streams))
+    for _ in range(report.kills):
+        begun = len(clients.told)
+        # Some round at least must be in the midst of streams, so wait for new ones first.
+        await _until(lambda begun=begun: len(clients.told) >= begun + streams // 2)
+        await asyncio.sleep(rng.uniform(0, 1))
+        left = await asyncio.to_thread(gateway.kill)
+        report.interrupted.append(len(left))
+        await asyncio.to_thread(gateway.start)
+        started = time.monotonic()
+        await _until(lambda left=left: not left & gateway.open_turns())
+        report.close_seconds.append(time.monotonic() - started)
+    clients.stopping.set()
+    await running
+    await _until(lambda: httpx.get(f"{gateway.url}/readyz").json()["journal_backlog"] == 0)
+
+
+async def _until(condition: Any) -> None:
+    deadline = time.monotonic() + BOUND_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"did not happen within {BOUND_SECONDS} s")
+        await asyncio.sleep(0.05)
+
+
+def _idle_stats(engine: httpx.Client) -> dict[str, Any]:
+    """The engine's stats once it is idle and everything is acknowledged, or after the bound."""
+    deadline = time.monotonic() + BOUND_SECONDS
+    while True:
+        stats: dict[str, Any] = engine.get("/v1/stats").json()
+        is_idle = stats["running"] + stats["waiting"] + stats["unacknowledged"] == 0
+        if is_idle or time.monotonic() > deadline:
+            return stats
+        time.sleep(0.2)
+
+
+def _compare(report: Report, clients: Clients, url: str) -> None:
+    database = sa.create_engine(url.replace("sqlite+aiosqlite", "sqlite"))
+    with database.connect() as connection:
+        rows = [dict(row) for row in connection.execute(sa.text("SELECT * FROM turns")).mappings()]
+    database.dispose()
+    by_id = {row["id"]: row for row in rows}
+    report.rows, report.duplicates = len(rows), len(rows) - len(by_id)
+    report.killed_rows = sum(row["outcome"] == "gateway_killed" for row in rows)
+    report.seen_begun = len(clients.told)
+    report.seen_final = sum(told.is_final for told in clients.told.values())
+    for told in clients.told.values():
+        row = by_id.get(told.turn_id)
+        if row is None:
+            report.lost.append(told.turn_id)
+        elif any(row[name] != value for name, value in told.usage.items()) or (
+            told.is_final and row["outcome"] in ("gateway_killed", "open", "client_disconnect")
+        ):
+            report.wrong.append(told.turn_id)
+    counters = report.stats["counters"]
+    report.ledger = {name: sum(row[name] for row in rows) for name in CLASSES}
+    report.engine = {name: counters.get(name, 0) for name in CLASSES}
+
+
+def table(report: Report) -> str:
+    """The report as a Markdown table."""
+    seconds = sorted(report.close_seconds)
+    took = f"{_middle(seconds):.1f}, {seconds[-1]:.1f}"
+    lines: list[tuple[str, object]] = [
+        ("kills", report.kills),
+        ("turns open at a kill, all and median", _spread(report.interrupted)),
+        ("turns that began to answer; final event seen", (report.seen_begun, report.seen_final)),
+        ("rows; closed from the engine's counts", (report.rows, report.killed_rows)),
+        ("rows lost", len(report.lost)),
+        ("rows that differ from what the client was told", len(report.wrong)),
+        ("duplicates", report.duplicates),
+        ("turns left open", report.left_open),
+        ("requests and blocks left in the engine", report.leaked),
+        ("counts left unacknowledged", report.stats["unacknowledged"]),
+        ("seconds to close them after a start, median and most", took),
+    ]
+    for name in CLASSES:
+        lines.append((f"{name}: ledger, engine", f"{report.ledger[name]}, {report.engine[name]}"))
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in lines)])
+
+
+def _spread(values: list[int]) -> str:
+    return f"{sum(values)}, {_middle(sorted(values)):.0f}"
+
+
+def _middle(values: list[Any]) -> float:
+    return float(values[len(values) // 2])

@@ -1,0 +1,24 @@
+"""`kill -9` of the gateway; scripts/long_tests kills does it 50 times on both databases."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kills import run_kills
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "backend, kills, streams, max_tokens", [("synthetic", 5, 20, 60), ("native", 1, 3, 20)]
+)
+def test_a_killed_gateway_loses_doubles_and_leaks_nothing(
+    tmp_path: Path, backend: str, kills: int, streams: int, max_tokens: int
+) -> None:
+    report = run_kills(
+        tmp_path, kills=kills, streams=streams, backend=backend, max_tokens=max_tokens
+    )
+    assert not report.lost and not report.wrong and not report.duplicates
+    assert report.left_open == 0 and report.leaked == 0
+    assert report.ledger == report.engine and report.ledger["output_tokens"] > 0
+    assert report.is_exact, report
+    assert sum(report.interrupted) > 0 and report.seen_final > 0

@@ -1,0 +1,104 @@
+"""The main job on the engine that people run: official SDK, real gateway, an engine on vLLM."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from anthropic import Anthropic
+from anthropic.types import Message
+
+from tests.conformance.engines import Engine, running_engine
+from tests.e2e.prompts import handbook
+from tests.e2e.stack import API_KEY
+from tests.fuzz.houses import serving
+from tests.fuzz.servers import Machines
+
+pytestmark = [
+    pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no interpreter"),
+    pytest.mark.timeout(900),
+]
+MODEL = "on-vllm"
+MODELS_TOML = f"""default = "{MODEL}"
+
+[[models]]
+id = "{MODEL}"
+engine_model = "demo_model"
+min_cache_tokens = 64
+"""
+NUM_BLOCKS, BLOCK_SIZE = 256, 32
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    settings = {
+        "NUM_BLOCKS": NUM_BLOCKS,
+        "BLOCK_SIZE": BLOCK_SIZE,
+        "VLLM_ARGS": '{"max_model_len": 4096}',
+    }
+    with running_engine("vllm", settings) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Anthropic]:
+    with serving(tmp_path_factory.mktemp("gateway"), Machines([engine]), MODELS_TOML, []) as stack:
+        with Anthropic(api_key=API_KEY, base_url=stack[0], max_retries=0, timeout=120) as client:
+            yield client
+
+
+def ask(client: Anthropic, text: str, *, marked: bool, stream: bool = False) -> Message:
+    system = {"type": "text", "text": text}
+    if marked:
+        system["cache_control"] = {"type": "ephemeral"}  # type: ignore[assignment]
+    body = {
+        "model": MODEL,
+        "max_tokens": 16,
+        "system": [system],
+        "messages": [{"role": "user", "content": "What is a lease?"}],
+    }
+    if not stream:
+        return client.messages.create(**body)  # type: ignore[call-overload,no-any-return]
+    with client.messages.stream(**body) as events:  # type: ignore[arg-type]
+        return events.get_final_message()
+
+
+def said(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_what_was_written_survives_a_flood_and_is_read(client: Anthropic, engine: Engine) -> None:
+    text = handbook(80)
+    before = engine.stats()
+    written = ask(client, text, marked=True)
+    tokens = written.usage.cache_creation_input_tokens or 0
+    assert tokens > 0 and tokens % BLOCK_SIZE == 0
+    assert written.usage.cache_read_input_tokens == 0
+    for stream in (False, True):
+        read = ask(client, text, marked=True, stream=stream)
+        assert read.usage.cache_read_input_tokens == tokens
+        assert read.usage.cache_creation_input_tokens == 0
+        assert said(read) == said(written)
+    flooded = 0
+    for _ in range(40):
+        other = ask(client, handbook(80), marked=False)
+        flooded += other.usage.input_tokens
+    assert flooded > 3 * NUM_BLOCKS * BLOCK_SIZE, "not enough to turn the pool over"
+    after = ask(client, text, marked=True)
+    assert after.usage.cache_read_input_tokens == tokens
+    assert said(after) == said(written)
+    counters = engine.stats().counters
+    assert counters.leases_sacrificed == before.counters.leases_sacrificed == 0
+
+
+def test_what_was_not_marked_is_lost_in_a_flood(client: Anthropic, engine: Engine) -> None:
+    text = handbook(80)
+    before = engine.stats().counters
+    ask(client, text, marked=False)
+    ask(client, text, marked=False)
+    warm = engine.stats().counters.automatic_tokens - before.automatic_tokens
+    assert warm > 1000
+    for _ in range(40):
+        ask(client, handbook(80), marked=False)
+    before = engine.stats().counters
+    ask(client, text, marked=False)
+    assert engine.stats().counters.automatic_tokens - before.automatic_tokens < warm // 10

@@ -1,0 +1,34 @@
+"""vLLM on a CPU, where it is installed: in one process unless a test starts its own."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("vllm") is not None:
+    # Read by vLLM when it is imported, so before any test module is; nobody else is to see it.
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        TRANSFORMERS_OFFLINE="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="0",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="WARNING",
+        VLLM_NO_USAGE_STATS="1",
+    )
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.engine.backends.vllm.models import write_llama
+
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.engine.backends.vllm.models import write_gemma
+
+    return write_gemma(tmp_path_factory.mktemp("gemma"))

@@ -1,0 +1,51 @@
+"""Models so small that vLLM's CPU build runs them in a moment: random weights, our tokenizer."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+DEMO_MODEL = Path(__file__).resolve().parents[4] / "engine" / "demo_model"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+VOCAB_SIZE = 4096
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,  # the least that vLLM's CPU attention takes
+    "max_position_embeddings": 8192,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+def write_llama(directory: Path) -> Path:
+    """Full attention in all layers; returns the directory."""
+    torch.manual_seed(11)
+    return _write(LlamaForCausalLM, LlamaConfig(num_hidden_layers=2, **SHAPE), directory)
+
+
+def write_gemma(directory: Path) -> Path:
+    """Gemma 3's way: three layers with a window of 64 tokens, one with full attention."""
+    torch.manual_seed(11)
+    config = Gemma3TextConfig(
+        num_hidden_layers=4,
+        sliding_window=64,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        query_pre_attn_scalar=32,
+        **SHAPE,
+    )
+    return _write(Gemma3ForCausalLM, config, directory)
+
+
+def _write(kind: Any, config: Any, directory: Path) -> Path:
+    kind(config).save_pretrained(directory)
+    for name in TOKENIZER_FILES:
+        shutil.copy(DEMO_MODEL / name, directory / name)
+    return directory

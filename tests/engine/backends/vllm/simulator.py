@@ -1,0 +1,237 @@
+"""vLLM's own scheduler and cache manager with our connector in them, and no model behind.
+
+`step` does what EngineCore does: schedule, then take in sampled tokens. With `depth` 2 a step is
+taken in only after the next one was scheduled, as asynchronous scheduling does on GPUs. Each token
+is a function of the prompt, so equal prompts get equal answers.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from engine.backends.vllm.directive import PARAM_KEY, HoldStats, Report
+from engine.backends.vllm.utilities import find_connector
+
+BLOCK = 16
+CONNECTOR = {
+    "kv_connector": "HoldfastConnector",
+    "kv_role": "kv_producer",
+    "kv_connector_module_path": "engine.backends.vllm.connector",
+}
+
+
+def transfer_config(*, is_multi: bool = False, **extra: Any) -> dict[str, Any]:
+    """The `--kv-transfer-config` of our connector, alone or as a MultiConnector's only child."""
+    alone = {**CONNECTOR, "kv_connector_extra_config": extra}
+    if not is_multi:
+        return alone
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"connectors": [alone]},
+    }
+
+
+class Simulator:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        num_blocks: int = 129,
+        depth: int = 1,
+        window: int | None = None,
+        is_multi: bool = False,
+        step_tokens: int = 128,
+        max_seqs: int = 8,
+        max_len: int = 2048,
+        **extra: Any,
+    ) -> None:
+        """`window`: tokens that a second group of layers attends to; `extra`: our own settings."""
+        config = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=max_len,
+            max_num_seqs=max_seqs,
+            max_num_batched_tokens=step_tokens,
+            kv_transfer_config=transfer_config(is_multi=is_multi, **extra),
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = num_blocks
+        shape = {"num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=BLOCK, **shape))]
+        if window is not None:
+            spec = SlidingWindowSpec(block_size=BLOCK, sliding_window=window, **shape)
+            groups.append(KVCacheGroupSpec(["window"], spec))
+        retention = 0 if window is not None else None
+        self.scheduler = (Scheduler if depth == 1 else AsyncScheduler)(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks, [], groups, prefix_cache_retention_interval=retention
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+            log_stats=True,
+        )
+        hash_function = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(BLOCK, hash_function)
+        self._depth = depth
+        self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self.core = SimpleNamespace(scheduler=self.scheduler)
+        self.leases, self.tracker = find_connector(self.core)
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.tokens: dict[str, list[int]] = {}
+        self.num_idle_steps = 0
+
+    def add(
+        self,
+        name: str,
+        prompt: Iterable[int],
+        *,
+        max_tokens: int = 2,
+        wants: Iterable[tuple[str, int, float]] = (),
+        scope: str = "scope",
+        read: tuple[str, int] | None = None,
+        lease_blocks: int | None = None,
+    ) -> Request:
+        """Queue a request; `wants` are (key, tokens, expires_at), `read` is (key, tokens)."""
+        directive = {
+            "request_id": name,
+            "scope": scope,
+            "wants": [{"key": k, "tokens": n, "expires_at": at} for k, n, at in wants],
+            "read": read[0] if read else None,
+            "read_tokens": read[1] if read else 0,
+            "lease_blocks": lease_blocks,
+        }
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": {PARAM_KEY: directive}},
+        )
+        request = self.make_request(name, prompt, scope=scope, params=params)
+        self.tokens[name] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def make_request(
+        self, name: str, prompt: Iterable[int], *, scope: str, params: SamplingParams | None = None
+    ) -> Request:
+        """A request that was not queued."""
+        return Request(
+            request_id=f"{name}-internal",
+            prompt_token_ids=list(prompt),
+            sampling_params=params or SamplingParams(max_tokens=1),
+            pooling_params=None,
+            cache_salt=scope,
+            block_hasher=self._hasher,
+        )
+
+    def step(self) -> None:
+        """Schedule one step and, with the pipeline full, take in the oldest."""
+        output = self.scheduler.schedule()
+        if output.total_num_scheduled_tokens:
+            self.num_idle_steps = 0
+        else:
+            self.num_idle_steps += 1
+        self._in_flight.append((output, self._run(output)))
+        while len(self._in_flight) >= self._depth:
+            self._take_in()
+
+    def drain(self, max_idle_steps: int = 3) -> None:
+        """Step until nobody is left; fails when steps pass in which nothing was scheduled."""
+        while self.scheduler.has_requests():
+            self.step()
+            assert self.num_idle_steps <= max_idle_steps, "nothing can run"
+        while self._in_flight:
+            self._take_in()
+        self.num_idle_steps = 0
+
+    def run(self, name: str, prompt: Iterable[int], **options: Any) -> Report:
+        """One request from arrival to end."""
+        self.add(name, prompt, **options)
+        self.drain()
+        return self.report(name)
+
+    def until_started(self, name: str) -> None:
+        while not self.tokens[name]:
+            self.step()
+            assert self.num_idle_steps <= 3, "nothing can run"
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(f"{name}-internal", RequestStatus.FINISHED_ABORTED)
+
+    def report(self, name: str) -> Report:
+        report = self.tracker.report(name)
+        assert report is not None
+        return report
+
+    def stats(self) -> HoldStats:
+        return self.leases.stats()
+
+    def states(self) -> dict[str, str]:
+        return {held.key: held.state for held in self.leases.holds()}
+
+    def losses(self) -> dict[str, str]:
+        return {loss.key: loss.reason for loss in self.leases.take_losses()}
+
+    def flood(self, times: float, *, length: int = 500, scope: str = "flood") -> None:
+        """Unmarked prompts of `times` the pool's tokens, all different."""
+        num = int(times * self.leases.total_blocks * BLOCK / length) + 1
+        for index in range(num):
+            self.run(f"flood-{scope}-{index}", tokens_of(f"{scope}{index}", length), scope=scope)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A utility call as EngineCore dispatches it."""
+        return getattr(EngineCore, name)(self.core, *args)
+
+    def check_refs(self) -> None:
+        """Idle: every reference in the pool is a lease's."""
+        self.leases.check()
+        used = self.leases.total_blocks - self.pool.get_num_free_blocks()
+        assert used == self.stats().leased_blocks
+        assert self.stats().protected_blocks == 0
+
+    def _run(self, output: Any) -> ModelRunnerOutput:
+        """One sampled token for each request whose prompt this step completes, or who decodes."""
+        names = list(output.num_scheduled_tokens)
+        requests = [self.scheduler.requests[name] for name in names]
+        sampled = [
+            [] if request.is_prefill_chunk else [request.num_computed_tokens % 97]
+            for request in requests
+        ]
+        return ModelRunnerOutput(names, {name: index for index, name in enumerate(names)}, sampled)
+
+    def _take_in(self) -> None:
+        output, result = self._in_flight.popleft()
+        for batch in self.scheduler.update_from_output(output, result).values():
+            for one in batch.outputs:
+                self.tokens[one.request_id.removesuffix("-internal")] += one.new_token_ids
+
+
+def tokens_of(name: str, length: int) -> list[int]:
+    """Tokens that begin with the name's own and so are nobody else's."""
+    head = [10 + byte for byte in name.encode()]
+    return [*head, *(400 + (index * 7) % 3000 for index in range(length - len(head)))]

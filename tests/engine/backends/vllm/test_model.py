@@ -1,0 +1,81 @@
+"""With a model behind: what a lease kept is the KV that was computed, to the token."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
+
+from engine.backends.vllm import directive
+from tests.engine.backends.vllm.simulator import tokens_of, transfer_config
+
+pytestmark = pytest.mark.timeout(600)
+PREFIX = tokens_of("prefix", 640)
+BLOCK = 32  # the least that vLLM's CPU attention takes
+
+
+class Engine:
+    """vLLM in this process."""
+
+    def __init__(self, model: Path) -> None:
+        self._llm = vllm.LLM(
+            model=str(model),
+            dtype="float32",
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=2048,
+            max_num_seqs=8,
+            max_num_batched_tokens=512,
+            num_gpu_blocks_override=128,
+            kv_transfer_config=transfer_config(),
+        )
+        self._core = self._llm.llm_engine.engine_core.engine_core
+
+    def run(self, name: str, prompt: list[int], *wants: tuple[str, int], read: Any = None) -> Any:
+        what = directive.Directive(
+            request_id=name,
+            scope="scope",
+            wants=[directive.Want(key=key, tokens=n, expires_at=1.0) for key, n in wants],
+            read=read[0] if read else None,
+            read_tokens=read[1] if read else 0,
+        )
+        params = vllm.SamplingParams(
+            max_tokens=16,
+            temperature=0,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": {directive.PARAM_KEY: msgspec.to_builtins(what)}},
+        )
+        return self._llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
+
+    def call(self, name: str, *args: Any) -> Any:
+        return getattr(self._core, name)(*args)
+
+    def reset(self) -> bool:
+        return bool(self._llm.reset_prefix_cache())
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    yield Engine(request.getfixturevalue(request.param))
+
+
+def test_what_was_kept_continues_with_the_same_tokens(engine: Engine) -> None:
+    cold = engine.run("cold", [*PREFIX, 5, 6], ("inner", 320), ("outer", 640))
+    assert cold.num_cached_tokens == 0
+    for index in range(42):  # ten times the pool
+        engine.run(f"flood{index}", tokens_of(f"flood{index}", 1000))
+    warm = engine.run("warm", [*PREFIX, 5, 6], read=("outer", 640))
+    assert warm.num_cached_tokens == 640
+    assert engine.call(directive.REPORT, "warm")["read_tokens"] == 640
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+    inner = engine.run("inner", [*PREFIX[:320], 5], read=("inner", 320))
+    assert inner.num_cached_tokens == 320
+    assert engine.call(directive.LOSSES) == []
+    assert engine.reset()
+    plain = engine.run("plain", [*PREFIX[:320], 5])
+    assert plain.num_cached_tokens == 0
+    assert plain.outputs[0].token_ids == inner.outputs[0].token_ids
+    assert engine.call(directive.STATS)["num_leases"] == 0

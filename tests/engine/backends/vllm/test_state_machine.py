@@ -1,0 +1,199 @@
+"""Any order of requests, steps, aborts, releases, resets and evictions keeps the books straight.
+
+vLLM's scheduler, cache manager and block pool are the real ones; only the model is missing.
+`LEASE_EXAMPLES` and `LEASE_STEPS` (scripts/long_tests leases sets them) make it long.
+"""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from tests.engine.backends.vllm.simulator import BLOCK, Simulator, tokens_of
+
+SCOPES = ["a", "b", "c"]
+LENGTHS = [40, 96, 130, 200]
+OFFSETS = [32, 64, 96, 128, 192]
+
+
+class Machine(RuleBasedStateMachine):
+    model: Path
+
+    @initialize(
+        depth=st.sampled_from([1, 2]),
+        window=st.sampled_from([None, 32]),
+        num_blocks=st.sampled_from([33, 49]),
+        lease_share=st.sampled_from([0.1, 0.3, 1.0]),
+    )
+    def start(self, depth: int, window: int | None, num_blocks: int, lease_share: float) -> None:
+        self.sim = Simulator(
+            self.model,
+            depth=depth,
+            window=window,
+            num_blocks=num_blocks,
+            lease_share=lease_share,
+            step_tokens=64,
+            max_seqs=3,
+            max_len=320,
+        )
+        self.num_requests = 0
+        self.time = 0.0
+        self.owed: set[str] = set()
+        self.prompts: dict[str, list[int]] = {}
+
+    @rule(
+        scope=st.sampled_from(SCOPES),
+        stem=st.sampled_from("xy"),
+        length=st.sampled_from(LENGTHS),
+        offsets=st.sets(st.sampled_from(OFFSETS), min_size=1, max_size=3),
+        read=st.sampled_from([None, *OFFSETS]),
+        max_tokens=st.integers(1, 40),
+    )
+    def add(
+        self,
+        scope: str,
+        stem: str,
+        length: int,
+        offsets: set[int],
+        read: int | None,
+        max_tokens: int,
+    ) -> None:
+        self.num_requests += 1
+        self.time += 1
+        prompt = [*tokens_of(stem, length), self.num_requests % 7]
+        wants = [(f"{scope}{stem}{n}", n, self.time) for n in offsets if n <= length]
+        for key, _, _ in wants:
+            self.prompts[key] = prompt
+        self.sim.add(
+            str(self.num_requests),
+            prompt,
+            scope=scope,
+            wants=wants,
+            read=(f"{scope}{stem}{read}", read) if read is not None and read <= length else None,
+            max_tokens=max_tokens,
+        )
+
+    @rule(num=st.integers(1, 3))
+    def flood(self, num: int) -> None:
+        """Unmarked traffic that reuses whatever nobody holds."""
+        for _ in range(num):
+            self.num_requests += 1
+            name = str(self.num_requests)
+            self.sim.add(name, tokens_of(f"flood{name}", 250), max_tokens=1, scope="flood")
+        self.step(8 * num)
+
+    @rule(times=st.integers(1, 16))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            if self.sim.scheduler.has_requests():
+                self.sim.step()
+                assert self.sim.num_idle_steps <= 3, "nothing can run"
+            else:
+                self.sim.drain()
+        for name, tokens in self.sim.tokens.items():
+            if tokens:
+                held = self.sim.report(name).held
+                new = {one.key for one in held if one.state != "none"}
+                self.owed |= new
+        self.take_losses()
+
+    @precondition(lambda self: self.num_requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.sim.abort(str(data.draw(st.integers(1, self.num_requests))))
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if keys := sorted(self.prompts):
+            key = data.draw(st.sampled_from(keys))
+            self.sim.leases.release([key])
+            self.owed.discard(key)
+
+    @rule(data=st.data())
+    def refresh(self, data: st.DataObject) -> None:
+        if keys := sorted(self.prompts):
+            self.time += 1
+            self.sim.leases.refresh({data.draw(st.sampled_from(keys)): self.time})
+            self.take_losses()
+
+    @rule(is_forced=st.booleans(), dice=st.integers(1, 6))
+    def reset(self, is_forced: bool, dice: int) -> None:
+        """Seldom, since little is left to go wrong afterwards."""
+        if dice < 6 or (is_forced and self.sim._in_flight):
+            return  # vLLM resets between steps only
+        self.sim.scheduler.reset_prefix_cache(reset_running_requests=is_forced)
+        self.take_losses()
+
+    @rule(block_id=st.integers(1, 32))
+    def unhash(self, block_id: int) -> None:
+        """A KV load of another connector failed."""
+        self.sim.scheduler.kv_cache_manager.evict_blocks({block_id})
+        self.sim.leases.holds()
+        self.take_losses()
+
+    def take_losses(self) -> None:
+        ended = {key for key, why in self.sim.losses().items() if why in ("evicted", "reset")}
+        self.owed -= ended
+
+    @invariant()
+    def references_agree(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        leases, pool = self.sim.leases, self.sim.pool
+        leases.check()
+        expected = leases._lease_refs + leases._protected
+        for manager in self.sim.scheduler.kv_cache_manager.coordinator.single_type_managers:
+            for blocks in manager.req_to_blocks.values():
+                expected += Counter(b.block_id for b in blocks if not b.is_null)
+        for block in pool.blocks:
+            assert block.is_null or block.ref_cnt == expected[block.block_id]
+        assert pool.get_num_free_blocks() == leases.total_blocks - len(expected)
+
+    @invariant()
+    def nothing_ends_untold(self) -> None:
+        """What a started request was told it has is there, or its loss was told."""
+        if hasattr(self, "sim"):
+            states = self.sim.states()
+            missing = self.owed - states.keys()
+            assert not missing - self.sim.losses().keys()
+            self.owed -= missing
+
+    @invariant()
+    def leased_prefixes_are_found(self) -> None:
+        """No live lease was evicted: the whole prefix is hit."""
+        if not hasattr(self, "sim"):
+            return
+        coordinator = self.sim.scheduler.kv_cache_manager.coordinator
+        for held in self.sim.leases.holds():
+            if held.state == "leased":
+                request = self.sim.make_request("probe", self.prompts[held.key], scope=held.key[0])
+                hashes = request.block_hashes[: held.tokens // BLOCK]
+                assert coordinator.find_longest_cache_hit(hashes, held.tokens)[1] == held.tokens
+
+    def teardown(self) -> None:
+        if hasattr(self, "sim"):
+            self.sim.drain()
+            self.sim.check_refs()
+            assert self.sim.scheduler.reset_prefix_cache()
+
+
+@pytest.mark.timeout(0)
+def test_any_order_keeps_the_books_straight(llama: Path) -> None:
+    Machine.model = llama
+    run_machine(
+        Machine,
+        settings=settings(
+            max_examples=int(os.environ.get("LEASE_EXAMPLES", "40")),
+            stateful_step_count=int(os.environ.get("LEASE_STEPS", "40")),
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )

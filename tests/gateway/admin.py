@@ -1,0 +1,40 @@
+"""The admin API as tests use it: every call must succeed, unless a status is expected."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.gateway.serving import ADMIN_KEY
+
+
+@dataclass(frozen=True)
+class Admin:
+    url: str
+    key: str = ADMIN_KEY
+
+    def get(self, path: str, status: int = 200) -> Any:
+        return self._call("GET", path, None, status)
+
+    def post(self, path: str, body: Any = None, status: int = 200) -> Any:
+        return self._call("POST", path, body, status)
+
+    def workspace(self, workspace: str, **limits: Any) -> None:
+        self.post("workspaces", {"id": workspace, **limits})
+
+    def make_key(self, workspace: str, **values: Any) -> tuple[str, str]:
+        """The new key's id, and the key."""
+        made = self.post("keys", {"workspace": workspace, **values})
+        return made["info"]["id"], made["key"]
+
+    def _call(self, method: str, path: str, body: Any, status: int) -> Any:
+        reply = httpx.request(
+            method,
+            f"{self.url}/admin/v1/{path}",
+            json=body,
+            headers={"x-api-key": self.key},
+            timeout=30,
+            trust_env=False,
+        )
+        assert reply.status_code == status, reply.text
+        return reply.json()

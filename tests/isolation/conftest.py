@@ -1,0 +1,36 @@
+"""A native engine and a gateway with three workspaces, which only this folder's tests use."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.stack import Stack, running_stack
+from tests.isolation.probes import ENGINE, client_of, new_key
+
+WORKSPACES = ("owner-of-it", "stranger-to-it", "reference-of-it")
+
+
+@dataclass(frozen=True)
+class House:
+    """One client for each workspace, and what an operator knows."""
+
+    stack: Stack
+    data: Path
+    owner_key_id: str
+    owner: httpx.Client
+    stranger: httpx.Client
+    reference: httpx.Client
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    data = tmp_path_factory.mktemp("isolation")
+    with ExitStack() as stack:
+        running = stack.enter_context(running_stack(data, engine_settings=ENGINE))
+        keys = [new_key(data, workspace) for workspace in WORKSPACES]
+        clients = [stack.enter_context(client_of(running.gateway, key)) for _, key in keys]
+        yield House(running, data, keys[0][0], *clients)
