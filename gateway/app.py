@@ -12,6 +12,7 @@ from litestar.di import Provide
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
+from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
 from gateway.api.admin_report import ReportController
 from gateway.api.admin_usage import UsageController
@@ -27,8 +28,10 @@ from gateway.background import Background
 from gateway.catalogue import Catalogue, load_catalogue
 from gateway.clock import Clock
 from gateway.diagnostics import Diagnostics
-from gateway.engines import Engine, Fleet, make_http
+from gateway.dispatch import Dispatcher
+from gateway.engines import Engine, make_http
 from gateway.errors import LedgerUnavailable
+from gateway.fleet import Fleet
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -40,8 +43,10 @@ from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.logs import get_logger
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
+from gateway.placement import Weights
 from gateway.pricing import PriceBook
 from gateway.residency import Residency
+from gateway.routing import Router
 from gateway.settings import Settings
 from gateway.spend import SpendWatch
 from gateway.turn import TurnService
@@ -71,6 +76,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            EnginesController,
             WorkspacesController,
             KeysController,
             UsageController,
@@ -112,7 +118,12 @@ async def _start(
     )
     admission = Admission(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
-    fleet = await _start_fleet(stack, settings)
+    weights = Weights(
+        load_weight=settings.routing_load_weight,
+        host_cost=settings.routing_host_cost,
+        fade_seconds=settings.routing_fade_seconds,
+    )
+    fleet = await _start_fleet(stack, settings, weights, clock)
     accounts = Accounts(prices, metrics, admission.settle)
     reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
     recovered = await reconciler.recover()
@@ -128,8 +139,17 @@ async def _start(
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _ensure_key(keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
-    turns = TurnService(
+    dispatcher = Dispatcher(
         fleet=fleet,
+        router=Router(weights),
+        journal=journal,
+        reconciler=reconciler,
+        metrics=metrics,
+        background=background,
+        clock=clock,
+    )
+    turns = TurnService(
+        dispatcher=dispatcher,
         journal=journal,
         reconciler=reconciler,
         admission=admission,
@@ -169,14 +189,25 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -
     return journal
 
 
-async def _start_fleet(stack: AsyncExitStack, settings: Settings) -> Fleet:
+async def _start_fleet(
+    stack: AsyncExitStack, settings: Settings, weights: Weights, clock: Clock
+) -> Fleet:
     http = make_http()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
-    engines = [
-        Engine(f"engine-{number}", url, secret, http) for number, url in enumerate(settings.engines)
-    ]
-    fleet = Fleet(engines)
+
+    def make(name: str, url: str) -> Engine:
+        return Engine(
+            name,
+            url,
+            secret,
+            http,
+            weights=weights,
+            learns=not settings.routing_events,
+            monotonic=clock.monotonic,
+        )
+
+    fleet = Fleet(settings.engines, make)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet

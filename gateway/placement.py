@@ -88,12 +88,24 @@ class Load:
         self._num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
 
+    def returned(self, turn: str, now: float) -> None:
+        """The engine refused it: nothing of what was assigned was, or will be, computed."""
+        assigned = self._waiting.pop(turn, 0)
+        self._num_waiting_tokens -= assigned
+        self._add(-assigned, now)
+
     def observe(self, total_computed: int, now: float) -> None:
-        """The engine's own total: what is not ours, other gateways sent there."""
+        """The engine's own total: what is not ours, other gateways sent there.
+
+        The total may have a turn of ours before its answer has reached us, so what others did is
+        the most that it ever looked like: no turn counts twice.
+        """
         others = total_computed - self._own_computed
-        if self._others_computed is not None and others > self._others_computed:
+        if self._others_computed is None:
+            self._others_computed = others
+        elif others > self._others_computed:
             self._add(others - self._others_computed, now)
-        self._others_computed = others
+            self._others_computed = others
 
     def reset(self) -> None:
         """Another process runs there now."""
