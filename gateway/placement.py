@@ -1,6 +1,7 @@
 """Where a prompt should run: one cost per engine, in tokens of prefill. Pure.
 
-    cost = to prefill + host_cost · to copy back + waiting prefill + load_weight · recent load
+    cost = to prefill + host_cost · to copy back + (1 - UNLEASED_CREDIT) · held without a lease
+           + queue_weight · waiting prefill + load_weight · recent load above the fair share
            + DECODE_TOKENS · running decodes
 
 *To prefill* is the prompt less what the engine holds of it. *Waiting prefill* was sent there and
