@@ -109,8 +109,7 @@ async def _start(
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
     journal = _open_journal(stack, settings, metrics)
-    ledger = Ledger(settings.ledger_url)
-    stack.push_async_callback(ledger.close)
+    ledger = _open_ledger(stack, settings)
     keys = Keys(ledger)
     workspaces = Workspaces(ledger)
     keyring = KeyRing(
@@ -118,12 +117,8 @@ async def _start(
     )
     admission = Admission(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
-    weights = Weights(
-        load_weight=settings.routing_load_weight,
-        host_cost=settings.routing_host_cost,
-        fade_seconds=settings.routing_fade_seconds,
-    )
-    fleet = await _start_fleet(stack, settings, weights, clock)
+    router = Router(_weights(settings))
+    fleet = await _start_fleet(stack, settings, router.weights, clock)
     accounts = Accounts(prices, metrics, admission.settle)
     reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
     recovered = await reconciler.recover()
@@ -141,27 +136,15 @@ async def _start(
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
-        router=Router(weights),
+        router=router,
         journal=journal,
         reconciler=reconciler,
         metrics=metrics,
         background=background,
-        clock=clock,
-    )
-    turns = TurnService(
-        dispatcher=dispatcher,
-        journal=journal,
-        reconciler=reconciler,
-        admission=admission,
-        accounts=accounts,
-        metrics=metrics,
-        background=background,
-        diagnostics=Diagnostics(queries.fingerprint, background),
-        residency=Residency(fleet.epoch_of),
         clock=clock,
     )
     return Services(
-        turns=turns,
+        turns=_turn_service(dispatcher, admission, accounts, queries),
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -175,6 +158,38 @@ async def _start(
         clock=clock,
         removes_nonces=settings.remove_nonces,
     )
+
+
+def _turn_service(
+    dispatcher: Dispatcher, admission: Admission, accounts: Accounts, queries: Queries
+) -> TurnService:
+    background = dispatcher.background
+    return TurnService(
+        dispatcher=dispatcher,
+        journal=dispatcher.journal,
+        reconciler=dispatcher.reconciler,
+        admission=admission,
+        accounts=accounts,
+        metrics=dispatcher.metrics,
+        background=background,
+        diagnostics=Diagnostics(queries.fingerprint, background),
+        residency=Residency(dispatcher.fleet.epoch_of),
+        clock=dispatcher.clock,
+    )
+
+
+def _weights(settings: Settings) -> Weights:
+    return Weights(
+        load_weight=settings.routing_load_weight,
+        host_cost=settings.routing_host_cost,
+        fade_seconds=settings.routing_fade_seconds,
+    )
+
+
+def _open_ledger(stack: AsyncExitStack, settings: Settings) -> Ledger:
+    ledger = Ledger(settings.ledger_url)
+    stack.push_async_callback(ledger.close)
+    return ledger
 
 
 def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Journal:
