@@ -125,11 +125,8 @@ async def _start(
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
     background = Background()
     queries = Queries(ledger)
-    _run_beside(stack, drain.run, "drain")
-    _run_beside(stack, reconciler.run, "reconcile")
-    _run_beside(stack, keyring.run, "keys")
-    _run_beside(stack, spend.run, "spend")
-    _run_beside(stack, prices.run, "prices")
+    for loop in (drain.run, reconciler.run, keyring.run, spend.run, prices.run):
+        _run_beside(stack, loop)
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _ensure_key(keys, settings, clock)
@@ -228,10 +225,10 @@ async def _start_fleet(
     return fleet
 
 
-def _run_beside(stack: AsyncExitStack, loop: Loop, name: str) -> None:
+def _run_beside(stack: AsyncExitStack, loop: Loop) -> None:
     """Run a loop until the gateway stops; it ends between two rounds, not in the middle of one."""
     stopping = asyncio.Event()
-    task = asyncio.create_task(loop(stopping), name=name)
+    task = asyncio.create_task(loop(stopping))
 
     async def stop() -> None:
         stopping.set()

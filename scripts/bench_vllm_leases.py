@@ -1,13 +1,15 @@
 """What our connector costs vLLM, and what it keeps. Run with the Python of a vLLM environment.
 
-    .venv-vllm/bin/python scripts/bench_vllm_leases.py [--pairs 10] [--requests 48]
+    .venv-vllm/bin/python scripts/bench_vllm_leases.py [--rounds 12] [--requests 48]
 
-Two vLLMs with a tiny model, one without and one with the connector, each in a process of its own,
-do the same rounds of work in turns (which is first is drawn), so that what else the machine does
-falls on both; the ratio of their rates is printed with its 95 % interval. A third measures the time
-inside the connector's hooks as a share of the time of steps: all that vLLM's scheduler calls, and
-what our wraps of its cache manager add. It also floods the pool ten times over with a marked prefix
-in it, and says the longest time without a scheduled step while anyone waited.
+Three vLLMs with a tiny model, without a connector, with one that does nothing and with ours, each
+in a process of its own, do the same rounds of work in turns (in a drawn order), so that what else
+the machine does falls on all; the ratios of their rates, and of the processor time that they took,
+are printed with their 95 % intervals. The second is what vLLM's own connector path costs, the third
+against the second what ours adds. A fourth measures the time inside the connector's hooks as a
+share of the time of steps: all that vLLM's scheduler calls, and what our wraps of its cache manager
+add. It also floods the pool ten times over with a marked prefix in it, and says the longest time
+without a scheduled step while anyone waited.
 """
 
 import argparse
@@ -39,7 +41,14 @@ HOOKS = (
     "request_finished_all_groups",
     "get_kv_connector_stats",
 )
-# Student's t, two-sided 95 %, for 9, 10, … pairs; beyond, the normal distribution's.
+CONNECTORS = {
+    "idle": ("IdleConnector", "scripts.bench_idle_connector"),
+    "leasing": ("HoldfastConnector", "engine.backends.vllm.connector"),
+    "timed": ("HoldfastConnector", "engine.backends.vllm.connector"),
+}
+KINDS = {"plain": "none", "idle": "one that does nothing", "leasing": "ours"}
+# Student's t, two-sided 95 %, for one round less; between,
+# the next below; beyond, the normal distribution's.
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093, 29: 2.045}
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -74,15 +83,16 @@ class Stopwatch:
 class Worker:
     """One vLLM and the rounds it is asked for."""
 
-    def __init__(self, model: str, *, is_leasing: bool, is_timed: bool) -> None:
+    def __init__(self, model: str, kind: str) -> None:
         from vllm import LLM
         from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-        connector = {
-            "kv_connector": "HoldfastConnector",
-            "kv_role": "kv_producer",
-            "kv_connector_module_path": "engine.backends.vllm.connector",
-        }
+        connector = None
+        if kind in CONNECTORS:
+            name, module = CONNECTORS[kind]
+            connector = {"kv_connector": name, "kv_role": "kv_producer"}
+            connector["kv_connector_module_path"] = module
+        is_timed = kind == "timed"
         self.steps, self.hooks, self.inner, self.outer = (Stopwatch() for _ in range(4))
         if is_timed:
             allocate = self.inner.wrap(KVCacheManager.allocate_slots)
@@ -97,10 +107,10 @@ class Worker:
             max_num_seqs=16,
             max_num_batched_tokens=1024,
             disable_log_stats=False,
-            kv_transfer_config=connector if is_leasing else None,
+            kv_transfer_config=connector,
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
-        self._is_leasing = is_leasing
+        self._is_leasing = kind in ("leasing", "timed")
         self._num = 0
         if is_timed:
             self._watch()
@@ -125,8 +135,11 @@ class Worker:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         return list(self._llm.generate(inputs, params, use_tqdm=False))
 
-    def round(self, seed: int, requests: int) -> float:
-        """Requests of eight conversations, each with a marked prefix; output tokens per second."""
+    def round(self, seed: int, requests: int) -> dict[str, float]:
+        """Requests of eight conversations, each with a marked prefix.
+
+        Output tokens per second, and per second of processor time of the whole process.
+        """
         rng = random.Random(seed)
         prefixes = [draw(rng, PREFIX_TOKENS) for _ in range(8)]
         prompts, params = [], []
@@ -137,12 +150,13 @@ class Worker:
             read = {"read": key, "read_tokens": PREFIX_TOKENS} if index >= len(prefixes) else {}
             prompts.append(prefixes[which] + draw(rng, TAIL_TOKENS))
             params.append(self._params(OUTPUT_TOKENS, {"wants": [want], **read}))
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         outputs = self._generate(prompts, params)
-        seconds = time.perf_counter() - begin
+        seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
         if self._is_leasing:
             self._core.holdfast_release([f"{seed}-{which}" for which in range(len(prefixes))])
-        return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        return {"wall": tokens / seconds, "cpu": tokens / cpu_seconds}
 
     def share(self, requests: int) -> dict[str, float]:
         """Time inside hooks and wraps, as shares of the steps' time, over one round."""
@@ -220,9 +234,7 @@ def draw(rng: random.Random, length: int) -> list[int]:
 
 def serve(arguments: argparse.Namespace) -> None:
     """A worker: a command a line on stdin, an answer a line on stdout."""
-    worker = Worker(
-        arguments.model, is_leasing=arguments.serve != "plain", is_timed=arguments.serve == "timed"
-    )
+    worker = Worker(arguments.model, arguments.serve)
     print("ready", flush=True)
     for line in sys.stdin:
         name, *numbers = line.split()
@@ -268,25 +280,25 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def compare(model: Path, pairs: int, requests: int) -> None:
-    plain, leasing = Process("plain", model), Process("leasing", model)
-    for process in (plain, leasing):
+def compare(model: Path, rounds: int, requests: int) -> None:
+    processes = {kind: Process(kind, model) for kind in KINDS}
+    for process in processes.values():
         process.ask("round", 1, requests)  # warm up
-    ratios = []
+    rates: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     rng = random.Random(3)
-    for pair in range(pairs):
-        order = [plain, leasing] if rng.random() < 0.5 else [leasing, plain]
-        rates = {process: process.ask("round", 100 + pair, requests) for process in order}
-        ratios.append(rates[leasing] / rates[plain])
-        print(
-            f"pair {pair + 1:2}: without {rates[plain]:7.0f} tokens/s, "
-            f"with {rates[leasing]:7.0f}, ratio {ratios[-1]:.3f}",
-            flush=True,
-        )
-    plain.stop()
-    leasing.stop()
-    mean, low, high = interval(ratios)
-    print(f"throughput with / without the connector: {mean:.3f}, 95 % {low:.3f} to {high:.3f}")
+    for index in range(rounds):
+        for kind in rng.sample(list(KINDS), len(KINDS)):
+            rates[kind].append(processes[kind].ask("round", 100 + index, requests))
+        told = ", ".join(f"{kind} {rates[kind][-1]['wall']:5.0f}" for kind in KINDS)
+        print(f"round {index + 1:2}, output tokens/s: {told}", flush=True)
+    for process in processes.values():
+        process.stop()
+    for kind, base in (("idle", "plain"), ("leasing", "idle"), ("leasing", "plain")):
+        print(f"connector: {KINDS[kind]}, against {KINDS[base]}:")
+        for measure, text in (("wall", "throughput"), ("cpu", "tokens per second of processor")):
+            pairs = zip(rates[kind], rates[base], strict=True)
+            mean, low, high = interval([ours[measure] / other[measure] for ours, other in pairs])
+            print(f"  {text} {mean:.3f} times, 95 % {low:.3f} to {high:.3f}")
 
 
 def measure(model: Path, requests: int) -> None:
@@ -310,9 +322,9 @@ def measure(model: Path, requests: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--pairs", type=int, default=10, help="at least two")
+    parser.add_argument("--rounds", type=int, default=12, help="at least two")
     parser.add_argument("--requests", type=int, default=48, help="of one round")
-    parser.add_argument("--serve", choices=["plain", "leasing", "timed"], help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=[*KINDS, "timed"], help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -324,7 +336,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = write_llama(Path(directory) / "model")
         measure(model, arguments.requests)
-        compare(model, max(2, arguments.pairs), arguments.requests)
+        compare(model, max(2, arguments.rounds), arguments.requests)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The seeded-bug matrix: each patch of tests/mutants/ puts one bug in, and the tests must notice.
 
-    scripts/mutants.py [NAME ...] [--tests "NODE ..."]
+    scripts/mutants.py [NAME ...] [--tests "NODE ..."] [--folder tests/mutants/vllm]
 
 Every mutant gets a copy of the tracked files in a temporary folder; the work tree is never touched.
 Before that the unpatched copy must pass the same tests (the control): a test that fails anyway
 kills nothing. A run that takes many times the control's time hangs, and a hang kills too. Names
 are beginnings of file names: `05` will do. `--tests` asks instead of a patch's own tests what else
-would notice. Exits 1 where a mutant survives, 2 where a patch does not apply or the control fails.
+would notice. The tests run with the Python that runs this: `tests/mutants/vllm` needs vLLM's.
+Exits 1 where a mutant survives, 2 where a patch does not apply or the control fails.
 
 Examples are the same in every run (Hypothesis' profile `mutants` of tests/conftest.py), so that a
 verdict is repeatable; BLOCK_EXAMPLES and BLOCK_STEPS set how many the state machine takes.
@@ -85,8 +86,8 @@ def read_mutant(path: Path) -> Mutant:
     return Mutant(path, fields["Bug"], fields["User"], tests, fields["Kind"])
 
 
-def all_mutants() -> list[Mutant]:
-    return [read_mutant(path) for path in sorted(PATCHES.glob("*.patch"))]
+def all_mutants(folder: Path = PATCHES) -> list[Mutant]:
+    return [read_mutant(path) for path in sorted(folder.glob("*.patch"))]
 
 
 @contextmanager
@@ -177,9 +178,14 @@ def try_mutant(mutant: Mutant, tests: Sequence[str], limit: float) -> Verdict:
         return run_tests(tree, tests, limit)
 
 
-def chosen(names: Sequence[str]) -> list[Mutant]:
-    """The mutants that these names begin, all without any. Raises BadMutant for an unknown name."""
-    mutants = all_mutants()
+def chosen(names: Sequence[str], folder: Path) -> list[Mutant]:
+    """The mutants of a folder that these names begin, all without any.
+
+    Raises BadMutant for an unknown name, or a folder that has none.
+    """
+    mutants = all_mutants(folder)
+    if not mutants:
+        raise BadMutant(f"no mutants in {folder}")
     for name in names:
         if not any(mutant.name.startswith(name) for mutant in mutants):
             raise BadMutant(f"no mutant begins with {name!r}")
@@ -210,12 +216,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help="the first letters of a patch")
     parser.add_argument("--tests", default="", help="these instead of the patches' own")
+    parser.add_argument("--folder", type=Path, default=PATCHES, help="where the patches are")
     arguments = parser.parse_args()
     began = time.monotonic()
     # Whoever ends this early: copies and what runs in them go as well.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        survivors = matrix(chosen(arguments.names), arguments.tests.split())
+        survivors = matrix(
+            chosen(arguments.names, arguments.folder.resolve()), arguments.tests.split()
+        )
     except BadMutant as error:
         print(f"mutants: {error}", file=sys.stderr)
         return 2

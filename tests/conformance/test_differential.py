@@ -174,7 +174,7 @@ def run_sequence(engine: Engine, seed: int, longest: int) -> list[str]:
 
 def test_the_counters_are_the_reference_models(engine: Engine) -> None:
     if engine.description.granularity != 1:
-        pytest.skip("the reference model is exact to the token")
+        pytest.skip(f"declares granularity {engine.description.granularity}: the model's is 1")
     # An engine that computes takes its time: fewer and shorter sequences there.
     computes = engine.description.kv_bytes_per_token > 0
     number, longest = (max(SEQUENCES // 20, 1), 30) if computes else (SEQUENCES, 200)
@@ -185,6 +185,6 @@ def test_the_counters_are_the_reference_models(engine: Engine) -> None:
 
 def test_synthetic_tokens_are_one_per_four_bytes_and_segment(engine: Engine) -> None:
     if engine.description.model != "synthetic":
-        pytest.skip("its tokens cannot be worked out by hand")
+        pytest.skip(f"declares backend {engine.description.backend}: no tokens by hand")
     asked = Prompt(messages=[Message("user", [TextPart("12345"), TextPart("é€")])])
     assert engine.count(asked) == CountReply(2 + 2 + 4, [2, 4])

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from engine.protocol import FinalCounts, InputUsage
-from gateway.api.auth import KeyRing
 from gateway.cli import migrate
 from gateway.clock import Clock
 from gateway.errors import JournalUnavailable
 from gateway.journal.writer import Journal
+from gateway.keyring import KeyRing
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.recover import recover_instance, recover_journal, unsettled
@@ -84,7 +84,7 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             ledger = Ledger(settings.ledger_url)
             keys = Keys(ledger)
             await keys.create("secret", "lost-and-found", "one", Clock().wall())
-            ring = KeyRing(keys, settings.master_secret, Clock(), None, 3600.0)
+            ring = KeyRing(keys, settings.master_secret, Clock(), None, 60)
             scope = ring.scope_of("lost-and-found")
             await ledger.close()
             ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]

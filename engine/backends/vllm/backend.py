@@ -72,7 +72,11 @@ class VllmBackend(LoopedBackend):
                 cached=core.cached,
                 shared=core.shared,
             ),
-            counters=Counters(**accounts.totals, preempted_requests=vllm.counts.preempted),
+            counters=Counters(
+                **accounts.totals,
+                preempted_requests=vllm.counts.preempted,
+                evicted_blocks=core.evicted_blocks,
+            ),
             num_entries=len(entries),
             num_leases=entries.num_leases,
             unacknowledged=accounts.num_unacknowledged,
@@ -87,7 +91,8 @@ class VllmBackend(LoopedBackend):
         entries = HeldEntries(pool, ttl_scale=settings.ttl_scale)
         hasher = ChainHasher(os.urandom(32), description.block_size)
         cache = HeldCache(pool, entries, hasher)
-        turns = Turns(cache, parts.counts)
+        budget = int(description.num_blocks * settings.lease_share)
+        turns = Turns(cache, parts.counts, max_leased_blocks=budget)
         accounts = Accounts()
         lifecycle = Lifecycle(
             cache,

@@ -23,7 +23,12 @@ from engine.backends.vllm.internals import check_callables, check_objects, check
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStats
 from engine.backends.vllm.plugin import register
-from engine.backends.vllm.pressure import release_on_reset, relieve, retain_boundaries
+from engine.backends.vllm.pressure import (
+    count_evictions,
+    release_on_reset,
+    relieve,
+    retain_boundaries,
+)
 from engine.backends.vllm.requests import RequestTracker
 from engine.backends.vllm.utilities import add_utilities
 
@@ -90,6 +95,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         relieve(kv_cache_manager, leases, tracker)
         release_on_reset(kv_cache_manager, leases, tracker)
         retain_boundaries(kv_cache_manager, tracker)
+        count_evictions(kv_cache_manager.block_pool, leases)
 
     def on_new_request(self, request: Any) -> None:
         assert self.tracker is not None

@@ -91,8 +91,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Complete when the request's first token is there; `held` is as it is when asked.
 
-    `hit_tokens` came from vLLM's own cache at admission (its `num_cached_tokens`);
-    `read_tokens` is as much of them as the directive's entry covers, 0 if the entry was gone.
+    `hit_tokens` came from vLLM's own cache at every admission up to the first token, so that a
+    request that was preempted is not told what it computed itself; at most vLLM's own
+    `num_cached_tokens`, which is the first admission's. `read_tokens` is as much of them as the
+    directive's entry covers, 0 if the entry was gone.
     """
 
     request_id: str
@@ -137,7 +139,10 @@ class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests."""
+    """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests.
+
+    `evicted_blocks` had content that had to go, since the start.
+    """
 
     total: int
     free: int
@@ -148,3 +153,4 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     shared: int
     running: int
     waiting: int
+    evicted_blocks: int

@@ -25,6 +25,7 @@ class BlockPool(Protocol):
     hash_block_size: int
     blocks: Sequence[Block]
     cached_block_hash_to_block: Collection[object]
+    _maybe_evict_cached_block: Callable[[Block], bool]
 
     def touch(self, blocks: Sequence[Block]) -> None: ...
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None: ...
@@ -83,6 +84,7 @@ CALLABLES = (
     Used(_CORE + "block_pool:BlockPool.free_blocks", ("self", "ordered_blocks")),
     Used(_CORE + "block_pool:BlockPool.unpin_blocks", ("self", "blocks", "on_reuse")),
     Used(_CORE + "block_pool:BlockPool.get_num_free_blocks", ("self",)),
+    Used(_CORE + "block_pool:BlockPool._maybe_evict_cached_block", ("self", "block")),
     *(
         Used(
             f"{_CORE}kv_cache_coordinator:{kind}KVCacheCoordinator.find_longest_cache_hit",
@@ -138,6 +140,7 @@ CALLABLES = (
     Used("vllm.v1.engine.core_client:AsyncMPClient.call_utility_async", ("self", "method")),
     Used("vllm.v1.engine.core:EngineCore.__init__", ("self", "vllm_config")),
 )
+SCHEDULER_ATTRIBUTES = ("running", "waiting", "kv_cache_manager")
 _MANAGER_ATTRIBUTES = ("block_pool", "coordinator", "enable_caching", "use_eagle")
 _COORDINATOR_ATTRIBUTES = ("scheduler_block_size", "single_type_managers")
 _POOL_ATTRIBUTES = ("num_gpu_blocks", "hash_block_size", "blocks", "cached_block_hash_to_block")
@@ -183,6 +186,11 @@ def check_objects(cache: Any) -> None:
     _check_attributes(cache.coordinator, _COORDINATOR_ATTRIBUTES)
     _check_attributes(cache.block_pool, _POOL_ATTRIBUTES)
     _check_attributes(cache.block_pool.blocks[0], _BLOCK_ATTRIBUTES)
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raise VllmChangedError where the scheduler lacks what `CORE_STATS` counts."""
+    _check_attributes(scheduler, SCHEDULER_ATTRIBUTES)
 
 
 def check_request(request: Any) -> None:

@@ -73,6 +73,7 @@ class LeaseManager:
         self._losses: deque[Loss] = deque(maxlen=MAX_UNTOLD_LOSSES)
         self._totals: Counter[str] = Counter()
         self.num_leases = 0
+        self.evicted_blocks = 0
         self.watches = Watches(self._pool, cache.coordinator, self._note_reuse)
 
     # What requests do.

@@ -140,8 +140,13 @@ class VllmLoop:
             self._spawn(self._core.release(released))
 
     def _watch(self) -> None:
+        self._spawn(self._check())
         self._spawn(self._watch_time())
         self._spawn(self._watch_losses())
+
+    async def _check(self) -> None:
+        """Asked once at the start: a scheduler that is not as we know it ends the engine here."""
+        await self._core.stats()
 
     async def _watch_time(self) -> None:
         """Announce expiry, also when nothing runs."""

@@ -1,11 +1,12 @@
-"""Where vLLM's cache manager must ask us: it has no room, is emptied, or passes a window.
+"""Where vLLM's cache manager must ask us or tell us: it has no room, is emptied, passes a window
+or a block's content.
 
 Each is a wrap of methods of the one instance; no class of vLLM's is changed.
 """
 
 from typing import Any
 
-from engine.backends.vllm.internals import CacheManager
+from engine.backends.vllm.internals import Block, BlockPool, CacheManager
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.requests import RequestTracker
 
@@ -45,6 +46,18 @@ def release_on_reset(cache: CacheManager, leases: LeaseManager, tracker: Request
         return empty()
 
     cache.reset_prefix_cache = reset_prefix_cache
+
+
+def count_evictions(pool: BlockPool, leases: LeaseManager) -> None:
+    """Count blocks whose content goes for other content, or because its load failed."""
+    evict = pool._maybe_evict_cached_block
+
+    def maybe_evict(block: Block) -> bool:
+        is_evicted = evict(block)
+        leases.evicted_blocks += is_evicted
+        return is_evicted
+
+    pool._maybe_evict_cached_block = maybe_evict
 
 
 def retain_boundaries(cache: CacheManager, tracker: RequestTracker) -> None:

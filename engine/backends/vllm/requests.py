@@ -19,11 +19,14 @@ MAX_ENDED = 4_096
 
 @dataclass(eq=False, slots=True)
 class RequestState:
+    """`found_tokens` is the last look-up's; what of it was reused is settled by admissions."""
+
     directive: Directive
     request: Request
     protected: Blocks | None = None
     was_protected: bool = False
     is_admitted: bool = False
+    found_tokens: int = 0
     hit_tokens: int = 0
     read_tokens: int = 0
     num_taken: int = 0
@@ -73,24 +76,23 @@ class RequestTracker:
     def look_up(self, request_id: str, hit_tokens: int) -> None:
         """vLLM found this in its cache; it may ask again before it admits."""
         state = self._states.get(request_id)
-        if state is not None and not state.is_admitted:
-            state.hit_tokens = hit_tokens
+        if state is not None:
+            state.found_tokens = hit_tokens
 
     def admit(self, request_id: str) -> None:
-        """The request has its blocks. One that was preempted comes again and keeps its numbers."""
+        """The request has its blocks, for the first time or after it was preempted."""
         state = self._states.get(request_id)
-        if state is None:
+        if state is None or state.is_started:
             return
+        hit_tokens, read_tokens = state.found_tokens, self._readable(state)
         if state.is_admitted:
-            if not state.is_started:
-                self._want_again(state)
-            return
+            # What an admission did not find it computed itself: the next one finds that as well,
+            # which makes it no reuse. vLLM's own `num_cached_tokens` stays the first one's.
+            hit_tokens = min(hit_tokens, state.hit_tokens)
+            read_tokens = min(read_tokens, state.read_tokens)
+            self._want_again(state)
+        state.hit_tokens, state.read_tokens = hit_tokens, read_tokens
         state.is_admitted = True
-        directive = state.directive
-        if directive.read is not None and state.was_protected:
-            # Who gave the protection up may still find the entry whole.
-            if state.protected is not None or self._leases.has(directive.read):
-                state.read_tokens = min(state.hit_tokens, directive.read_tokens)
         self._unprotect(state)
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
@@ -162,6 +164,16 @@ class RequestTracker:
         return [self._leases.align(want.tokens) for want in state.directive.wants]
 
     # Inside.
+
+    def _readable(self, state: RequestState) -> int:
+        """How much of the entry that it was to read the last look-up found."""
+        directive = state.directive
+        if directive.read is None or not state.was_protected:
+            return 0
+        # Who gave the protection up may still find the entry whole.
+        if state.protected is None and not self._leases.has(directive.read):
+            return 0
+        return min(state.found_tokens, directive.read_tokens)
 
     def _take(self, state: RequestState, computed_tokens: int) -> None:
         directive, request = state.directive, state.request

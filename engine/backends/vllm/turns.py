@@ -16,12 +16,11 @@ class Turns:
     Both are set by the loop, and called on its thread.
     """
 
-    def __init__(
-        self, cache: HeldCache, counts: StepCounts, *, lease_blocks: int | None = None
-    ) -> None:
+    def __init__(self, cache: HeldCache, counts: StepCounts, *, max_leased_blocks: int) -> None:
+        """`max_leased_blocks`: the whole budget, of which a request may name its scope's share."""
         self._cache = cache
         self._counts = counts
-        self._lease_blocks = lease_blocks
+        self._max_leased_blocks = max_leased_blocks
         self._sequences: dict[SequenceState, None] = {}
         self._directives: dict[str, Directive] = {}
         self._released: list[Digest] = []
@@ -38,7 +37,7 @@ class Turns:
         request = sequence.request
         assert request.found is not None
         directive = self._cache.directive(
-            self._new_id(request), request.query, request.found, self._lease_blocks
+            self._new_id(request), request.query, request.found, self._lease_blocks(request)
         )
         request.found.raced = self._raced(request)
         self._directives[request.request_id] = directive
@@ -55,7 +54,7 @@ class Turns:
                 request_id=self._new_id(request),
                 scope=request.query.scope,
                 wants=[],
-                lease_blocks=self._lease_blocks,
+                lease_blocks=self._lease_blocks(request),
             ),
         )
 
@@ -83,6 +82,10 @@ class Turns:
         """The keys that the connector may let go of now."""
         released, self._released = self._released, []
         return [*released, *self._cache.take_released()]
+
+    def _lease_blocks(self, request: RequestState) -> int | None:
+        share = request.query.lease_share
+        return None if share is None else int(self._max_leased_blocks * share)
 
     def _new_id(self, request: RequestState) -> str:
         """A client may use an id again; the connector never hears one twice."""

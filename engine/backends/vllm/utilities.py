@@ -10,6 +10,7 @@ import msgspec
 from vllm.v1.engine.core import EngineCore
 
 from engine.backends.vllm import directive
+from engine.backends.vllm.internals import check_scheduler
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.requests import RequestTracker
 
@@ -66,9 +67,11 @@ def _holds(self: Any) -> Any:
 def _core_stats(self: Any) -> Any:
     leases = find_connector(self)[0]
     scheduler = self.scheduler
+    check_scheduler(scheduler)
     stats = directive.CoreStats(
         **leases.block_states(),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
+        evicted_blocks=leases.evicted_blocks,
     )
     return msgspec.to_builtins(stats)

@@ -183,6 +183,12 @@ class Simulator:
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(f"{name}-internal", RequestStatus.FINISHED_ABORTED)
 
+    def preempt(self, name: str) -> None:
+        """What vLLM's scheduler does to the last one running when another needs its room."""
+        request = self.scheduler.requests[f"{name}-internal"]
+        self.scheduler.running.remove(request)
+        self.scheduler._preempt_request(request, 0.0)
+
     def report(self, name: str) -> Report:
         report = self.tracker.report(name)
         assert report is not None

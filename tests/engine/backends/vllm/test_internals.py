@@ -8,11 +8,13 @@ vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases
 
 from engine.backends.vllm.internals import (
     REQUEST_ATTRIBUTES,
+    SCHEDULER_ATTRIBUTES,
     Used,
     VllmChangedError,
     check_callables,
     check_objects,
     check_request,
+    check_scheduler,
     check_version,
 )
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
@@ -25,6 +27,7 @@ def test_the_installed_vllm_is_as_we_know_it(llama: Path) -> None:
     check_callables()
     sim = Simulator(llama)
     check_objects(sim.scheduler.kv_cache_manager)
+    check_scheduler(sim.scheduler)
     check_request(sim.add("request", tokens_of("request", 40)))
 
 
@@ -58,6 +61,13 @@ def test_a_missing_attribute_is_named(name: str) -> None:
     request = type("Request", (), {other: 0 for other in REQUEST_ATTRIBUTES if other != name})()
     with pytest.raises(VllmChangedError, match=f"Request has no {name}"):
         check_request(request)
+
+
+@pytest.mark.parametrize("name", SCHEDULER_ATTRIBUTES)
+def test_what_the_scheduler_lacks_is_named(name: str) -> None:
+    scheduler = type("Scheduler", (), {other: 0 for other in SCHEDULER_ATTRIBUTES if other != name})
+    with pytest.raises(VllmChangedError, match=f"Scheduler has no {name}"):
+        check_scheduler(scheduler())
 
 
 def test_settings_that_cannot_be_are_refused(llama: Path) -> None:

@@ -7,6 +7,7 @@ vLLM's scheduler, cache manager and block pool are the real ones; only the model
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,8 @@ class Machine(RuleBasedStateMachine):
         )
         self.num_requests = 0
         self.time = 0.0
-        self.owed: set[str] = set()
+        self.owed: dict[str, tuple[tuple[Any, ...], tuple[bytes | None, ...]]] = {}
+        self.started: set[str] = set()
         self.prompts: dict[str, list[int]] = {}
 
     @rule(
@@ -77,9 +79,18 @@ class Machine(RuleBasedStateMachine):
             prompt,
             scope=scope,
             wants=wants,
-            read=(f"{scope}{stem}{read}", read) if read is not None and read <= length else None,
+            read=None if read is None else self.readable(f"{scope}{stem}", read, length),
             max_tokens=max_tokens,
         )
+
+    def readable(self, owner: str, tokens: int, length: int) -> tuple[str, int] | None:
+        """An entry that is there, the nearest to so many tokens; else one that is not."""
+        holds = self.sim.leases._holds.values()
+        mine = [h for h in holds if h.key.startswith(owner) and h.tokens <= length]
+        if mine:
+            hold = min(mine, key=lambda hold: abs(hold.tokens - tokens))
+            return hold.key, hold.tokens
+        return (f"{owner}{tokens}", tokens) if tokens <= length else None
 
     @rule(num=st.integers(1, 3))
     def flood(self, num: int) -> None:
@@ -98,24 +109,31 @@ class Machine(RuleBasedStateMachine):
                 assert self.sim.num_idle_steps <= 3, "nothing can run"
             else:
                 self.sim.drain()
-        for name, tokens in self.sim.tokens.items():
-            if tokens:
-                held = self.sim.report(name).held
-                new = {one.key for one in held if one.state != "none"}
-                self.owed |= new
-        self.take_losses()
+            self.nothing_ends_untold()
+            self.ask_reports()
 
-    @precondition(lambda self: self.num_requests)
+    def ask_reports(self) -> None:
+        """Once, at the first token, as the server does; with what it was told of stands there."""
+        for name, tokens in self.sim.tokens.items():
+            if tokens and name not in self.started:
+                self.started.add(name)
+                for held in self.sim.report(name).held:
+                    if held.state != "none":
+                        hold = self.sim.leases._holds[held.key]
+                        self.owed[held.key] = hold.blocks, hold.hashes
+
+    @precondition(lambda self: self.sim.scheduler.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.sim.abort(str(data.draw(st.integers(1, self.num_requests))))
+        names = sorted(name.removesuffix("-internal") for name in self.sim.scheduler.requests)
+        self.sim.abort(data.draw(st.sampled_from(names)))
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if keys := sorted(self.prompts):
             key = data.draw(st.sampled_from(keys))
             self.sim.leases.release([key])
-            self.owed.discard(key)
+            self.owed.pop(key, None)
 
     @rule(data=st.data())
     def refresh(self, data: st.DataObject) -> None:
@@ -132,16 +150,19 @@ class Machine(RuleBasedStateMachine):
         self.sim.scheduler.reset_prefix_cache(reset_running_requests=is_forced)
         self.take_losses()
 
-    @rule(block_id=st.integers(1, 32))
-    def unhash(self, block_id: int) -> None:
-        """A KV load of another connector failed."""
+    @rule(data=st.data())
+    def unhash(self, data: st.DataObject) -> None:
+        """A KV load of another connector failed: of a leased block, where there is one."""
+        block_ids = sorted(self.sim.leases._lease_refs) or [1]
+        block_id = data.draw(st.sampled_from(block_ids))
         self.sim.scheduler.kv_cache_manager.evict_blocks({block_id})
         self.sim.leases.holds()
         self.take_losses()
 
     def take_losses(self) -> None:
-        ended = {key for key, why in self.sim.losses().items() if why in ("evicted", "reset")}
-        self.owed -= ended
+        for loss in self.sim.leases.take_losses():
+            if loss.reason in ("evicted", "reset"):
+                self.owed.pop(loss.key, None)
 
     @invariant()
     def references_agree(self) -> None:
@@ -156,15 +177,21 @@ class Machine(RuleBasedStateMachine):
         for block in pool.blocks:
             assert block.is_null or block.ref_cnt == expected[block.block_id]
         assert pool.get_num_free_blocks() == leases.total_blocks - len(expected)
+        assert self.sim.scheduler.waiting or not leases._protected, "protected, and nobody waits"
 
     @invariant()
     def nothing_ends_untold(self) -> None:
-        """What a started request was told it has is there, or its loss was told."""
-        if hasattr(self, "sim"):
-            states = self.sim.states()
-            missing = self.owed - states.keys()
-            assert not missing - self.sim.losses().keys()
-            self.owed -= missing
+        """What a started request was told it has is there, or its loss was told.
+
+        Looked up in the blocks themselves: to ask the manager for an entry is to have it find out.
+        """
+        if not hasattr(self, "sim"):
+            return
+        self.take_losses()
+        assert self.owed.keys() <= self.sim.leases._holds.keys(), "an entry went untold"
+        for key, (blocks, hashes) in self.owed.items():
+            now = tuple(block.block_hash for block in blocks)
+            assert now == hashes, f"{key} was evicted, and nobody told"
 
     @invariant()
     def leased_prefixes_are_found(self) -> None:
