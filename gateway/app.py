@@ -12,6 +12,7 @@ from litestar.di import Provide
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
+from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
 from gateway.api.admin_report import ReportController
 from gateway.api.admin_usage import UsageController
@@ -27,8 +28,10 @@ from gateway.background import Background
 from gateway.catalogue import Catalogue, load_catalogue
 from gateway.clock import Clock
 from gateway.diagnostics import Diagnostics
-from gateway.engines import Engine, Fleet, make_http
+from gateway.dispatch import Dispatcher
+from gateway.engines import Engine, make_http
 from gateway.errors import LedgerUnavailable
+from gateway.fleet import Fleet
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -40,8 +43,10 @@ from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.logs import get_logger
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
+from gateway.placement import Weights
 from gateway.pricing import PriceBook
 from gateway.residency import Residency
+from gateway.routing import Router
 from gateway.settings import Settings
 from gateway.spend import SpendWatch
 from gateway.turn import TurnService
@@ -71,6 +76,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            EnginesController,
             WorkspacesController,
             KeysController,
             UsageController,
@@ -103,8 +109,7 @@ async def _start(
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics = Metrics()
     journal = _open_journal(stack, settings, metrics)
-    ledger = Ledger(settings.ledger_url)
-    stack.push_async_callback(ledger.close)
+    ledger = _open_ledger(stack, settings)
     keys = Keys(ledger)
     workspaces = Workspaces(ledger)
     keyring = KeyRing(
@@ -112,7 +117,8 @@ async def _start(
     )
     admission = Admission(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
-    fleet = await _start_fleet(stack, settings)
+    router = Router(_weights(settings))
+    fleet = await _start_fleet(stack, settings, router.weights, clock)
     accounts = Accounts(prices, metrics, admission.settle)
     reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
     recovered = await reconciler.recover()
@@ -125,20 +131,17 @@ async def _start(
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _ensure_key(keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
-    turns = TurnService(
+    dispatcher = Dispatcher(
         fleet=fleet,
+        router=router,
         journal=journal,
         reconciler=reconciler,
-        admission=admission,
-        accounts=accounts,
         metrics=metrics,
         background=background,
-        diagnostics=Diagnostics(queries.fingerprint, background),
-        residency=Residency(fleet.epoch_of),
         clock=clock,
     )
     return Services(
-        turns=turns,
+        turns=_turn_service(dispatcher, admission, accounts, queries),
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -154,6 +157,38 @@ async def _start(
     )
 
 
+def _turn_service(
+    dispatcher: Dispatcher, admission: Admission, accounts: Accounts, queries: Queries
+) -> TurnService:
+    background = dispatcher.background
+    return TurnService(
+        dispatcher=dispatcher,
+        journal=dispatcher.journal,
+        reconciler=dispatcher.reconciler,
+        admission=admission,
+        accounts=accounts,
+        metrics=dispatcher.metrics,
+        background=background,
+        diagnostics=Diagnostics(queries.fingerprint, background),
+        residency=Residency(dispatcher.fleet.epoch_of),
+        clock=dispatcher.clock,
+    )
+
+
+def _weights(settings: Settings) -> Weights:
+    return Weights(
+        load_weight=settings.routing_load_weight,
+        host_cost=settings.routing_host_cost,
+        fade_seconds=settings.routing_fade_seconds,
+    )
+
+
+def _open_ledger(stack: AsyncExitStack, settings: Settings) -> Ledger:
+    ledger = Ledger(settings.ledger_url)
+    stack.push_async_callback(ledger.close)
+    return ledger
+
+
 def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Journal:
     journal = Journal(settings.data / "journal", settings.journal_max_bytes)
     stack.push_async_callback(journal.stop)
@@ -166,14 +201,25 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -
     return journal
 
 
-async def _start_fleet(stack: AsyncExitStack, settings: Settings) -> Fleet:
+async def _start_fleet(
+    stack: AsyncExitStack, settings: Settings, weights: Weights, clock: Clock
+) -> Fleet:
     http = make_http()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
-    engines = [
-        Engine(f"engine-{number}", url, secret, http) for number, url in enumerate(settings.engines)
-    ]
-    fleet = Fleet(engines)
+
+    def make(name: str, url: str) -> Engine:
+        return Engine(
+            name,
+            url,
+            secret,
+            http,
+            weights=weights,
+            learns=not settings.routing_events,
+            monotonic=clock.monotonic,
+        )
+
+    fleet = Fleet(settings.engines, make)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet

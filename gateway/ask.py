@@ -96,11 +96,11 @@ class Ask:
         )
 
     def generate_request(
-        self, turn_id: TurnId, now: float, capabilities: Collection[Capability]
+        self, request_id: str, now: float, capabilities: Collection[Capability]
     ) -> GenerateRequest:
         """For an engine with these capabilities, at `now` on the monotonic clock."""
         return GenerateRequest(
-            request_id=turn_id,
+            request_id=request_id,
             scope=self.principal.scope,
             prompt=self.plan.prompt,
             sampling=self.sampling,

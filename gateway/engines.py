@@ -4,9 +4,9 @@ Nothing here decides or retries. A lost connection, a silence, a broken frame an
 one typed error.
 """
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Literal, TypeVar
 
 import aiohttp
@@ -25,12 +25,14 @@ from engine.protocol import (
     Done,
     EntryInfo,
     ErrorReply,
+    EventFrame,
     Failed,
     FinalCounts,
     Frame,
     GenerateRequest,
     Stats,
 )
+from gateway.breaker import Breaker
 from gateway.errors import (
     DemandRefused,
     EngineFailed,
@@ -39,9 +41,12 @@ from gateway.errors import (
     GatewayError,
     InvalidRequest,
     NoEngineReady,
+    NotFound,
     Overloaded,
     PromptTooLong,
 )
+from gateway.holdings import Holdings
+from gateway.placement import Load, Weights
 
 EngineStatus = Literal["starting", "ready", "down"]
 Reply = TypeVar("Reply")
@@ -50,17 +55,19 @@ _CONNECT_SECONDS = 2.0
 _CONTROL_SECONDS = 3.0
 # The engine sends a blank line at least every 5 s; three missing ones are a silence.
 _SILENCE_SECONDS = 16.0
-_POLL_SECONDS = 1.0
+_MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
 _CONTROL = httpx.Timeout(_CONTROL_SECONDS, connect=_CONNECT_SECONDS)
 _GENERATE = httpx.Timeout(
     connect=_CONNECT_SECONDS, read=_SILENCE_SECONDS, write=_SILENCE_SECONDS, pool=None
 )
 _COUNT = httpx.Timeout(_COUNT_SECONDS, connect=_CONNECT_SECONDS)
+_EVENTS = httpx.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS)
 _TOO_LONG = re.compile(r"(\d+) tokens > (\d+)")
 
 _encode = msgspec.json.Encoder().encode
 _frame = msgspec.json.Decoder(Frame)
+_event = msgspec.json.Decoder(EventFrame)
 _error = msgspec.json.Decoder(ErrorReply)
 
 
@@ -114,14 +121,35 @@ class Generation:
 
 
 class Engine:
-    """One engine: calls of the protocol, and the state that the last poll saw."""
+    """One engine: calls of the protocol, and what is known of it.
 
-    def __init__(self, name: str, url: str, secret: str, http: httpx.AsyncClient) -> None:
+    `holdings`, `load` and `breaker` are this gateway's knowledge for routing. One that is draining
+    gets no new turns. With `learns` its holdings come from receipts alone, not from events; so do
+    those of an engine that has no events.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        secret: str,
+        http: httpx.AsyncClient,
+        *,
+        weights: Weights | None = None,
+        learns: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
         self.url = url
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
         self.description: Description | None = None
+        self.is_draining = False
+        self.learns = learns
+        self.holdings = Holdings(capacity_tokens=0 if learns else None)
+        self.load = Load((weights or Weights()).fade_seconds)
+        self.breaker = Breaker()
+        self.monotonic = monotonic
         self._http = http
         self._headers = {
             "authorization": f"Bearer {secret}",
@@ -164,18 +192,73 @@ class Engine:
     async def entries(self) -> list[EntryInfo]:
         return await self._call("GET", "/v1/entries", list[EntryInfo])
 
+    async def events(self, epoch: str | None, after: int) -> AsyncGenerator[EventFrame, None]:
+        """What it holds from now on, beginning behind event `after` of that epoch if it still can,
+        else with a snapshot. Raise NotFound where it tells none, else as every call; end never but
+        by the engine's will."""
+        path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
+        response = await self._send("GET", path, None, _EVENTS)
+        try:
+            if response.status_code == 404:
+                raise NotFound
+            if response.status_code != 200:
+                await self._refuse(response)
+            async for line in _lines(response):
+                if line.strip():
+                    yield _event.decode(line)
+        except httpx.TransportError as error:
+            raise _lost(error) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise EngineFailed("the engine broke the protocol") from None
+        finally:
+            await response.aclose()
+
     async def poll(self) -> None:
-        """Look whether the engine is ready, and learn what it is."""
+        """Look whether the engine is ready, and learn what it is and what it did for others."""
         try:
             response = await self._send("GET", "/readyz", None, _CONTROL)
             self.readiness = _readiness(await _read(response))
             if response.status_code == 200:
-                self.description = await self._call("GET", "/v1/describe", Description)
+                self._met(await self._call("GET", "/v1/describe", Description))
                 self.status = "ready"
             else:
                 self.status = "starting"
         except GatewayError as error:
             self.mark_down(str(error))
+            return
+        if self.is_ready:
+            await self._watch_load()
+
+    def learn(self) -> None:
+        """Its holdings come from receipts from now on: it tells no events."""
+        self.learns = True
+        self.holdings = Holdings(capacity_tokens=self._capacity)
+
+    @property
+    def _capacity(self) -> int:
+        """Tokens that its memory holds."""
+        description = self.description
+        return description.num_blocks * description.block_size if description else 0
+
+    def _met(self, description: Description) -> None:
+        """A new epoch is another process: what was known of the one before is worth nothing."""
+        before, self.description = self.description, description
+        if before is not None and before.epoch == description.epoch:
+            return
+        if self.learns:
+            self.holdings = Holdings(capacity_tokens=self._capacity)
+        elif self.holdings.epoch != description.epoch:
+            self.holdings.forget()
+        self.load.reset()
+        self.breaker.reset()
+
+    async def _watch_load(self) -> None:
+        try:
+            stats = await self.stats()
+        except GatewayError:
+            return  # It is ready all the same, and busy; the next look may tell.
+        if self.description is not None and stats.epoch == self.description.epoch:
+            self.load.observe(stats.counters.computed_tokens, self.monotonic())
 
     def mark_down(self, reason: str) -> None:
         self.status = "down"
@@ -227,51 +310,6 @@ class Engine:
         raise refusal(reply)
 
 
-class Fleet:
-    """All engines; each is polled by a task of its own."""
-
-    def __init__(self, engines: list[Engine]) -> None:
-        self.engines = engines
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def ready(self) -> list[Engine]:
-        return [engine for engine in self.engines if engine.status == "ready"]
-
-    @property
-    def served(self) -> list[str]:
-        """Model names that engines said they serve, also while they are down."""
-        described = [engine.description for engine in self.engines if engine.description]
-        return list(dict.fromkeys(description.model for description in described))
-
-    def epoch_of(self, name: str) -> str | None:
-        """The epoch that the engine of that name was last seen in."""
-        for engine in self.engines:
-            if engine.name == name and engine.description is not None:
-                return engine.description.epoch
-        return None
-
-    async def acknowledge(self, name: str, turn_ids: list[str]) -> None:
-        """Tell the engine of that name that its counts are recorded, if it is there to hear it."""
-        for engine in self.ready:
-            if engine.name == name:
-                await engine.ack(turn_ids)
-
-    async def start(self) -> None:
-        await asyncio.gather(*(engine.poll() for engine in self.engines))
-        self._tasks = [asyncio.create_task(self._follow(engine)) for engine in self.engines]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _follow(self, engine: Engine) -> None:
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            await engine.poll()
-
-
 def refusal(reply: ErrorReply) -> GatewayError:
     """Translate an engine's refusal.
 
@@ -293,6 +331,25 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return NoEngineReady()
         case _:
             return EngineFailed()
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Whole lines; raise EngineFailed for one without an end in sight."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in response.aiter_raw():
+        first, *others = chunk.split(b"\n")
+        parts.append(first)
+        size += len(first)
+        if size > _MAX_EVENT_BYTES:
+            raise EngineFailed("the engine broke the protocol")
+        if not others:
+            continue
+        yield b"".join(parts)
+        *whole, rest = others
+        for line in whole:
+            yield line
+        parts, size = [rest], len(rest)
 
 
 async def _read(response: httpx.Response) -> bytes:

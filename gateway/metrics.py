@@ -1,13 +1,25 @@
 """All metrics of the gateway, in its own registry. Labels are bounded: no tenants, no paths."""
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+_BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
+
+
+class EngineState(NamedTuple):
+    """What is shown of one engine at the moment."""
+
+    is_ready: bool
+    is_draining: bool
+    breaker: str
+    num_names: int
 
 
 class Metrics:
@@ -49,11 +61,45 @@ class Metrics:
         self.engine_up = Gauge(
             "holdfast_gateway_engine_up", "1 while ready", ["engine"], registry=self.registry
         )
+        self._add_routing()
         self._add_journal()
         self.reconciled = Counter(
             "holdfast_gateway_reconciled_turns",
             "Turns closed from the engine's own counts, or given up",
             ["result"],
+            registry=self.registry,
+        )
+
+    def _add_routing(self) -> None:
+        self.engine_breaker = Gauge(
+            "holdfast_gateway_engine_breaker",
+            "Circuit breaker: 0 closed, 1 half-open, 2 open",
+            ["engine"],
+            registry=self.registry,
+        )
+        self.engine_draining = Gauge(
+            "holdfast_gateway_engine_draining",
+            "1 while it gets no new turns",
+            ["engine"],
+            registry=self.registry,
+        )
+        self.engine_names = Gauge(
+            "holdfast_gateway_engine_names",
+            "Prefixes that routing knows to be held there",
+            ["engine"],
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "holdfast_gateway_retries",
+            "Turns sent to another engine before their first byte, by what the one before did",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.prefix_tokens = Counter(
+            "holdfast_gateway_prefix_tokens",
+            "Prompt tokens held by some engine (available), by the chosen one (captured),"
+            " and reused (delivered)",
+            ["stage"],
             registry=self.registry,
         )
 
@@ -89,6 +135,17 @@ class Metrics:
 
     def count_tokens(self, token_class: TokenClass, amount: int) -> None:
         self.tokens.labels(token_class).inc(amount)
+
+    def show_engines(self, engines: Mapping[str, EngineState]) -> None:
+        """By name; one that was removed is shown no more."""
+        gauges = (self.engine_up, self.engine_draining, self.engine_breaker, self.engine_names)
+        for gauge in gauges:
+            gauge.clear()
+        for name, state in engines.items():
+            self.engine_up.labels(name).set(state.is_ready)
+            self.engine_draining.labels(name).set(state.is_draining)
+            self.engine_breaker.labels(name).set(_BREAKER_STATES[state.breaker])
+            self.engine_names.labels(name).set(state.num_names)
 
     def watch_journal(
         self,

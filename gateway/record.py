@@ -20,7 +20,9 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     client marked, `prefix_ttl` what it marked it with. `stop_reason` is the engine's word for why
     it stopped, also where the outcome is another (`cancelled` of a client that left).
     `queue_seconds`, `prefill_seconds` and `decode_seconds` are the engine's; None where it did not
-    tell them.
+    tell them. `attempt` counts from 1 the engines that the turn was sent to; `engine` is the last.
+    Of the prompt, `available_tokens` were held by the engine that held most, `captured_tokens` by
+    the one that was chosen, as far as the gateway knew; None where the turn never started.
 
     Whatever is added must have a default: a journal may hold records of an earlier version.
     """
@@ -59,6 +61,14 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
     decode_seconds: float | None = None
+    attempt: int = 1
+    available_tokens: int | None = None
+    captured_tokens: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """What its engine knows it by: another attempt is another request."""
+        return self.id if self.attempt == 1 else f"{self.id}.{self.attempt}"
 
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens
@@ -67,3 +77,9 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         self.cache_write_1h_tokens = usage.cache_write_1h_tokens
         self.automatic_tokens = usage.automatic_tokens
         self.computed_tokens = usage.computed_tokens
+
+
+def turn_of(request_id: str) -> tuple[str, int]:
+    """The turn and the attempt of a `TurnRecord.request_id`, or of whatever else it is."""
+    turn_id, _, attempt = request_id.partition(".")
+    return turn_id, int(attempt) if attempt.isdecimal() else 1

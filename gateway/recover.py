@@ -16,8 +16,9 @@ from pathlib import Path
 from engine.protocol import FinalCounts
 from gateway.catalogue import load_catalogue
 from gateway.clock import Clock
-from gateway.engines import Engine, Fleet, make_http
+from gateway.engines import Engine, make_http
 from gateway.errors import GatewayError, NotFound
+from gateway.fleet import Fleet
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -27,7 +28,7 @@ from gateway.ledger.keys import Keys
 from gateway.metering import Accounts
 from gateway.metrics import Metrics
 from gateway.pricing import load_prices
-from gateway.record import TurnRecord
+from gateway.record import TurnRecord, turn_of
 from gateway.settings import Settings
 
 OUTCOME = "gateway_lost"
@@ -87,32 +88,47 @@ async def recover_instance(settings: Settings, instance: str) -> int:
         ring = KeyRing(keys, settings.master_secret, Clock(), None, settings.keys_stale_seconds)
         workspaces = {ring.scope_of(name): name for name in await keys.workspaces()}
         accounts = Accounts(prices, Metrics())
+        found = [
+            (engine, final)
+            for engine in fleet.ready
+            for final in await engine.unacknowledged()
+            if final.request_id[_INSTANCE] == instance
+        ]
+        last = _last_attempts([final.request_id for _, final in found])
         for engine in fleet.ready:
-            counts = [
-                final
-                for final in await engine.unacknowledged()
-                if final.request_id[_INSTANCE] == instance
-            ]
+            counts = [final for where, final in found if where is engine]
             assert engine.description is not None
             model = catalogue.find(engine.description.model, fleet.served)
             records = [
                 _record(final, engine, workspaces.get(final.scope, "unknown"), model.price)
                 for final in counts
+                if final.request_id in last
             ]
             for record in records:
                 accounts.settle(record)
             if records:
                 await ledger.insert_turns(records)
-                await engine.ack([record.id for record in records])
+            if counts:
+                await engine.ack([final.request_id for final in counts])
             num_counts += len(counts)
     return num_counts
+
+
+def _last_attempts(request_ids: list[str]) -> set[str]:
+    """Of each turn the request that it went on as: only that one is charged."""
+    last: dict[str, int] = {}
+    for turn_id, attempt in map(turn_of, request_ids):
+        last[turn_id] = max(attempt, last.get(turn_id, 0))
+    return {request_id for request_id in request_ids if last[(t := turn_of(request_id))[0]] == t[1]}
 
 
 def _record(final: FinalCounts, engine: Engine, workspace: str, price: str | None) -> TurnRecord:
     assert engine.description is not None
     model = engine.description.model
+    turn_id, attempt = turn_of(final.request_id)
     record = TurnRecord(
-        id=final.request_id,
+        id=turn_id,
+        attempt=attempt,
         instance=final.request_id[_INSTANCE],
         workspace=workspace,
         key_id="unknown",
@@ -139,10 +155,7 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     ledger = Ledger(settings.ledger_url)
     async with make_http() as http:
         fleet = Fleet(
-            [
-                Engine(f"engine-{number}", url, secret, http)
-                for number, url in enumerate(settings.engines)
-            ]
+            settings.engines, lambda name, url: Engine(name, url, secret, http, learns=True)
         )
         await fleet.start()
         try:

@@ -109,6 +109,26 @@ class Settings(PriceFiles):
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8100",), description="Engine URLs, separated by commas"
     )
+    routing_events: bool = Field(
+        default=True,
+        description="Whether routing follows the engines' events; otherwise it learns from their"
+        " answers alone",
+    )
+    routing_load_weight: float = Field(
+        default=0.5,
+        ge=0,
+        le=10,
+        description="What a token of recent load above the fair share costs, in tokens of prefill",
+    )
+    routing_fade_seconds: float = Field(
+        default=600.0, gt=0, description="Time constant with which recent load fades, in seconds"
+    )
+    routing_host_cost: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="What copying a token back from host memory costs, in tokens of prefill",
+    )
     engine_secret: SecretStr = Field(description="Secret shared with the engines")
     master_secret: SecretStr = Field(
         description="Secret from which each workspace's cache scope is derived"

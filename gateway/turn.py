@@ -1,8 +1,9 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`run` is the whole of it, in the order of the design: admit, open, route, generate, close. Whatever
-way a turn ends, its record is closed: on the last frame before that frame is passed on; otherwise
-by the reconciler, with the engine's own counts.
+`run` is the whole of it, in the order of the design: admit, open, send (`dispatch.py`: route and
+generate, at another engine if need be), close. Whatever way a turn ends, its record is closed: on
+the last frame before that frame is passed on; otherwise by the reconciler, with the engine's own
+counts.
 """
 
 import asyncio
@@ -16,21 +17,22 @@ from gateway.ask import Ask, TurnId
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.diagnostics import Comparison, Diagnosis, Diagnostics
-from gateway.engines import Engine, Fleet, Generation
-from gateway.errors import EngineLost, EngineTimeout, GatewayError, JournalUnavailable
+from gateway.dispatch import Dispatch, Dispatcher, is_unsure
+from gateway.engines import Engine
+from gateway.errors import GatewayError, JournalUnavailable
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.metering import Accounts, Meter
 from gateway.metrics import Metrics
 from gateway.record import MODEL_CHARACTERS, TurnRecord
 from gateway.residency import Residency
-from gateway.routing import choose
 
 
 @dataclass(slots=True)
 class Findings:
     """What the gateway adds to the engine's first frame; complete when that frame is passed on."""
 
+    engine: str = ""
     miss_reason: str | None = None
     diagnosis: Diagnosis | None = None
 
@@ -42,10 +44,8 @@ class Turn:
     id: TurnId
     ask: Ask
     meter: Meter
-    engine: Engine | None = None
-    generation: Generation | None = None
+    dispatch: Dispatch
     is_closed: bool = False
-    was_refused: bool = False
     outcome: str = "client_disconnect"
     comparison: Comparison | None = None
     findings: Findings = field(default_factory=Findings)
@@ -57,15 +57,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first item of every turn: an engine has accepted it."""
+    """The first item of every turn: an engine has accepted it. Which one it stays at is known with
+    the first frame."""
 
-    engine: str
     findings: Findings
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnService:
-    fleet: Fleet
+    dispatcher: Dispatcher
     journal: Journal
     reconciler: Reconciler
     admission: Admission
@@ -90,27 +90,23 @@ class TurnService:
             turn = await self._open(ask, turn_id)
             place.is_open = True
             try:
-                turn.engine = self._route(turn)
                 turn.comparison = self.diagnostics.begin(ask)
-                turn.generation = await self._generate(turn)
-                yield Taken(turn.engine.name, turn.findings)
-                async for frame in turn.generation.frames():
+                await self.dispatcher.send(turn.dispatch)
+                yield Taken(turn.findings)
+                async for frame in self.dispatcher.frames(turn.dispatch):
                     self._note(turn, frame)
                     if isinstance(frame, Done):
                         await self._close(turn)
                     yield frame
             except GatewayError as error:
                 turn.outcome = error.type
-                turn.was_refused = turn.generation is None and not _is_unsure(error)
                 raise
             finally:
                 self._leave(turn)
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""
-        engine = choose(ask, self.fleet.ready)
-        reply = await engine.count(ask.count_request(engine.capabilities))
-        return reply.input_tokens
+        return await self.dispatcher.count(ask)
 
     async def _open(self, ask: Ask, turn_id: TurnId) -> Turn:
         now = self.clock.wall()
@@ -136,19 +132,7 @@ class TurnService:
             self.accounts.settle(record)
             self.journal.close_soon(record)
             raise
-        return Turn(turn_id, ask, Meter(record))
-
-    def _route(self, turn: Turn) -> Engine:
-        engine = choose(turn.ask, self.fleet.ready)
-        assert engine.description is not None
-        turn.record.engine = engine.name
-        turn.record.engine_model = engine.description.model
-        return engine
-
-    async def _generate(self, turn: Turn) -> Generation:
-        assert turn.engine is not None
-        now, can = self.clock.monotonic(), turn.engine.capabilities
-        return await turn.engine.generate(turn.ask.generate_request(turn.id, now, can))
+        return Turn(turn_id, ask, Meter(record), Dispatch(ask, record))
 
     def _note(self, turn: Turn, frame: Frame | None) -> None:
         match frame:
@@ -164,8 +148,8 @@ class TurnService:
 
     def _explain(self, turn: Turn, started: Started) -> None:
         """Complete the turn's findings, and remember the turn for later ones."""
-        ask, engine = turn.ask, turn.engine
-        assert engine is not None
+        ask, engine = turn.ask, turn.dispatch.engine
+        turn.findings.engine = engine.name
         fingerprint = ask.fingerprint(started.usage.prompt_tokens)
         packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
         turn.record.fingerprint = packed
@@ -194,25 +178,25 @@ class TurnService:
 
     def _leave(self, turn: Turn) -> None:
         """Every other way out. Awaits nothing: it may run while the client's task is cancelled."""
-        if turn.generation is not None:
-            self.background.spawn(turn.generation.aclose(), "close generation")
+        self.dispatcher.leave(turn.dispatch)
         if turn.is_closed:
             return
         record = turn.record
         record.outcome = turn.outcome
         record.duration_seconds = self._seconds(turn)
-        if turn.engine is None or turn.was_refused:
+        if not turn.dispatch.may_run:
             self.accounts.settle(record)
             self.journal.close_soon(record)
             return
-        self.background.spawn(self._cancel(turn.engine, turn.id), "cancel")
+        cancelling = self._cancel(turn.dispatch.engine, record.request_id)
+        self.background.spawn(cancelling, "cancel")
         self.reconciler.settle(record)
 
-    async def _cancel(self, engine: Engine, turn_id: TurnId) -> None:
+    async def _cancel(self, engine: Engine, request_id: str) -> None:
         try:
-            await engine.cancel(turn_id)
+            await engine.cancel(request_id)
         except GatewayError as error:
-            if not _is_unsure(error):
+            if not is_unsure(error):
                 raise
 
     def _seconds(self, turn: Turn) -> float:
@@ -222,8 +206,3 @@ class TurnService:
 def _storable(model: str) -> str:
     """As the ledger can hold it: with an alias the client chose the id."""
     return model.replace("\x00", "")[:MODEL_CHARACTERS]
-
-
-def _is_unsure(error: GatewayError) -> bool:
-    """Whether the engine may have taken the turn although we have no answer."""
-    return isinstance(error, EngineLost | EngineTimeout)

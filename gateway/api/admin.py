@@ -1,18 +1,17 @@
 """The admin API: JSON for the dashboard. It shows no prompt text, because none is stored."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
-from engine.protocol import Description, EntryInfo, Stats
+from engine.protocol import EntryInfo
 from gateway.api.auth import AdminAuth
 from gateway.api.services import Services
 from gateway.diagnostics import divergence_of
-from gateway.engines import Engine, EngineStatus
-from gateway.errors import GatewayError, NotFound
+from gateway.errors import NotFound
 from gateway.ledger.queries import Bucket, Totals
 from gateway.ledger.queries_turns import Turn, TurnFilter, page
 from gateway.ledger.ranges import Range
@@ -64,15 +63,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     definitions: dict[str, str]
 
 
-class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    url: str
-    status: EngineStatus
-    detail: dict[str, Any]
-    description: Description | None
-    stats: Stats | None
-
-
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One live entry of one engine. `workspace` None: a scope of no workspace known here."""
 
@@ -122,10 +112,6 @@ class AdminController(Controller):
             journal_backlog=services.journal.backlog,
             definitions=DEFINITIONS,
         )
-
-    @get("/engines")
-    async def engines(self, services: NamedDependency[Services]) -> list[EngineReport]:
-        return [await _report(engine) for engine in services.fleet.engines]
 
     @get("/turns")
     async def turns(
@@ -187,20 +173,3 @@ def rates_of(totals: Totals) -> Rates:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-async def _report(engine: Engine) -> EngineReport:
-    stats = None
-    if engine.is_ready:
-        try:
-            stats = await engine.stats()
-        except GatewayError:
-            engine.mark_down("no stats")
-    return EngineReport(
-        name=engine.name,
-        url=engine.url,
-        status=engine.status,
-        detail=engine.readiness,
-        description=engine.description,
-        stats=stats,
-    )

@@ -80,7 +80,7 @@ async def _begin(
         response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
         created=int(services.clock.wall().timestamp()),
-        engine=taken.engine,
+        engine=lambda: taken.findings.engine,
         paths=[slot.path for slot in ask.plan.slots],
         miss_reason=lambda: taken.findings.miss_reason,
         num_choices=decoded.n,

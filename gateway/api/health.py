@@ -7,7 +7,8 @@ from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 
 from gateway.api.services import Services
-from gateway.engines import EngineStatus
+from gateway.engines import Engine, EngineStatus
+from gateway.metrics import EngineState
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +70,18 @@ class HealthController(Controller):
 
     @get("/metrics")
     async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
-        for engine in services.fleet.engines:
-            services.metrics.engine_up.labels(engine.name).set(engine.is_ready)
+        services.metrics.show_engines(
+            {engine.name: _state_of(engine) for engine in services.fleet.engines}
+        )
         return Response(
             services.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
+
+
+def _state_of(engine: Engine) -> EngineState:
+    return EngineState(
+        is_ready=engine.is_ready,
+        is_draining=engine.is_draining,
+        breaker=engine.breaker.state(engine.monotonic()),
+        num_names=len(engine.holdings),
+    )

@@ -100,7 +100,7 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
     return EventWriter(
         turn_id=turn_id,
         model=ask.model.id,
-        engine=taken.engine,
+        engine=lambda: taken.findings.engine,
         paths=[slot.path for slot in ask.plan.slots],
         explain=partial(explained, taken.findings),
         omit_thinking=ask.omit_thinking,

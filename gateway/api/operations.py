@@ -3,7 +3,8 @@
 from typing import Any
 
 from gateway.api.access_operations import ACCESS_OPERATIONS
-from gateway.api.admin import EngineReport, Lease, Overview, TurnDivergence
+from gateway.api.admin import Lease, Overview, TurnDivergence
+from gateway.api.engine_operations import ENGINE_OPERATIONS
 from gateway.api.health import Readiness
 from gateway.api.operation import (
     ADMIN_KEYS,
@@ -149,15 +150,7 @@ OPERATIONS = (
         ),
         errors=READING,
     ),
-    Operation(
-        id="listEngines",
-        method="get",
-        path="/admin/v1/engines",
-        summary="State, description and statistics of each engine.",
-        replies=(list[EngineReport],),
-        security=ADMIN_KEYS,
-        errors=READING,
-    ),
+    *ENGINE_OPERATIONS,
     Operation(
         id="listTurns",
         method="get",

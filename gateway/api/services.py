@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gateway.api.auth import AdminGate
 from gateway.catalogue import Catalogue, Model
 from gateway.clock import Clock
-from gateway.engines import Fleet
+from gateway.fleet import Fleet
 from gateway.journal.writer import Journal
 from gateway.keyring import KeyRing
 from gateway.ledger.keys import Keys

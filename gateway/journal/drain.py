@@ -82,9 +82,9 @@ class Drain:
         by_engine: dict[str, list[str]] = {}
         for turn in turns:
             if turn.engine:
-                by_engine.setdefault(turn.engine, []).append(turn.id)
-        for name, turn_ids in by_engine.items():
+                by_engine.setdefault(turn.engine, []).append(turn.request_id)
+        for name, request_ids in by_engine.items():
             try:
-                await self._tell(name, turn_ids)
+                await self._tell(name, request_ids)
             except GatewayError as error:
                 self._log.warning("ack_failed", engine=name, error=str(error))

@@ -3,6 +3,9 @@
 Two kinds come here: turns whose client or engine went away, and turns that a killed gateway left
 open in its journal. The engine keeps every request's final counts until they are acknowledged. A
 turn that no engine knows after a while is closed with what was known of it.
+
+A turn that was sent to another engine leaves a request behind at the first: that is cancelled there
+and its counts are acknowledged, but nobody is charged for them.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from gateway.errors import GatewayError
 from gateway.journal.writer import Journal
 from gateway.logs import get_logger
 from gateway.metrics import Metrics
-from gateway.record import TurnRecord
+from gateway.record import TurnRecord, turn_of
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
@@ -38,6 +41,15 @@ class _Leftover:
     to_cancel: set[str]
     denied: set[str] = field(default_factory=set)
     is_charged: bool = False
+
+
+@dataclass(slots=True)
+class _Retired:
+    """A request whose turn went on elsewhere; `is_denied`: it does not run there."""
+
+    engine: str
+    since: float
+    is_denied: bool = False
 
 
 class Witness(Protocol):
@@ -65,17 +77,27 @@ class Reconciler:
         monotonic: Callable[[], float],
     ) -> None:
         self._journal = journal
-        self._engines = {engine.name: engine for engine in engines}
+        self._witnesses = engines
         self._metrics = metrics
         self._charge = charge
         self._monotonic = monotonic
         self._pending: dict[str, _Leftover] = {}
+        self._retired: dict[str, _Retired] = {}
         self._num_counts = 0
         self._log = get_logger("reconcile")
 
     def settle(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames; never awaits."""
         self._pending[record.id] = _Leftover(record, self._monotonic(), set())
+
+    def retire(self, engine: str, request_id: str) -> None:
+        """Take over a request whose turn goes on at another engine; never awaits."""
+        self._retired[request_id] = _Retired(engine, self._monotonic())
+
+    @property
+    def _engines(self) -> dict[str, Witness]:
+        """By name; engines come and go."""
+        return {engine.name: engine for engine in self._witnesses}
 
     @property
     def num_pending(self) -> int:
@@ -99,7 +121,7 @@ class Reconciler:
             is_sweep = self._monotonic() - swept >= _SWEEP_SECONDS
             if is_sweep:
                 swept = self._monotonic()
-            if is_sweep or self._pending:
+            if is_sweep or self._pending or self._retired:
                 try:
                     await self.step(is_sweep=is_sweep)
                 except GatewayError as error:
@@ -119,6 +141,7 @@ class Reconciler:
             heard.add(engine.name)
             self._num_counts += len(counts)
             await self._match(engine, counts)
+            await self._settle_retired(engine, counts)
             if is_sweep:
                 await self._sweep(engine, counts)
         await self._give_up(heard)
@@ -137,15 +160,19 @@ class Reconciler:
             leftover.denied.discard(engine.name)
             is_due = now - leftover.since >= _PATIENCE_SECONDS
             if is_due or engine.name in leftover.to_cancel:
-                is_running = await engine.cancel(leftover.record.id)
+                is_running = await engine.cancel(leftover.record.request_id)
                 leftover.to_cancel.discard(engine.name)
                 if is_due and not is_running:
                     leftover.denied.add(engine.name)
+        for request_id, retired in list(self._retired.items()):
+            if retired.engine == engine.name and not retired.is_denied:
+                retired.is_denied = not await engine.cancel(request_id)
 
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
         for final in counts:
-            leftover = self._pending.get(final.request_id)
-            if leftover is None:
+            leftover = self._pending.get(turn_of(final.request_id)[0])
+            # An earlier attempt's counts are not the turn's.
+            if leftover is None or leftover.record.request_id != final.request_id:
                 continue
             record = leftover.record
             record.engine, record.epoch = engine.name, final.epoch
@@ -155,6 +182,17 @@ class Reconciler:
             record.output_tokens = final.output_tokens
             record.thinking_tokens = final.thinking_tokens
             await self._close(leftover, "engine_counts")
+
+    async def _settle_retired(self, engine: Witness, counts: list[FinalCounts]) -> None:
+        """Acknowledge what retired requests used; forget those that left nothing."""
+        mine = {i for i, retired in self._retired.items() if retired.engine == engine.name}
+        if done := [final.request_id for final in counts if final.request_id in mine]:
+            await engine.ack(done)
+        for request_id in mine:
+            if request_id in done:
+                self._metrics.reconciled.labels("retried").inc()
+            if request_id in done or self._retired[request_id].is_denied:
+                del self._retired[request_id]
 
     async def _give_up(self, heard: set[str]) -> None:
         """Close what no engine knows. Only who answered just now can say so: an engine that is too
@@ -168,6 +206,9 @@ class Reconciler:
             patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
             if now - leftover.since >= patience:
                 await self._close(leftover, "lost")
+        for request_id, retired in list(self._retired.items()):
+            if retired.engine not in self._engines or now - retired.since >= _AWAY_SECONDS:
+                del self._retired[request_id]
 
     async def _close(self, leftover: _Leftover, result: str) -> None:
         if not leftover.is_charged:
@@ -180,7 +221,8 @@ class Reconciler:
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
         """Acknowledge turns of ours that the journal has already forgotten."""
         mine = [final.request_id for final in counts if self._is_mine(final.request_id)]
-        if done := await self._journal.unknown(mine):
+        unknown = set(await self._journal.unknown([turn_of(request)[0] for request in mine]))
+        if done := [request for request in mine if turn_of(request)[0] in unknown]:
             await engine.ack(done)
 
     def _is_mine(self, turn_id: str) -> bool:

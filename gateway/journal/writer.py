@@ -70,6 +70,17 @@ class Journal:
                 raise JournalFull from None
             raise
 
+    async def rewrite(self, record: TurnRecord) -> None:
+        """Replace the record of an open turn: it goes on at another engine."""
+        blob = _encode(record)
+        await self._wait(
+            lambda db: (
+                db.execute(
+                    "UPDATE turns SET record = ? WHERE id = ? AND closed = 0", (blob, record.id)
+                ).rowcount
+            )
+        )
+
     async def close(self, record: TurnRecord) -> None:
         """Closing twice keeps the first close. One that fails is tried again until it works, also
         after the caller was told of the failure."""

@@ -235,4 +235,6 @@ def _row(record: TurnRecord) -> dict[str, Any]:
         "queue_seconds": record.queue_seconds,
         "prefill_seconds": record.prefill_seconds,
         "decode_seconds": record.decode_seconds,
+        "available_tokens": record.available_tokens,
+        "captured_tokens": record.captured_tokens,
     }

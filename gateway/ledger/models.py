@@ -154,6 +154,8 @@ class TurnRow(Base):
     queue_seconds: Mapped[float | None]
     prefill_seconds: Mapped[float | None]
     decode_seconds: Mapped[float | None]
+    available_tokens: Mapped[int | None]
+    captured_tokens: Mapped[int | None]
 
 
 class TurnRollupRow(Base):

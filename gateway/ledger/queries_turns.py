@@ -38,6 +38,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float | None
     prefill_seconds: float | None
     decode_seconds: float | None
+    available_tokens: int | None
+    captured_tokens: int | None
     duration_seconds: float | None
     prefix: str | None
     prefix_ttl: str | None

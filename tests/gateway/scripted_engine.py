@@ -66,6 +66,7 @@ class ScriptedEngine:
     num_heartbeats: int = 0
     heartbeat_seconds: float = 0.5
     is_ready: bool = True
+    breaks_early: bool = False
     refusal: ErrorReply | None = None
     epoch: str = "epoch-1"
     model: str = "scripted"
@@ -143,6 +144,8 @@ class ScriptedEngine:
                 await _pause(self.heartbeat_seconds, stop)
                 await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             await _pause(self.wait_seconds, stop)
+            if self.breaks_early:
+                raise ConnectionResetError
             started = Started(
                 request_id=request.request_id,
                 epoch=self.epoch,

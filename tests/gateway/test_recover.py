@@ -87,16 +87,16 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             ring = KeyRing(keys, settings.master_secret, Clock(), None, 60)
             scope = ring.scope_of("lost-and-found")
             await ledger.close()
-            ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_0123456701"]
-            for turn_id, of in zip(ids, (scope, "f" * 32, scope), strict=True):
+            ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]
+            for turn_id, of in zip(ids, (scope, "f" * 32, "f" * 32, scope), strict=True):
                 engine.final[turn_id] = counts_of(turn_id, of)
-            assert await unsettled(settings) == {"deadbeef": 2, "01234567": 1}
-            assert await recover_instance(settings, "deadbeef") == 2
-            assert await recover_instance(settings, "deadbeef") in (0, 2)
+            assert await unsettled(settings) == {"deadbeef": 3, "01234567": 1}
+            assert await recover_instance(settings, "deadbeef") == 3
+            assert await recover_instance(settings, "deadbeef") in (0, 3)
 
         asyncio.run(check())
     first, second = rows(settings)
     assert (first["workspace_id"], second["workspace_id"]) == ("lost-and-found", "unknown")
     assert first["outcome"] == "gateway_lost" and first["cache_read_tokens"] == 90
     assert first["cost_nano"] is not None
-    assert set(engine.acked) == {first["id"], second["id"]}
+    assert set(engine.acked) == {first["id"], second["id"], f"{second['id']}.2"}

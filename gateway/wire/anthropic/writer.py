@@ -63,13 +63,14 @@ class Explained(NamedTuple):
 class EventWriter:
     """One choice of one response. `paths` name the request's segments in the extension object.
 
-    `explain` is asked once, when the engine's first frame is there. `omit_thinking` leaves thinking
-    blocks without their text; `hide_thinking` leaves them out, where nobody asked for thinking.
+    `engine` and `explain` are asked once, when the engine's first frame is there. `omit_thinking`
+    leaves thinking blocks without their text; `hide_thinking` leaves them out, where nobody asked
+    for thinking.
     """
 
     turn_id: str
     model: str
-    engine: str
+    engine: Callable[[], str]
     paths: Sequence[str]
     explain: Callable[[], Explained]
     omit_thinking: bool = False
@@ -135,7 +136,7 @@ class EventWriter:
             content=[],
             usage=usage_of(started.usage, _PROVISIONAL_OUTPUT),
             diagnostics=diagnostics,
-            holdfast=extension_of(started, self.engine, self.paths, miss_reason),
+            holdfast=extension_of(started, self.engine(), self.paths, miss_reason),
         )
 
     def _message_delta(self, done: Done) -> events.MessageDelta:

@@ -50,13 +50,14 @@ class Writer(Generic[ChunkT]):
     """One response. With `include_usage` the last chunk has the usage and the others a null.
 
     `paths` name the request's segments in the extension object, which goes out with whatever chunk
-    comes first; `miss_reason` is asked for once, when the engine's first frame is there.
+    comes first; `engine` and `miss_reason` are asked for once, when the engine's first frame is
+    there.
     """
 
     response_id: str
     model: str
     created: int
-    engine: str
+    engine: Callable[[], str]
     paths: Sequence[str]
     miss_reason: Callable[[], str | None]
     num_choices: int
@@ -72,7 +73,7 @@ class Writer(Generic[ChunkT]):
             case Started():
                 self._input = frame.usage
                 self._extension = msgspec.structs.replace(
-                    extension_of(frame, self.engine, self.paths, self.miss_reason()),
+                    extension_of(frame, self.engine(), self.paths, self.miss_reason()),
                     written_tokens=written_tokens(frame.usage),
                 )
                 yield from self._begin()

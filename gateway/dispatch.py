@@ -1,0 +1,206 @@
+"""Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
+
+An engine that can't be reached, dies, falls silent, or refuses because it is full or not ready is
+no reason for a client to hear of it: the turn goes on at another engine, as another request. What
+it may have used at the first is not charged: that request is cancelled there, and the reconciler
+acknowledges its counts. From the engine's first frame on a failure is the stream's error.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from engine.protocol import Done, Frame, Started
+from gateway.ask import Ask
+from gateway.background import Background
+from gateway.clock import Clock
+from gateway.engines import Engine, Generation
+from gateway.errors import EngineFailed, EngineLost, EngineTimeout, GatewayError, Overloaded
+from gateway.fleet import Fleet
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.logs import get_logger
+from gateway.metrics import Metrics
+from gateway.record import TurnRecord
+from gateway.routing import Choice, Router
+
+MAX_ATTEMPTS = 3
+"""Engines that one turn is sent to: what kills one must not go through all of them."""
+RETRY_SECONDS = 60.0
+"""From the turn's arrival; later than that its failure is the answer."""
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One turn's way to its engine; `record` says where it is and as which attempt.
+
+    `may_run`: the engine has the request, or may have it. `failure` is why the last attempt ended.
+    """
+
+    ask: Ask
+    record: TurnRecord
+    choice: Choice[Engine] | None = None
+    generation: Generation | None = None
+    may_run: bool = False
+    has_started: bool = False
+    failure: GatewayError | None = None
+    tried: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        assert self.choice is not None
+        return self.choice.engine
+
+
+@dataclass(slots=True, kw_only=True)
+class Dispatcher:
+    fleet: Fleet
+    router: Router
+    journal: Journal
+    reconciler: Reconciler
+    metrics: Metrics
+    background: Background
+    clock: Clock
+
+    async def send(self, dispatch: Dispatch) -> None:
+        """Return when an engine has accepted the turn. Raise what the last one answered, or
+        NoEngineReady, or InvalidRequest where none can do it."""
+        while True:
+            await self._assign(dispatch)
+            engine, record = dispatch.engine, dispatch.record
+            request = dispatch.ask.generate_request(
+                record.request_id, self.clock.monotonic(), engine.capabilities
+            )
+            dispatch.may_run = True
+            try:
+                dispatch.generation = await engine.generate(request)
+                return
+            except GatewayError as error:
+                dispatch.may_run = is_unsure(error)
+                self._failed(dispatch, error)
+
+    async def frames(self, dispatch: Dispatch) -> AsyncIterator[Frame | None]:
+        """The frames of a turn that was sent; None is a heartbeat. Raise what ended it before its
+        end."""
+        while True:
+            assert dispatch.generation is not None
+            try:
+                async for frame in dispatch.generation.frames():
+                    if isinstance(frame, Started):
+                        self._started(dispatch, frame)
+                    elif isinstance(frame, Done):
+                        dispatch.engine.breaker.succeeded()
+                    yield frame
+                return
+            except GatewayError as error:
+                self._failed(dispatch, error)
+            await self.send(dispatch)
+
+    async def count(self, ask: Ask) -> int:
+        """The exact tokens of the prompt, from the engine that would serve it or the next."""
+        tried: list[str] = []
+        while True:
+            now = self.clock.monotonic()
+            engine = self.router.choose(ask, self.fleet.ready, now, tried).engine
+            try:
+                return (await engine.count(ask.count_request(engine.capabilities))).input_tokens
+            except GatewayError as error:
+                tried.append(engine.url)
+                is_last = len(tried) in (MAX_ATTEMPTS, len(self.fleet.engines))
+                if is_last or not _is_retried(error):
+                    raise
+
+    def leave(self, dispatch: Dispatch) -> None:
+        """The turn is over, whatever way; awaits nothing, and does nothing the second time."""
+        if dispatch.generation is not None:
+            self.background.spawn(dispatch.generation.aclose(), "close generation")
+            dispatch.generation = None
+        if dispatch.choice is None:
+            return
+        engine, request_id = dispatch.engine, dispatch.record.request_id
+        engine.load.ended(request_id)
+        engine.breaker.left(request_id)
+        if not dispatch.has_started:
+            engine.holdings.disappoint(dispatch.choice.ends)
+
+    async def _assign(self, dispatch: Dispatch) -> None:
+        """Choose the engine of the next attempt; from then on it counts as that one's load."""
+        now = self.clock.monotonic()
+        try:
+            choice = self.router.choose(dispatch.ask, self.fleet.ready, now, dispatch.tried)
+        except GatewayError:
+            if dispatch.failure is not None:
+                raise dispatch.failure from None
+            raise
+        engine, record, description = choice.engine, dispatch.record, choice.engine.description
+        assert description is not None
+        if dispatch.choice is not None:
+            if dispatch.may_run:
+                self.reconciler.retire(dispatch.engine.name, record.request_id)
+            dispatch.may_run = False
+            record.attempt += 1
+        if dispatch.failure is not None:
+            self.metrics.retries.labels(_reason(dispatch.failure)).inc()
+        dispatch.choice = choice
+        dispatch.tried.append(engine.url)
+        record.engine, record.engine_model = engine.name, description.model
+        engine.load.assign(record.request_id, choice.to_prefill, now)
+        engine.breaker.sent(record.request_id, now)
+        engine.holdings.touch(choice.ends)
+        engine.holdings.expect(choice.ends, now)
+        if record.attempt > 1:
+            # On disk first: after a kill the counts of this attempt are the turn's.
+            await self.journal.rewrite(record)
+
+    def _started(self, dispatch: Dispatch, started: Started) -> None:
+        choice, record = dispatch.choice, dispatch.record
+        assert choice is not None
+        engine, ask, now = choice.engine, dispatch.ask, self.clock.monotonic()
+        usage = started.usage
+        dispatch.has_started = True
+        engine.breaker.answered()
+        engine.load.started(record.request_id, usage.computed_tokens, now)
+        engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
+        if record.engine_model is not None and ask.plan.prefixes:
+            num_bytes = ask.plan.prefixes[-1].num_bytes
+            self.router.rates.learn(record.engine_model, num_bytes, usage.prompt_tokens)
+        record.available_tokens = choice.exact(choice.available, started)
+        record.captured_tokens = choice.exact(choice.captured, started)
+        reused = usage.cache_read_tokens + usage.automatic_tokens
+        self.metrics.prefix_tokens.labels("available").inc(record.available_tokens)
+        self.metrics.prefix_tokens.labels("captured").inc(record.captured_tokens)
+        self.metrics.prefix_tokens.labels("delivered").inc(reused)
+
+    def _failed(self, dispatch: Dispatch, error: GatewayError) -> None:
+        """Note what the failure says of the engine; raise it, unless another may be tried."""
+        engine, request_id = dispatch.engine, dispatch.record.request_id
+        now = self.clock.monotonic()
+        if is_unsure(error) or type(error) is EngineFailed:
+            engine.breaker.failed(request_id, now)
+        elif type(error) is Overloaded or not isinstance(error, Overloaded):
+            engine.breaker.succeeded()
+        if not dispatch.may_run:
+            engine.load.returned(request_id, now)
+        if dispatch.has_started or not _is_retried(error):
+            raise error
+        if len(dispatch.tried) >= MAX_ATTEMPTS or now - dispatch.ask.arrived > RETRY_SECONDS:
+            raise error
+        self.leave(dispatch)
+        dispatch.failure = error
+        get_logger("dispatch").info(
+            "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
+        )
+
+
+def is_unsure(error: GatewayError) -> bool:
+    """Whether the engine may have taken the turn although we have no answer."""
+    return isinstance(error, EngineLost | EngineTimeout)
+
+
+def _is_retried(error: GatewayError) -> bool:
+    return is_unsure(error) or isinstance(error, Overloaded)
+
+
+def _reason(error: GatewayError) -> str:
+    if isinstance(error, EngineTimeout):
+        return "timeout"
+    return "lost" if isinstance(error, EngineLost) else "refused"

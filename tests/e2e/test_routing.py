@@ -1,0 +1,100 @@
+"""Two engines behind two gateways: prefixes are found wherever they live; a death is no error."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.fleet import Fleet, Gateway, running_fleet
+from tests.gateway.serving import eventually
+
+SETTINGS = {"ENGINE_MIN_CACHE_TOKENS": "64", "ENGINE_SYNTHETIC_PREFILL_US": "300"}
+# A few long prompts make much load: where it counted, short prompts would rightly avoid it.
+GATEWAY_SETTINGS = {"HOLDFAST_ROUTING_LOAD_WEIGHT": "0"}
+NUM_PROMPTS = 6
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    data = tmp_path_factory.mktemp("fleet")
+    with running_fleet(data, 2, 2, SETTINGS, GATEWAY_SETTINGS) as running:
+        eventually(lambda: all_ready(running), WAIT_SECONDS)
+        yield running
+
+
+def all_ready(fleet: Fleet) -> bool:
+    return all(
+        engine["status"] == "ready" and not engine["routing"]["is_stale"]
+        for gateway in fleet.gateways
+        for engine in gateway.admin("engines")
+    )
+
+
+def prompt(name: str, num_rules: int = 60) -> str:
+    """The same for the same name; about 15 tokens a rule."""
+    return " ".join(f"Rule {i} of {name}: file form {i * 7}." for i in range(num_rules))
+
+
+def place(gateway: Gateway, name: str, onto: str, away_from: str) -> None:
+    """Have prompts written on one engine, by taking the other one out of use meanwhile."""
+    gateway.admin(f"engines/{away_from}/drain", "POST")
+    for number in range(NUM_PROMPTS):
+        reply = gateway.ask(prompt(f"{name} {number}"))
+        assert reply.json()["holdfast"]["engine"] == onto
+    gateway.admin(f"engines/{away_from}/resume", "POST")
+
+
+@pytest.mark.parametrize("onto, away_from", [("engine-0", "engine-1"), ("engine-1", "engine-0")])
+def test_what_one_gateway_placed_the_other_finds(fleet: Fleet, onto: str, away_from: str) -> None:
+    """Rendezvous alone would send half of them to the other engine."""
+    here, there = fleet.gateways
+    known = there.engine(onto)["routing"]["names"]
+    place(here, f"found on {onto}", onto, away_from)
+    eventually(lambda: there.engine(onto)["routing"]["names"] >= known + NUM_PROMPTS, WAIT_SECONDS)
+    for number in range(NUM_PROMPTS):
+        reply = there.ask(prompt(f"found on {onto} {number}"), "another question").json()
+        assert reply["holdfast"]["engine"] == onto
+        assert reply["usage"]["cache_read_input_tokens"] > 0
+        assert reply["usage"]["cache_creation_input_tokens"] == 0
+    newest = there.admin("turns")[0]
+    assert newest["available_tokens"] == newest["captured_tokens"]
+    assert newest["captured_tokens"] >= newest["cache_read_tokens"] > 0
+
+
+def test_a_draining_holder_is_named_as_the_reason_of_a_miss(fleet: Fleet) -> None:
+    gateway = fleet.gateways[0]
+    place(gateway, "drained", "engine-0", "engine-1")
+    gateway.admin("engines/engine-0/drain", "POST")
+    reply = gateway.ask(prompt("drained 0")).json()
+    gateway.admin("engines/engine-0/resume", "POST")
+    assert reply["holdfast"]["engine"] == "engine-1"
+    assert reply["holdfast"]["miss_reason"] == "routed_elsewhere"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_holder_dies_while_it_prefills_and_the_other_answers(
+    fleet: Fleet, stream: bool
+) -> None:
+    """No client hears of it, and the turns after it go around the hole."""
+    gateway = fleet.gateways[0]
+    name = f"dies {stream}"
+    place(gateway, name, "engine-1", "engine-0")
+    question = prompt("a long question", 2000)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(gateway.ask, prompt(f"{name} 0"), question, stream=stream, max_tokens=4)
+        eventually(lambda: fleet.stats(1)["running"] == 1, WAIT_SECONDS)
+        fleet.kill(1)
+        reply = asked.result(120)
+    assert reply.status_code == 200
+    assert "event: error" not in reply.text and '"engine":"engine-0"' in reply.text
+    assert "message_stop" in reply.text if stream else reply.json()["stop_reason"] == "max_tokens"
+    for number in range(NUM_PROMPTS):
+        after = gateway.ask(prompt(f"{name} {number}"), "afterwards")
+        assert after.json()["holdfast"]["engine"] == "engine-0"
+    eventually(lambda: {t["outcome"] for t in gateway.admin("turns")} == {"length"}, WAIT_SECONDS)
+
+    fleet.restart(1)
+    eventually(lambda: all_ready(fleet), WAIT_SECONDS)
+    assert gateway.engine("engine-1")["routing"]["names"] == 0, "a new epoch holds nothing"
+    assert gateway.engine("engine-1")["breaker"] == "closed"
