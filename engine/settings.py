@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     scope_lease_share: Share = Field(
         0.5, description="Part of the lease budget that a scope gets even where others have it all"
     )
+    idle_lease_share: Share = Field(
+        0.25,
+        description="Part of the lease budget for 1-hour leases that were not used for 5 minutes",
+    )
     ttl_scale: float = Field(
         1.0, gt=0, le=1, description="Multiplies every TTL; below 1 for demonstrations only"
     )

@@ -214,7 +214,7 @@ def measure_leases(repeats: int, profile: cProfile.Profile | None) -> list[Row]:
         with profiled(profile), dropped.measure():
             count = cache.entries.drop("bench")
         assert count == 1
-        cache.entries.take_ended()
+        cache.entries.leases.take_ended()
     return [
         (f"lease of {LEASE_TOKENS:,} tokens created", created, 0.001),
         (f"lease of {LEASE_TOKENS:,} tokens dropped", dropped, 0.001),

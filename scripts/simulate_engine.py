@@ -180,7 +180,7 @@ class SimulatedEngine:
 
     def _publish(self, job: Job | None, now: float) -> None:
         events: list[Event] = []
-        for lease in self.entries.take_ended():
+        for lease in self.entries.leases.take_ended():
             key = lease.entry.key.hex()
             events.append(LeaseEnded(seq=0, entry=key, names=lease.names, reason=lease.reason))
         if job is not None and job.written is not None and job.written.held is not None:

@@ -208,6 +208,7 @@ class LoopedBackend:
             pool,
             lease_share=settings.lease_share,
             scope_lease_share=settings.scope_lease_share,
+            idle_lease_share=settings.idle_lease_share,
             ttl_scale=settings.ttl_scale,
             host=host.pool if host is not None else None,
         )
@@ -280,7 +281,7 @@ class LoopedBackend:
             blocks=block_stats(cache),
             counters=loaded.accounts.counters(cache, scheduler),
             num_entries=len(cache.entries),
-            num_leases=cache.entries.num_leases,
+            num_leases=len(cache.entries.leases),
             unacknowledged=loaded.accounts.num_unacknowledged,
             prefill_seconds=loaded.accounts.prefill_seconds,
             host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,

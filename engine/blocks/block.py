@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NewType
 from engine.protocol import EntryState, MissReason, Ttl
 
 if TYPE_CHECKING:
-    from engine.blocks.free_list import FreeList
+    from engine.blocks.free_list import FreeList, StaleQueue
     from engine.blocks.holdings import Holding
     from engine.blocks.pool import BlockPool
 
@@ -24,11 +24,12 @@ class Block:
 
     `tokens` (4 bytes each) only ever grows until the block is allocated anew: content that somebody
     may rely on is never overwritten. `digest` is set once the block is full and indexed.
-    `lease_count` says how many of `ref_count` are leases. `dependents` are the best-effort entries
-    that die with the block's content, `names` the gateway's names anchored here. `home` is the pool
-    it belongs to, `index` its place in the chain that it was allocated for, `owner` the digest of
-    that chain's empty prefix, so of its scope. `holding` counts it for the owner; None when nothing
-    of use is in it.
+    `lease_count` says how many of `ref_count` are leases, `idle_count` how many of these are idle.
+    `last_use` numbers releases by whoever computed with it. `dependents` are the best-effort
+    entries that die with the block's content, `names` the gateway's names anchored here. `home` is
+    the pool it belongs to, `index` its place in the chain that it was allocated for, `owner` the
+    digest of that chain's empty prefix, so of its scope. `holding` counts it for the owner; None
+    when nothing of use is in it.
     """
 
     block_id: BlockId
@@ -37,14 +38,21 @@ class Block:
     owner: Digest = NOBODY
     ref_count: int = 0
     lease_count: int = 0
+    idle_count: int = 0
+    last_use: int = 0
     digest: Digest | None = None
     tokens: bytearray = field(default_factory=bytearray)
     dependents: "set[Entry]" = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
     holding: "Holding | None" = None
-    queue: "FreeList | None" = None
+    queue: "FreeList | StaleQueue | None" = None
     before: "Block | None" = None
     after: "Block | None" = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Leased, and by idle leases alone."""
+        return 0 < self.lease_count == self.idle_count
 
     @property
     def is_host(self) -> bool:
@@ -63,6 +71,8 @@ class Entry:
     `ready_at`: when its writer's response began; `expires_at`: the first moment it is dead.
     `kept_until`: the same without the refreshes of requests that have not begun to answer, each
     of which is in `refreshed_until`.
+    `used_at`: when it was written, read or refreshed last; `is_idle`: that is so long ago that it
+    is not spared any more; `is_resting`: its lease counts as an idle one.
     `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
     was taken so that something else could run.
     """
@@ -76,7 +86,10 @@ class Entry:
     expires_at: float
     kept_until: float = 0.0
     refreshed_until: list[float] = field(default_factory=list)
+    used_at: float = 0.0
+    is_idle: bool = False
     is_leased: bool = False
+    is_resting: bool = False
     is_broken: bool = False
     was_sacrificed: bool = False
     reads: int = 0

@@ -94,7 +94,7 @@ class PrefixCache:
     def look_up(self, query: CacheQuery) -> Found:
         """Find and hold the longest entry the breakpoints may read; refresh what it touches."""
         now = query.arrived_at
-        self.entries.set_share(query.scope, query.lease_share)
+        self.entries.leases.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_tokens)
         hit = longest_hit(
             query.segments, marks, lambda tokens: self.entries.find(query.digests, tokens, now)

@@ -1,24 +1,24 @@
 """Entries and their leases: what breakpoints wrote, who may read it and until when.
 
 An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
-expires. A leased entry holds a reference on each of its blocks; over the budget, sacrificed, or
-yielded to another scope, it is best-effort: it holds none, and it is gone when the first of its
-blocks is reused. A scope may lease the whole budget until another needs its share of it. Time comes
-in as a number: this module reads no clock.
+expires. A leased entry holds a reference on each of its blocks; over a budget (`leases.py`),
+sacrificed, or yielded to another, it is best-effort: it holds none, and it is gone when the first
+of its blocks is reused. While it is not idle they are reused after all plain content. Time comes in
+as a number: this module reads no clock.
 """
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from engine.blocks.block import Block, Digest, Entry
 from engine.blocks.hashing import TOKEN_BYTES, PromptDigests
+from engine.blocks.leases import EndReason, Leases
 from engine.blocks.pool import BlockPool
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
 MAX_TOMBSTONES = 65_536
-
-EndReason = Literal["expired", "sacrificed", "yielded", "dropped"]
+SHORTEST_TTL: Ttl = "5m"
 
 
 class Refresh(NamedTuple):
@@ -28,12 +28,6 @@ class Refresh(NamedTuple):
     until: float
 
 
-class EndedLease(NamedTuple):
-    entry: Entry
-    reason: EndReason
-    names: list[str]
-
-
 class Entries:
     def __init__(
         self,
@@ -41,28 +35,31 @@ class Entries:
         *,
         lease_share: float,
         scope_lease_share: float = 0.5,
+        idle_lease_share: float = 0.25,
         ttl_scale: float = 1.0,
         host: BlockPool | None = None,
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
         `scope_lease_share`: the part of that which a scope may claim from others that have more,
-        where `set_share` says nothing else of it.
+        where `set_share` says nothing else of it. `idle_lease_share`: the part of it that idle
+        leases may hold.
         """
         self._pool = pool
         self._host = host
-        self.max_leased_blocks = int(pool.num_blocks * lease_share)
-        self.scope_leased_blocks = int(self.max_leased_blocks * scope_lease_share)
-        self._shares: dict[str, int] = {}
-        self._leases: dict[str, dict[Entry, None]] = {}
-        self._leased_by: dict[str, int] = {}
+        self.leases = Leases(
+            pool,
+            lease_share=lease_share,
+            scope_lease_share=scope_lease_share,
+            idle_lease_share=idle_lease_share,
+        )
         self._ttl_scale = ttl_scale
         self._by_key: dict[Digest, Entry] = {}
         self._expiries: list[tuple[float, int, Entry]] = []
         self._tombstones: dict[Digest, MissReason] = {}
-        self._ended: list[EndedLease] = []
+        # When each entry that outlives the shortest TTL is idle, unless it is used before.
+        self._idle_at: list[tuple[float, int, Entry]] = []
         self._pushes = 0
-        self.num_leases = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -93,6 +90,7 @@ class Entries:
         refresh = Refresh(entry, now + self.seconds(entry.ttl))
         entry.refreshed_until.append(refresh.until)
         self._set_expiry(entry)
+        self._use(entry, now)
         if not entry.is_leased:
             self._try_lease(entry)
         return refresh
@@ -123,13 +121,6 @@ class Entries:
 
     # Writing.
 
-    def set_share(self, scope: str, share: float | None) -> None:
-        """A scope's own share of the lease budget from now on, 0 to 1; None is what all have."""
-        if share is None:
-            self._shares.pop(scope, None)
-        else:
-            self._shares[scope] = int(self.max_leased_blocks * share)
-
     def write(
         self,
         scope: str,
@@ -152,16 +143,20 @@ class Entries:
                 self._extend(entry, expires_at)  # written meanwhile by another that paid as well
             else:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
+            self._use(entry, now)
             self.bring_back(entry, blocks)
             return entry
         if entry is not None:
             self._remove(entry, "ttl_expired")
         if expires_at <= now:
             return None
-        entry = Entry(scope, key, tokens, ttl, list(blocks), now, expires_at, expires_at)
+        entry = Entry(
+            scope, key, tokens, ttl, list(blocks), now, expires_at, expires_at, used_at=now
+        )
         self._by_key[key] = entry
         self._tombstones.pop(key, None)
         self._push(entry)
+        self._watch(entry)
         if not self._try_lease(entry):
             self._depend(entry)
         return entry
@@ -191,7 +186,10 @@ class Entries:
         return None
 
     def expire(self, now: float) -> None:
-        """End everything whose time is over, exactly at its expiry, and what was evicted."""
+        """End everything whose time is over, exactly at its expiry, and what was evicted.
+
+        What is idle by now is known as such after it.
+        """
         broken = self._pool.take_broken()
         if self._host is not None:
             broken += self._host.take_broken()
@@ -201,14 +199,14 @@ class Entries:
         while (due := self.next_expiry()) is not None and due <= now:
             _, _, entry = heappop(self._expiries)
             self._remove(entry, "ttl_expired", "expired")
+        self._find_idle(now)
 
     def sacrifice(self) -> bool:
         """Turn the lease that would end first into best-effort; False when there is none."""
-        leased = [entry for entry in self._by_key.values() if entry.is_leased]
-        if not leased:
+        entry = min(self.leases, key=lambda entry: entry.expires_at, default=None)
+        if entry is None:
             return False
-        entry = min(leased, key=lambda entry: entry.expires_at)
-        self._end_lease(entry, "sacrificed")
+        self.leases.end(entry, "sacrificed")
         entry.was_sacrificed = True
         self._depend(entry)
         return True
@@ -223,11 +221,6 @@ class Entries:
         for entry in doomed:
             self._remove(entry, "dropped", "dropped")
         return len(doomed)
-
-    def take_ended(self) -> list[EndedLease]:
-        """The leases that ended since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
 
     def live(self) -> list[Entry]:
         """Every entry whose content is there."""
@@ -258,52 +251,47 @@ class Entries:
         heappush(self._expiries, (entry.expires_at, self._pushes, entry))
 
     def _try_lease(self, entry: Entry) -> bool:
-        if self._is_partly_on_host(entry):
-            return False
-        scope, new = entry.scope, self._pool.num_unleased(entry.blocks)
-        excess = self._pool.num_leased + new - self.max_leased_blocks
-        if excess > 0 and not self._make_others_yield(scope, new, excess):
+        yielded = None if self._is_partly_on_host(entry) else self.leases.take(entry)
+        if yielded is None:
             return False
         self._undepend(entry)
-        self._pool.lease(entry.blocks)
-        entry.is_leased, entry.was_sacrificed = True, False
-        self.num_leases += 1
-        self._leases.setdefault(scope, {})[entry] = None
-        self._leased_by[scope] = self._leased_by.get(scope, 0) + new
+        for other in yielded:
+            self._depend(other)
         return True
 
-    def _make_others_yield(self, scope: str, new: int, excess: int) -> bool:
-        """Scopes above their share make way for one within its own, the soonest expiry first.
+    def _use(self, entry: Entry, now: float) -> None:
+        """It is read, refreshed or written again; requests need not get here in their order."""
+        entry.used_at = max(entry.used_at, now)
+        if entry.is_idle:
+            entry.is_idle = False
+            self.leases.wake(entry)
+            self._watch(entry)
+            self._requeue(entry)
 
-        No scope ends below its share for that by more than its last lease; nothing ends in vain.
-        """
-        above = {other: held - self._share_of(other) for other, held in self._leased_by.items()}
-        above = {other: blocks for other, blocks in above.items() if blocks > 0}
-        wanted = self._leased_by.get(scope, 0) + new
-        if wanted > self._share_of(scope) or sum(above.values()) < excess:
-            return False
-        candidates = [entry for other in above for entry in self._leases[other]]
-        for entry in sorted(candidates, key=lambda entry: entry.expires_at):
-            if self._pool.num_leased + new <= self.max_leased_blocks:
-                break
-            if self._leased_by.get(entry.scope, 0) > self._share_of(entry.scope):
-                self._end_lease(entry, "yielded")
-                self._depend(entry)
-        return True
+    def _watch(self, entry: Entry) -> None:
+        if entry.ttl != SHORTEST_TTL:
+            self._pushes += 1
+            idle_at = entry.used_at + self.seconds(SHORTEST_TTL)
+            heappush(self._idle_at, (idle_at, self._pushes, entry))
 
-    def _share_of(self, scope: str) -> int:
-        return self._shares.get(scope, self.scope_leased_blocks)
+    def _find_idle(self, now: float) -> None:
+        while self._idle_at and self._idle_at[0][0] <= now:
+            _, _, entry = heappop(self._idle_at)
+            if self._by_key.get(entry.key) is not entry or entry.is_broken:
+                continue
+            if entry.used_at + self.seconds(SHORTEST_TTL) > now:
+                self._watch(entry)
+                continue
+            entry.is_idle = True
+            if entry.is_leased:
+                self.leases.rest(entry)
+            self._requeue(entry)
+        for entry in self.leases.trim():
+            self._depend(entry)
 
-    def _end_lease(self, entry: Entry, reason: EndReason) -> None:
-        scope, before = entry.scope, self._pool.num_leased
-        entry.is_leased = False
-        self.num_leases -= 1
-        names = self._pool.end_lease(entry.blocks)
-        self._leased_by[scope] -= before - self._pool.num_leased
-        del self._leases[scope][entry]
-        if not self._leases[scope]:
-            del self._leases[scope], self._leased_by[scope]
-        self._ended.append(EndedLease(entry, reason, names))
+    def _requeue(self, entry: Entry) -> None:
+        for block in reversed(entry.blocks):
+            block.home.requeue(block)
 
     def _depend(self, entry: Entry) -> None:
         for block in reversed(entry.blocks):
@@ -319,7 +307,7 @@ class Entries:
     def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         del self._by_key[entry.key]
         if entry.is_leased:
-            self._end_lease(entry, reason or "expired")
+            self.leases.end(entry, reason or "expired")
         else:
             self._undepend(entry)
         self._tombstones[entry.key] = why
@@ -327,23 +315,16 @@ class Entries:
             del self._tombstones[next(iter(self._tombstones))]
 
     def check(self) -> None:
-        """Prove that leases and references agree; raises AssertionError."""
-        leases: dict[int, int] = {}
-        leased_by: dict[str, set[int]] = {}
+        """Prove that entries, leases and dependents agree; raises AssertionError."""
+        self.leases.check()
         for key, entry in self._by_key.items():
             assert entry.key == key
             assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
             for index, block in enumerate(entry.blocks):
                 assert entry.is_broken or block.index == index
-                if entry.is_leased:
-                    leases[block.block_id] = leases.get(block.block_id, 0) + 1
-                    leased_by.setdefault(entry.scope, set()).add(block.block_id)
-                elif not entry.is_broken:
+                if not entry.is_leased and not entry.is_broken:
                     assert entry in block.dependents
-            assert entry.is_leased == (entry in self._leases.get(entry.scope, {}))
+            assert entry.is_resting == (entry.is_leased and entry.is_idle)
             assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
-        for block in self._pool.blocks:
-            assert block.lease_count == leases.get(block.block_id, 0)
-        assert self._pool.num_leased <= self.max_leased_blocks
-        assert self.num_leases == sum(map(len, self._leases.values()))
-        assert self._leased_by == {scope: len(blocks) for scope, blocks in leased_by.items()}
+        leased = {entry for entry in self._by_key.values() if entry.is_leased}
+        assert set(self.leases) == leased

@@ -11,33 +11,39 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from engine.blocks.block import Block, Digest
-from engine.blocks.free_list import FreeList, Total
+from engine.blocks.free_list import FreeList, StaleQueue, Total
 
 _SPARE = 64
 
 
 class Holding:
-    """What one scope holds: `held` blocks, of which those in the lists have no reference.
+    """What one scope holds: `held` blocks, of which those in the queues have no reference.
 
+    `cached` is by the time of coming, which is that of the last use; what was spared after its last
+    use, by a lease or as best-effort, comes to `stale`, and the two are one order by last use.
     `rank` is the number of blocks that it is known to hold where the largest are looked for, 0
     while it is not looked for.
     """
 
-    __slots__ = ("best_effort", "cached", "held", "owner", "rank")
+    __slots__ = ("best_effort", "cached", "held", "owner", "rank", "stale")
 
     def __init__(self, owner: Digest, cached: Total, best_effort: Total) -> None:
         self.owner = owner
         self.held = 0
         self.rank = 0
         self.cached = FreeList(cached)
+        self.stale = StaleQueue(cached)
         self.best_effort = FreeList(best_effort)
 
     @property
     def is_reclaimable(self) -> bool:
-        return bool(self.cached) or bool(self.best_effort)
+        return bool(self.cached) or bool(self.stale) or bool(self.best_effort)
 
     def pop(self) -> Block:
         """What is reused next of this scope's: plain content first. There must be something."""
+        stale, cached = self.stale.first, self.cached.first
+        if stale is not None and (cached is None or stale.last_use < cached.last_use):
+            return self.stale.pop()
         return (self.cached or self.best_effort).pop()
 
 

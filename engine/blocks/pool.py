@@ -5,7 +5,7 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
   that holds the most (`holdings.py`): of that cached content by least recent use, then content of
-  best-effort entries by least recent use.
+  best-effort entries that are not idle, by least recent use.
 It knows no torch, no clock and no I/O.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.blocks.block import NOBODY, Block, BlockId, Digest, Entry
-from engine.blocks.free_list import FreeList, Total
+from engine.blocks.free_list import FreeList, StaleQueue, Total
 from engine.blocks.hashing import TOKEN_BYTES
 from engine.blocks.holdings import Holdings
 
@@ -52,7 +52,9 @@ class BlockPool:
         self._empty = FreeList(self._num_empty)
         self._index: dict[Digest, Block] = {}
         self.num_leased = 0
+        self.num_idle = 0
         self.num_shared = 0
+        self._num_uses = 0
         self._num_lease_only = 0
         self.num_evicted = 0
         self.num_copied = 0
@@ -101,11 +103,13 @@ class BlockPool:
     def release(self, block: Block) -> None:
         """Drop a reference; the last one makes the block reusable, its content stays until then."""
         assert block.ref_count > block.lease_count, "released more often than acquired"
+        self._num_uses += 1
+        block.last_use = self._num_uses
         block.ref_count -= 1
         if block.ref_count == 1:
             self.num_shared -= 1
         if block.ref_count == 0:
-            self._enqueue(block)
+            self._enqueue(block, is_spent=False)
         elif block.ref_count == block.lease_count:
             self._num_lease_only += 1
 
@@ -115,8 +119,9 @@ class BlockPool:
             self.release(block)
 
     def lease(self, blocks: Sequence[Block]) -> None:
-        """Add a lease's reference to each."""
+        """Add a lease's reference to each; the lease is not idle."""
         for block in blocks:
+            self.num_idle -= block.is_idle
             if block.queue is not None:
                 self._dequeue(block)
                 self._num_lease_only += 1
@@ -128,11 +133,15 @@ class BlockPool:
                 self.num_shared += 1
 
     def end_lease(self, blocks: Sequence[Block]) -> list[str]:
-        """Drop a lease's references; returns the names that no lease holds any more."""
+        """Drop a lease's references; returns the names that no lease holds any more.
+
+        The lease is not idle: `count_idle` comes before.
+        """
         names: list[str] = []
         for block in reversed(blocks):
             assert block.lease_count > 0, "no lease to end"
             block.lease_count -= 1
+            self.num_idle += block.is_idle
             block.ref_count -= 1
             if block.ref_count == 1:
                 self.num_shared -= 1
@@ -143,6 +152,13 @@ class BlockPool:
                 self._num_lease_only -= 1
                 self._enqueue(block)
         return names
+
+    def count_idle(self, blocks: Iterable[Block], change: int) -> None:
+        """One lease on each of these became idle (1) or is used again (-1)."""
+        for block in blocks:
+            self.num_idle -= block.is_idle
+            block.idle_count += change
+            self.num_idle += block.is_idle
 
     def requeue(self, block: Block) -> None:
         """Sort an unreferenced block in again after what depends on it changed."""
@@ -216,15 +232,16 @@ class BlockPool:
         if block.holding is None:
             self._holdings.take(block)
 
-    def _enqueue(self, block: Block) -> None:
+    def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
+        """Sort in a block without references; `is_spent`: its last use was not just now."""
         if self.offer is not None and block.digest is not None:
             self.offer(block)
         holding = block.holding
         assert holding is not None
-        if block.dependents:
+        if any(not entry.is_idle for entry in block.dependents):
             holding.best_effort.append(block)
-        elif block.digest is not None:
-            holding.cached.append(block)
+        elif block.has_content:
+            (holding.stale if is_spent else holding.cached).append(block)
         else:
             self._evicted_names.extend(block.names)
             block.names.clear()
@@ -251,10 +268,10 @@ class BlockPool:
             entry.is_broken = True
             self._broken.append(entry)
 
-    def _queues(self) -> Iterator[FreeList]:
+    def _queues(self) -> Iterator[FreeList | StaleQueue]:
         yield self._empty
         for holding in self._holdings:
-            yield from (holding.cached, holding.best_effort)
+            yield from (holding.cached, holding.stale, holding.best_effort)
 
     # What others may know.
 
@@ -283,10 +300,10 @@ class BlockPool:
             if (holding := block.holding) is None:
                 assert block.queue is self._empty
                 assert not block.has_content and not block.names
-            elif block.queue is holding.cached:
-                assert block.digest is not None and not block.dependents
+            elif block.queue is holding.cached or block.queue is holding.stale:
+                assert block.has_content and all(entry.is_idle for entry in block.dependents)
             elif block.queue is holding.best_effort:
-                assert block.dependents
+                assert not all(entry.is_idle for entry in block.dependents)
             else:
                 assert block.queue is None and holding.owner == block.owner
             if block.digest is not None:
@@ -297,6 +314,7 @@ class BlockPool:
         held = Counter(block.holding.owner for block in self.blocks if block.holding is not None)
         assert held == {holding.owner: holding.held for holding in self._holdings}
         assert self.num_leased == sum(b.lease_count > 0 for b in self.blocks)
+        assert self.num_idle == sum(block.is_idle for block in self.blocks)
         assert self.num_shared == sum(b.ref_count > 1 for b in self.blocks)
         lease_only = sum(0 < b.lease_count == b.ref_count for b in self.blocks)
         assert self._num_lease_only == lease_only

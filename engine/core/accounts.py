@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.blocks.cache import PrefixCache
-from engine.blocks.entries import EndReason
+from engine.blocks.leases import EndReason
 from engine.core.scheduler import Scheduler
 from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage
 

@@ -202,7 +202,7 @@ class Lifecycle:
 
     def publish(self) -> None:
         """Tell what became of leases and names since the last time, and of this step's writes."""
-        ended = self._cache.entries.take_ended()
+        ended = self._cache.entries.leases.take_ended()
         gone, host = self._cache.pool.take_evicted_names(), self._cache.host
         for lease in ended:
             self._accounts.lease_ended(lease.reason)

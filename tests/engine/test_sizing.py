@@ -72,7 +72,7 @@ def test_as_many_leases_fit_as_the_entries_budget_allows(
         lease_tokens, memory_bytes=memory_bytes, block_size=16, lease_share=lease_share
     )
     blocks_each = -(-lease_tokens // 16)
-    assert leases * blocks_each <= entries.max_leased_blocks < (leases + 1) * blocks_each
+    assert leases * blocks_each <= entries.leases.max_blocks < (leases + 1) * blocks_each
 
 
 def test_heads_that_are_not_given_are_one_per_attention_head() -> None:

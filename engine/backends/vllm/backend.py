@@ -78,7 +78,7 @@ class VllmBackend(LoopedBackend):
                 evicted_blocks=core.evicted_blocks,
             ),
             num_entries=len(entries),
-            num_leases=entries.num_leases,
+            num_leases=len(entries.leases),
             unacknowledged=accounts.num_unacknowledged,
             prefill_seconds=accounts.prefill_seconds,
         )

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
 from engine.blocks.block import Block, Digest, Entry
 from engine.blocks.cache import CacheQuery, Found, PrefixCache
-from engine.blocks.entries import EndReason, Entries
+from engine.blocks.entries import Entries
 from engine.blocks.hashing import ChainHasher, PromptDigests
+from engine.blocks.leases import EndReason
 from engine.blocks.lookback import longest_hit
 from engine.blocks.pool import BlockPool
 from engine.blocks.table import BlockTable
@@ -47,17 +48,23 @@ class MirrorPool(BlockPool):
             block.names.clear()
             self.requeue(block)
 
-    def _enqueue(self, block: Block) -> None:
+    def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
         if not block.names and not block.dependents:
             self._forget_content(block)
-        super()._enqueue(block)
+        super()._enqueue(block, is_spent=is_spent)
 
 
 class HeldEntries(Entries):
     """Entries whose leases the connector holds: it says which got one and which lost it."""
 
     def __init__(self, pool: MirrorPool, *, ttl_scale: float) -> None:
-        super().__init__(pool, lease_share=1.0, scope_lease_share=1.0, ttl_scale=ttl_scale)
+        super().__init__(
+            pool,
+            lease_share=1.0,
+            scope_lease_share=1.0,
+            idle_lease_share=1.0,
+            ttl_scale=ttl_scale,
+        )
         self._states: dict[Digest, HoldState] = {}
         self._removed: list[Digest] = []
 
@@ -91,7 +98,7 @@ class HeldEntries(Entries):
         """From a lease to best-effort; between the two nothing else keeps its mirrors."""
         for block in entry.blocks:
             self._pool.acquire(block)
-        self._end_lease(entry, reason)
+        self.leases.end(entry, reason)
         entry.was_sacrificed = reason == "sacrificed"
         self._depend(entry)
         self._pool.release_chain(entry.blocks)

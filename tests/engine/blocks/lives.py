@@ -34,3 +34,4 @@ class Expected:
     expires_at: float
     ready_at: float
     is_promised: bool
+    used_at: float = 0.0

@@ -29,7 +29,7 @@ def test_expiry_gives_the_blocks_back_exactly_at_the_ttl() -> None:
     assert world.pool.counts().leased == 2
     world.wait(0.001)
     assert world.pool.counts().leased == 0 and world.pool.counts().cached == 2
-    assert [ended.reason for ended in world.entries.take_ended()] == ["expired"]
+    assert [ended.reason for ended in world.ended] == ["expired"]
 
 
 def test_a_read_starts_the_entrys_own_ttl_again() -> None:
@@ -186,7 +186,7 @@ def test_alone_a_scope_may_lease_the_whole_budget() -> None:
     world = World(lease_share=0.6)
     for start in (10, 20, 30):
         finished(world, "red", tuple(range(start, start + 8)))
-    assert (world.pool.num_leased, world.entries.num_leases) == (6, 3)
+    assert (world.pool.num_leased, len(world.entries.leases)) == (6, 3)
 
 
 def test_who_holds_more_than_its_share_yields_what_ends_first() -> None:
@@ -206,7 +206,7 @@ def test_nobody_yields_to_one_that_wants_more_than_its_share() -> None:
         finished(world, "red", tuple(range(start, start + 8)))
     finished(world, "blue", tuple(range(13)))
     assert not world.entry_at("blue", tuple(range(13))).is_leased
-    assert world.entries.num_leases == 3
+    assert len(world.entries.leases) == 3
     world.check()
 
 
@@ -216,7 +216,7 @@ def test_a_scope_with_a_share_of_its_own_claims_that() -> None:
         finished(world, "red", tuple(range(start, start + 8)))
     finished(world, "blue", tuple(range(13)))
     assert world.entry_at("blue", tuple(range(13))).is_leased
-    assert world.entries.num_leases == 2, "four of the six blocks are blue's"
+    assert len(world.entries.leases) == 2, "four of the six blocks are blue's"
     world.check()
 
 
@@ -252,10 +252,10 @@ def test_nobody_yields_below_its_share_and_nobody_in_vain() -> None:
         finished(world, "red", tuple(range(start, start + 8)))
     finished(world, "blue", FIVE)
     finished(world, "green", tuple(range(50, 62)))
-    assert world.entries.num_leases == 3, "one block above its share is not enough for three"
+    assert len(world.entries.leases) == 3, "one block above its share is not enough for three"
     finished(world, "green", tuple(range(70, 74)))
     assert world.entry_at("green", tuple(range(70, 74))).is_leased
-    assert world.entries.num_leases == 3, "one of two blocks was above the share: it yielded"
+    assert len(world.entries.leases) == 3, "one of two blocks was above the share: it yielded"
     world.check()
 
 
@@ -266,7 +266,7 @@ def test_a_drop_ends_one_scope_and_leaves_the_other() -> None:
     world.drop("red")
     assert world.entry_at("red", FIVE) is None
     assert world.entry_at("blue", FIVE) is not None
-    assert [ended.reason for ended in world.entries.take_ended()] == ["dropped"]
+    assert [ended.reason for ended in world.entries.leases.take_ended()] == ["dropped"]
 
 
 def test_a_drop_of_one_entry_leaves_the_scopes_others() -> None:

@@ -37,16 +37,24 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         lease_share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
         scope_lease_share=st.sampled_from([0.0, 0.4, 0.5, 1.0]),
+        idle_lease_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         host_blocks=st.sampled_from([0, 3, 8, 20]),
         max_copies=st.sampled_from([1, 100]),
         lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
     def begin_with(
-        self, lease_share, scope_lease_share, host_blocks, max_copies, lease_shares
+        self,
+        lease_share,
+        scope_lease_share,
+        idle_lease_share,
+        host_blocks,
+        max_copies,
+        lease_shares,
     ) -> None:
         self.world = World(
             lease_share=lease_share,
             scope_lease_share=scope_lease_share,
+            idle_lease_share=idle_lease_share,
             host_blocks=host_blocks,
             max_copies=max_copies,
             lease_shares=lease_shares,
@@ -155,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
         elif keys:
             self.world.drop(scope, keys[index % len(keys)])
 
-    @precondition(lambda self: self.world.entries.num_leases)
+    @precondition(lambda self: len(self.world.entries.leases))
     @rule()
     def sacrifice(self) -> None:
         self.world.sacrifice()

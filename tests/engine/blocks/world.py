@@ -17,6 +17,7 @@ from engine.blocks.block import Block, Digest, Entry
 from engine.blocks.cache import CacheQuery, PrefixCache
 from engine.blocks.entries import Entries
 from engine.blocks.hashing import ChainHasher
+from engine.blocks.leases import EndedLease
 from engine.blocks.lookback import Segment
 from engine.blocks.pool import NoFreeBlocks
 from engine.blocks.table import BlockCopy
@@ -32,12 +33,15 @@ class World:
     block_size: int = 4
     lease_share: float = 0.5
     scope_lease_share: float = 0.5
+    idle_lease_share: float = 1.0
     host_blocks: int = 0
     max_copies: int = 100
     lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
     expected: dict[Prefix, Expected] = field(default_factory=dict)
+    ended: list[EndedLease] = field(default_factory=list)
+    """The leases that ended while it last waited."""
 
     def __post_init__(self) -> None:
         self.pool = WatchedPool(self.num_blocks, self.block_size)
@@ -48,6 +52,7 @@ class World:
             self.pool,
             lease_share=self.lease_share,
             scope_lease_share=self.scope_lease_share,
+            idle_lease_share=self.idle_lease_share,
             host=self.host.pool,
         )
         self.hasher = ChainHasher(b"k" * 32, self.block_size)
@@ -88,6 +93,7 @@ class World:
             if tokens == hit or tokens in {mark.tokens for mark in found.marks}:
                 extended = query.arrived_at + TTL_SECONDS[known.ttl]
                 known.expires_at = max(known.expires_at, extended)
+                known.used_at = max(known.used_at, query.arrived_at)
         if found.hit is not None and found.hit.is_leased:
             readable[hit].is_promised = True
         life = Life(query, self.cache.new_table(query), list(query.tokens), found)
@@ -178,11 +184,14 @@ class World:
                 self.expected.pop(prefix, None)
                 expires_at = life.query.arrived_at + TTL_SECONDS[mark.ttl]
                 if expires_at > self.now:
-                    self.expected[prefix] = Expected(mark.ttl, expires_at, self.now, False)
+                    self.expected[prefix] = Expected(
+                        mark.ttl, expires_at, self.now, False, used_at=self.now
+                    )
             else:
                 ttl = known.ttl if known.ready_at <= life.query.arrived_at else mark.ttl
                 extended = life.query.arrived_at + TTL_SECONDS[ttl]
                 known.expires_at = max(known.expires_at, extended)
+                known.used_at = self.now
         written = self.cache.write(life.query, life.found, life.table, self.now)
         usage = written.usage
         assert usage.prompt_tokens == len(tokens)
@@ -250,10 +259,12 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        self.entries.leases.take_ended()
         self.entries.expire(self.now)
         for prefix, known in list(self.expected.items()):
             if known.expires_at <= self.now:
                 del self.expected[prefix]
+        self._note_rested()
 
     def drop(self, scope: str, key: Digest | None = None) -> None:
         self.entries.drop(scope, key)
@@ -271,10 +282,10 @@ class World:
     def sacrifice(self) -> bool:
         """Ends exactly the promise that would have ended first."""
         promised = [known for known in self.expected.values() if known.is_promised]
-        self.entries.take_ended()
+        self.entries.leases.take_ended()
         done = self.entries.sacrifice()
         assert done == bool(promised)
-        for ended in self.entries.take_ended():
+        for ended in self.entries.leases.take_ended():
             assert ended.reason == "sacrificed"
             known = self.expected[self.meaning[ended.entry.key]]
             assert known.expires_at == min(p.expires_at for p in promised)
@@ -368,7 +379,7 @@ class World:
 
     def _leased_blocks(self) -> dict[str, int]:
         """What each scope's leases hold, counted from the entries. Forgets leases that ended."""
-        self.entries.take_ended()
+        self.entries.leases.take_ended()
         held: dict[str, set[int]] = {}
         for entry in self.entries.live():
             if entry.is_leased:
@@ -379,13 +390,34 @@ class World:
         """Only who is above its share yields, only for another's lease, soonest expiry first."""
         budget = int(self.num_blocks * self.lease_share)
         shares = {name: int(budget * share) for name, share in self.used_shares.items()}
-        ended = [end.entry for end in self.entries.take_ended() if end.reason == "yielded"]
+        ended = [end.entry for end in self.entries.leases.take_ended() if end.reason == "yielded"]
         kept = [entry for entry in self.entries.live() if entry.is_leased]
         for entry in ended:
             assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
             assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
             self.expected[self.meaning[entry.key]].is_promised = False
         assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"
+
+    def _note_rested(self) -> None:
+        """Idle leases alone yield, no more than their budget asks for, and it is kept."""
+        budget = int(int(self.num_blocks * self.lease_share) * self.idle_lease_share)
+        self.ended = self.entries.leases.take_ended()
+        ended = [end.entry for end in self.ended if end.reason == "yielded"]
+        for entry in ended:
+            known = self.expected[self.meaning[entry.key]]
+            assert self._is_idle(known), "a lease in use yielded"
+            known.is_promised = False
+        awake: set[Block] = set()
+        idle: set[Block] = set()
+        for entry in self.entries.live():
+            if entry.is_leased:
+                known = self.expected[self.meaning[entry.key]]
+                (idle if self._is_idle(known) else awake).update(entry.blocks)
+        assert len(idle - awake) <= budget
+        assert not ended or len((idle | set(ended[-1].blocks)) - awake) > budget, "in vain"
+
+    def _is_idle(self, known: Expected) -> bool:
+        return known.ttl == "1h" and known.used_at + TTL_SECONDS["5m"] <= self.now
 
     def _note_new_leases(self) -> None:
         for entry in self.entries.live():

@@ -105,7 +105,7 @@ def test_cancelled_after_it_started_its_entry_stands() -> None:
     assert engine.lifecycle.cancel(sent.state.request_id)
     assert sent.finishes[0].reason == "cancelled"
     assert isinstance(sent.frames[-1], Done)
-    assert engine.entries.num_leases == 1
+    assert len(engine.entries.leases) == 1
     assert engine.pool.counts().active == 0
     counts = engine.accounts.unacknowledged()[0]
     assert counts.reason == "cancelled" and counts.usage == started(sent).usage
@@ -206,7 +206,7 @@ def test_the_totals_are_the_sums_of_what_the_responses_said() -> None:
 def test_the_thread_ends_leases_in_time_while_nothing_runs() -> None:
     engine = Harness(clock=MonotonicClock(), ttl_scale=0.001)
     engine.finish(engine.send(words(0, 9), marks={0: "5m"}))
-    assert engine.entries.num_leases == 1
+    assert len(engine.entries.leases) == 1
     crashes: list[Exception] = []
     engine.loop.start(crashes.append)
     started_at = time.monotonic()

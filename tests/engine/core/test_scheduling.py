@@ -129,7 +129,7 @@ def test_a_lease_is_not_touched_while_something_else_can_run() -> None:
     sents = [engine.send(words(100 * i, 11), max_tokens=16, seed=i) for i in range(2)]
     engine.finish(*sents)
     assert engine.scheduler.num_preempted > 0
-    assert engine.entries.num_leases == 1, "the younger one had to wait instead"
+    assert len(engine.entries.leases) == 1, "the younger one had to wait instead"
     engine.check_idle()
 
 
@@ -139,7 +139,7 @@ def test_a_lease_is_sacrificed_when_nothing_can_run_otherwise() -> None:
     engine.finish(engine.send(words(100, 40), max_tokens=1))
     engine.step()
     assert engine.accounts.totals["leases_sacrificed"] == 1
-    assert engine.entries.num_leases == 0
+    assert len(engine.entries.leases) == 0
 
 
 def test_waiting_holds_are_given_up_before_a_lease() -> None:
@@ -149,7 +149,7 @@ def test_waiting_holds_are_given_up_before_a_lease() -> None:
     first = engine.send(words(0, 40), max_tokens=1)
     holder = engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1)
     engine.finish(first, holder)
-    assert engine.entries.num_leases >= 1
+    assert len(engine.entries.leases) >= 1
     assert "leases_sacrificed" not in engine.accounts.totals
 
 

@@ -106,7 +106,7 @@ def test_a_hit_that_was_lost_on_the_way_is_none(books: Books) -> None:
     assert written.usage.cache_read_tokens == 8, "the shorter entry is still there"
     assert written.usage.automatic_tokens == 4
     assert written.miss_reason == "sacrificed"
-    (ended,) = books.entries.take_ended()
+    (ended,) = books.entries.leases.take_ended()
     assert (ended.reason, ended.names) == ("sacrificed", [NAME])
 
 
