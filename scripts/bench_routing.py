@@ -6,7 +6,7 @@
     python scripts/bench_routing.py --only "smg" --cache tight --seeds 1 2
 
 Every run has fresh engines, in processes of their own: the real scheduler, pool and prefix cache
-with a time model (50 us a prefilled token, one sequence after the other; 20 ms a decode step), which
+with a time model (50 us a prefilled token, one sequence after the other; 20 ms a decode step). They
 speak plain OpenAI to peers and our protocol to our gateway. One client streams from whoever is
 measured, by /v1/chat/completions, closed loop. Subjects take turns within each seed.
 
@@ -29,21 +29,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the packages are imported from the tree
 
 from bench_routing_load import (  # noqa: E402
     BLOCK_TOKENS,
-    Ceiling,
+    Ceilings,
     Observed,
     Workload,
-    ceiling_of,
     run_load,
 )
 from bench_routing_subjects import (  # noqa: E402
-    ENGINE_SECRET,
     PEERS_PYTHON,
     SUBJECTS,
     TWO_GATEWAYS,
@@ -53,6 +51,8 @@ from bench_routing_subjects import (  # noqa: E402
     install,
     running_engines,
 )
+
+from tests.e2e.stack import ENGINE_SECRET  # noqa: E402
 
 NUM_ENGINES = 4
 ROOM = {"roomy": 1.25, "tight": 0.2}
@@ -118,16 +118,17 @@ def main() -> int:
     if any(isinstance(known[name], Peer) for name in names) and not PEERS_PYTHON.exists():
         print("the peers are not installed: scripts/bench_routing.py --install")
         return 2
+    ceilings = Ceilings()
     for cache in args.cache:
         runs: dict[str, list[Run]] = {name: [] for name in names}
         for number, seed in enumerate(args.seeds):
             workload = _workload(args, seed)
-            num_blocks = _num_blocks(workload, ROOM[cache], announce=cache)
+            num_blocks = _num_blocks(workload, ROOM[cache], cache, ceilings)
             print(HEADINGS)
             # Nobody always comes first.
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                runs[name].append(_measure(known[name], workload, num_blocks))
+                runs[name].append(_measure(known[name], workload, num_blocks, ceilings))
                 print(runs[name][-1].line(name), flush=True)
                 for error in runs[name][-1].observed.errors[:2]:
                     print(f"    {error}")
@@ -136,7 +137,7 @@ def main() -> int:
     return 0
 
 
-def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int) -> Run:
+def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int, ceilings: Ceilings) -> Run:
     with tempfile.TemporaryDirectory(prefix="bench-routing-") as name:
         folder = Path(name)
         with (
@@ -149,7 +150,7 @@ def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int) -> Run:
             busy = _busy(machine)
             spent = _cpu_seconds(started) - cpu_before
             engines = _engines(before, _counters(urls))
-    ceiling = ceiling_of(observed.prompts)
+    ceiling = ceilings.of(observed.prompts)
     marked = subject.is_ours and subject.marks != "none"
     return Run(
         engines=engines,
@@ -200,10 +201,10 @@ def _busy(before: Any) -> float:
     """What the machine did besides idling and work of low priority, which gives way."""
     after = psutil.cpu_times()
     rest = sum(getattr(after, name) - getattr(before, name) for name in ("idle", "iowait", "nice"))
-    return 1 - rest / max(sum(after) - sum(before), 1e-9)
+    return 1 - float(rest) / max(float(sum(after) - sum(before)), 1e-9)
 
 
-def _num_blocks(workload: Workload, room: float, announce: str) -> int:
+def _num_blocks(workload: Workload, room: float, announce: str, ceilings: Ceilings) -> int:
     """Blocks of one engine, from the data of the workload with answers as they will be."""
     answer = " ".join(["synthetic", *map(str, range(workload.max_tokens - 1))])
     prompts = []
@@ -213,7 +214,7 @@ def _num_blocks(workload: Workload, room: float, announce: str) -> int:
             texts.append(question)
             prompts.append(list(texts))
             texts.append(answer)
-    data: Ceiling = ceiling_of(prompts)
+    data = ceilings.of(prompts)
     num_blocks = int(room * data.unique / NUM_ENGINES / BLOCK_TOKENS)
     print(
         f"\n{announce}, seed {workload.seed}: {len(prompts):,} requests of {data.prompt:,} tokens, "
@@ -236,7 +237,8 @@ def _summarize(cache: str, runs: dict[str, list[Run]]) -> None:
         tails = [1e3 * run.percentile(0.95) for run in some]
         middle = statistics.median
         print(
-            f"{name:36}{middle(hits):9.4f} ({min(hits):.4f}){middle(shares):11.2%} ({min(shares):.2%})"
+            f"{name:36}{middle(hits):9.4f} ({min(hits):.4f})"
+            f"{middle(shares):11.2%} ({min(shares):.2%})"
             f"{middle(loads):8.3f} ({max(loads):.3f}){middle(halves):7.0f}ms"
             f"{middle(tails):10.0f}ms ({max(tails):.0f})"
         )

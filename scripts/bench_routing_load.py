@@ -1,4 +1,4 @@
-"""The workload of bench_routing.py, the client that sends it, and what an infinite cache would hold.
+"""The workload of bench_routing.py, its client, and what an infinite cache would have held.
 
 Conversations of several tenants, in an order drawn by seed: 8 KB of system prompt that a tenant's
 conversations share, 1.6 KB more with each question, and in between the answers that really came.
@@ -130,9 +130,7 @@ class Client:
         }
 
 
-async def run_load(
-    workload: Workload, urls: Sequence[str], key: str, marks: Marks
-) -> Observed:
+async def run_load(workload: Workload, urls: Sequence[str], key: str, marks: Marks) -> Observed:
     observed = Observed()
     waiting = deque(workload.scripts())
     connector = aiohttp.TCPConnector(limit=0)
@@ -177,7 +175,7 @@ def _text_of(event: bytes) -> str:
 def _prose(draw: random.Random, num_bytes: int) -> str:
     words = []
     size = 0
-    while size < num_bytes:
+    while size <= num_bytes:
         words.append(f"{draw.getrandbits(24):06x}"[: draw.randint(2, 6)])
         size += len(words[-1]) + 1
     return " ".join(words)[:num_bytes]
@@ -194,6 +192,20 @@ class Ceiling:
     by_block: int = 0
     by_token: int = 0
     unique: int = 0
+
+
+class Ceilings:
+    """Of sets of prompts; the same set is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Ceiling] = {}
+
+    def of(self, prompts: Sequence[Texts]) -> Ceiling:
+        digests = sorted(blake2b("\0".join(texts).encode()).digest() for texts in prompts)
+        key = blake2b(b"".join(digests)).digest()
+        if key not in self._known:
+            self._known[key] = ceiling_of(prompts)
+        return self._known[key]
 
 
 def ceiling_of(prompts: Sequence[Texts]) -> Ceiling:
