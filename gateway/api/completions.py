@@ -93,20 +93,23 @@ async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
     return [
         chunk
         async for item in items
-        if item is not None and not isinstance(item, Taken)
-        for chunk in writer.write(item)
+        if not isinstance(item, Taken)
+        for frame in item
+        for chunk in writer.write(frame)
     ]
 
 
 async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerator[bytes, None]:
-    """After an error the stream ends without its last line: nothing was completed."""
+    """What came in one piece goes out in one piece. After an error the stream ends without its last
+    line: nothing was completed."""
     try:
         async for item in items:
-            if item is None:
+            if isinstance(item, Taken):
+                continue
+            if not item:
                 yield sse.COMMENT
-            elif not isinstance(item, Taken):
-                for chunk in writer.write(item):
-                    yield sse.data(chunk)
+                continue
+            yield b"".join(sse.data(chunk) for frame in item for chunk in writer.write(frame))
         yield sse.DONE
     except GatewayError as error:
         yield sse.data(body_of(error))

@@ -13,7 +13,7 @@ from gateway.errors import EngineFailed, UnsupportedMedia
 from gateway.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
-Items = AsyncGenerator[Taken | Frame | None, None]
+Items = AsyncGenerator[Taken | list[Frame], None]
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

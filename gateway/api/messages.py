@@ -1,6 +1,6 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -117,21 +117,23 @@ async def _collect(items: Items, writer: EventWriter) -> Message:
 
 
 async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+    """What came in one piece goes out in one piece."""
     has_pinged = False
     try:
         async for item in items:
-            events = _events(item, writer)
-            if not events:
-                # A heartbeat, or thinking that is not shown: keep the connection alive.
-                yield sse.COMMENT
-            for event in events:
-                yield sse.event(str(event.__struct_config__.tag), event)
+            pieces: list[bytes] = []
+            for event in _events(item, writer):
+                pieces.append(sse.event(str(event.__struct_config__.tag), event))
                 if isinstance(event, BlockStart) and not has_pinged:
                     has_pinged = True
-                    yield sse.PING
+                    pieces.append(sse.PING)
+            # A heartbeat, or thinking that is not shown: keep the connection alive.
+            yield b"".join(pieces) if pieces else sse.COMMENT
     except GatewayError as error:
         yield sse.event("error", stream_error(error))
 
 
-def _events(item: Taken | Frame | None, writer: EventWriter) -> list[Event]:
-    return [] if item is None or isinstance(item, Taken) else list(writer.write(item))
+def _events(item: Taken | list[Frame], writer: EventWriter) -> Iterator[Event]:
+    if not isinstance(item, Taken):
+        for frame in item:
+            yield from writer.write(frame)
