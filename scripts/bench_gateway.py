@@ -32,6 +32,7 @@ from bench_gateway_servers import (
     OTHER_CORE,
     Server,
     engine_stub,
+    libraries,
     litellm,
     our_gateway,
     rust_router,
@@ -106,6 +107,7 @@ def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
         Subject(
             "holdfast, Chat Completions", lambda: our_gateway(engine, data / "chat"), is_ours=True
         ),
+        Subject("Litestar, aiohttp alone", lambda: libraries(engine)),
     ]
     if peers is not None:
         found += [
@@ -203,10 +205,11 @@ HEADINGS = (
 
 
 def _row(name: str, cost: Cost, direct: Load, server: Server) -> str:
-    added = cost.median("p50") - direct.percentile(0.5), cost.median("p99") - direct.percentile(0.99)
+    p50 = cost.median("p50") - direct.percentile(0.5)
+    p99 = cost.median("p99") - direct.percentile(0.99)
     return (
-        f"{name:28}{cost.median('cpu') * 1e6:8.0f}{cost.median('rate'):8.0f}{added[0] * 1e3:11.2f}"
-        f"{added[1] * 1e3:8.2f}{cost.median('chunks'):10.0f}{cost.median('paced') * 1e6:8.1f}"
+        f"{name:28}{cost.median('cpu') * 1e6:8.0f}{cost.median('rate'):8.0f}{p50 * 1e3:11.2f}"
+        f"{p99 * 1e3:8.2f}{cost.median('chunks'):10.0f}{cost.median('paced') * 1e6:8.1f}"
         f"{cost.median('large') * 1e3:9.2f}{rss_bytes(server.pid) / 1e6:7.0f}"
     )
 

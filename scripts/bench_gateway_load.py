@@ -91,7 +91,9 @@ async def drive(
 ) -> Load:
     """Ask so many times over so many connections; connection n begins with request n."""
     loop, load = asyncio.get_running_loop(), Load()
-    pairs = [await loop.create_connection(Client, "127.0.0.1", port) for _ in range(num_connections)]
+    pairs = [
+        await loop.create_connection(Client, "127.0.0.1", port) for _ in range(num_connections)
+    ]
     clients = [client for _, client in pairs]
     numbers = iter(range(num_requests))
 

@@ -55,12 +55,25 @@ def our_gateway(engine: Server, data: Path) -> Iterator[Server]:
         "HOLDFAST_PORT": str(port),
     }
     subprocess.run(
-        [sys.executable, "-m", "gateway", "migrate"], env=os.environ | settings, cwd=ROOT, check=True
+        [sys.executable, "-m", "gateway", "migrate"],
+        env=os.environ | settings,
+        cwd=ROOT,
+        check=True,
     )
     headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
     command = [sys.executable, "-m", "gateway", "serve"]
     with running(command, port, "/readyz", SERVER_CORE, settings) as pid:
         yield Server(pid, port, headers)
+
+
+@contextmanager
+def libraries(engine: Server) -> Iterator[Server]:
+    """Litestar and aiohttp alone (`bench_gateway_floor.py`)."""
+    port = free_port()
+    command = [sys.executable, str(ROOT / "scripts" / "bench_gateway_floor.py"), str(port)]
+    command.append(f"http://127.0.0.1:{engine.port}")
+    with running(command, port, "/readyz", SERVER_CORE) as pid:
+        yield Server(pid, port)
 
 
 @contextmanager
