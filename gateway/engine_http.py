@@ -4,6 +4,7 @@ aiohttp is used as it is: a client with a nicer interface on top costs more per 
 ours (README, "What a request costs").
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -33,11 +34,19 @@ class EngineResponse:
     async def chunks(self) -> AsyncIterator[bytes]:
         """All that has come since the last piece, until the body's end."""
         content = self._response.content
+        silence = _Silence(self._response)
         try:
-            while piece := await content.readany():
+            while True:
+                silence.begin()
+                piece = await content.readany()
+                silence.end()
+                if not piece:
+                    return
                 yield piece
         except _FAILURES as error:
             raise _failure(error) from None
+        finally:
+            silence.close()
 
     async def read(self) -> bytes:
         try:
@@ -48,6 +57,44 @@ class EngineResponse:
     def close(self) -> None:
         """Keep the connection if the body has ended, else end it: the engine sees that we left."""
         self._response.release()
+
+
+class _Silence:
+    """A stream's read timeout, looked at when it may have run out.
+
+    aiohttp sets a timer anew for every piece that comes, which is a tenth of what relaying one
+    costs; so its own is switched off here.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._content = response.content
+        self._loop = asyncio.get_running_loop()
+        self._began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        protocol = response.connection.protocol if response.connection else None
+        if protocol is not None and (seconds := protocol.read_timeout):
+            self._seconds: float = seconds
+            protocol.read_timeout = None
+            self._check()
+
+    def begin(self) -> None:
+        self._began = self._loop.time()
+
+    def end(self) -> None:
+        """Something came; while nobody waits for more, there is no silence."""
+        self._began = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        left = (now if self._began is None else self._began) + self._seconds - now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check)
+        else:
+            self._content.set_exception(aiohttp.SocketTimeoutError("the engine fell silent"))
 
 
 class EngineHttp:

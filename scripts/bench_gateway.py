@@ -8,7 +8,7 @@ ledger has every turn. Peers (`--peers`, an environment with the dependency grou
 same prompts and answers over Chat Completions; they keep no journal.
 
 - *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON.
-- *chunks*: streams of 200 deltas, each sent by itself; at full speed (32 streams at once, 16,000 a
+- *chunks*: streams of 200 deltas, each sent by itself; at full speed (64 streams at once, 32,000 a
   second offered), and paced (100 streams, 50 a second each), where no two can share a write.
 - *100k*: 400 KB, a system prompt and 100 messages of which all but the last question came before.
 """
@@ -39,7 +39,7 @@ from bench_gateway_servers import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-CONNECTIONS = 32
+CONNECTIONS, STREAMS = 32, 64
 NUM_CHUNKS = 200
 SENTENCE = "Leases end when their time is over, and no sooner. "
 
@@ -132,7 +132,7 @@ async def _measure(subject: Subject, server: Server, options: argparse.Namespace
         seen["cpu"], seen["rate"] = used / options.requests, load.rate
         latency = await _latency(subject, server)
         seen["p50"], seen["p99"] = latency.percentile(0.5), latency.percentile(0.99)
-        load, used = await _streams(subject, server, CONNECTIONS, 320)
+        load, used = await _streams(subject, server, STREAMS, 640)
         seen["chunks"] = load.rate * NUM_CHUNKS
         load, used = await _streams(subject, server, 100, 100, seed=1)
         seen["paced"] = used / (len(load.seconds) * NUM_CHUNKS)
@@ -199,7 +199,7 @@ def text(num_bytes: int) -> str:
 HEADINGS = (
     f"{'':28}{'us CPU':>8}{'req/s':>8}{'added p50':>11}{'p99':>8}{'chunks/s':>10}"
     f"{'us CPU':>8}{'100k':>9}{'RSS':>7}\n"
-    f"{'':28}{'/8 KB':>8}{'at 32':>8}{'ms':>11}{'ms':>8}{'at 32':>10}"
+    f"{'':28}{'/8 KB':>8}{'at 32':>8}{'ms':>11}{'ms':>8}{'at 64':>10}"
     f"{'/chunk':>8}{'ms CPU':>9}{'MB':>7}"
 )
 
