@@ -19,6 +19,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -56,12 +57,16 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured and how it is asked. `is_ours`: its CPU counts until its ledger is whole."""
+    """What is measured and how it is asked. `is_ours`: its CPU counts until its ledger is whole.
+
+    `is_slow` gets an eighth of the requests, or it would take most of an hour.
+    """
 
     name: str
     start: Callable[[], AbstractContextManager[Server]]
     speaks_messages: bool = False
     is_ours: bool = False
+    is_slow: bool = False
 
     def request(self, server: Server, prompt: dict[str, Any], **changes: Any) -> Request:
         body = {"model": "holdfast-demo", "max_tokens": 64, **prompt, **changes}
@@ -79,12 +84,21 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="virtual environment with the group `peers`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=4000, help="of 8 KB, in each round")
+    parser.add_argument(
+        "--data", type=Path, help="where our journal and ledger lie (default: /tmp)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="also what each round was")
     parser.add_argument("--only", help="measure only what has this in its name")
     options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
     os.chdir(ROOT)
-    with TemporaryDirectory(prefix="bench-gateway-") as directory, engine_stub() as engine:
-        direct = uvloop.run(_latency(_direct(engine), engine))
+    with (
+        TemporaryDirectory(prefix="bench-gateway-", dir=options.data) as directory,
+        engine_stub() as engine,
+    ):
+        sync = sync_seconds(Path(directory)) * 1e3
+        print(f"one sync of 8 KB to this disk: {sync:.2f} ms (median); our turns wait for two")
+        direct = uvloop.run(_latency(_direct(engine), engine, 600))
         print(f"direct: p50 {direct.percentile(0.5) * 1e3:.3f} ms, p99 "
               f"{direct.percentile(0.99) * 1e3:.3f} ms")  # fmt: skip
         print(HEADINGS)
@@ -111,7 +125,7 @@ def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
     ]
     if peers is not None:
         found += [
-            Subject("litellm", lambda: litellm(engine, peers, data)),
+            Subject("litellm", lambda: litellm(engine, peers, data), is_slow=True),
             Subject("vllm-router", lambda: rust_router("vllm-router", engine, peers)),
             Subject("sglang-router", lambda: rust_router("sglang-router", engine, peers)),
         ]
@@ -123,25 +137,26 @@ def _direct(engine: Server) -> Subject:
 
 
 async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> Cost:
-    cost = Cost()
+    cost, share = Cost(), 8 if subject.is_slow else 1
     small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
-    await drive(server.port, small, CONNECTIONS, 500)
+    large = [subject.request(server, conversation(subject, n)) for n in range(50)]
+    await drive(server.port, small, CONNECTIONS, 512 // share)
     for _ in range(options.rounds):
         seen: dict[str, float] = {}
-        load, used = await _watched(subject, server, small, CONNECTIONS, options.requests)
-        seen["cpu"], seen["rate"] = used / options.requests, load.rate
-        latency = await _latency(subject, server)
-        seen["p50"], seen["p99"] = latency.percentile(0.5), latency.percentile(0.99)
-        load, used = await _streams(subject, server, STREAMS, 640)
+        load, used = await _watched(subject, server, small, CONNECTIONS, options.requests // share)
+        seen["cpu"], seen["rate"] = used / len(load.seconds), load.rate
+        load = await _latency(subject, server, 600 // share)
+        seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
+        load, _ = await _streams(subject, server, STREAMS, 640 // share)
         seen["chunks"] = load.rate * NUM_CHUNKS
         load, used = await _streams(subject, server, 100, 100, seed=1)
         seen["paced"] = used / (len(load.seconds) * NUM_CHUNKS)
-        large = [subject.request(server, conversation(subject, n)) for n in range(50)]
         await drive(server.port, large, 1, 5)
         load, used = await _watched(subject, server, large, 1, 50)
-        seen["large"] = used / 50
+        seen["large"] = used / len(load.seconds)
         cost.rounds.append(seen)
-        print(f"  {seen}", file=sys.stderr)
+        if options.verbose:
+            print(f"  {seen}", file=sys.stderr)
     return cost
 
 
@@ -155,10 +170,10 @@ async def _streams(
     return await _watched(subject, server, requests, num_streams, num_requests)
 
 
-async def _latency(subject: Subject, server: Server) -> Load:
+async def _latency(subject: Subject, server: Server, number: int) -> Load:
     requests = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     await drive(server.port, requests, 1, 50)
-    return await drive(server.port, requests, 1, 600)
+    return await drive(server.port, requests, 1, number)
 
 
 async def _watched(
@@ -170,6 +185,19 @@ async def _watched(
     while subject.is_ours and server.backlog():
         await asyncio.sleep(0.2)
     return load, cpu_seconds(server.pid) - before
+
+
+def sync_seconds(directory: Path) -> float:
+    """The median of 100 appended writes of 8 KB, each synced."""
+    seconds = []
+    with (directory / "sync").open("wb") as file:
+        for _ in range(100):
+            file.write(bytes(8192))
+            file.flush()
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
 
 
 def prompt(subject: Subject, num_bytes: int, number: int) -> dict[str, Any]:
