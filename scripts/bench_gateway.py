@@ -29,6 +29,7 @@ from typing import Any
 
 import uvloop
 from bench_gateway_load import Load, Request, cpu_seconds, drive, post, rss_bytes
+from bench_gateway_profile import profile
 from bench_gateway_servers import (
     OTHER_CORE,
     Server,
@@ -88,6 +89,7 @@ def main() -> int:
         "--data", type=Path, help="where our journal and ledger lie (default: /tmp)"
     )
     parser.add_argument("--verbose", action="store_true", help="also what each round was")
+    parser.add_argument("--profile", action="store_true", help="where our CPU goes, with py-spy")
     parser.add_argument("--only", help="measure only what has this in its name")
     options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
@@ -107,6 +109,8 @@ def main() -> int:
                 with subject.start() as server:
                     cost = uvloop.run(_measure(subject, server, options))
                     print(_row(subject.name, cost, direct, server), flush=True)
+                    if options.profile and subject.is_ours:
+                        print(uvloop.run(_profile(subject, server, Path(directory))), flush=True)
     return 0
 
 
@@ -158,6 +162,13 @@ async def _measure(subject: Subject, server: Server, options: argparse.Namespace
         if options.verbose:
             print(f"  {seen}", file=sys.stderr)
     return cost
+
+
+async def _profile(subject: Subject, server: Server, data: Path) -> str:
+    """Of 8 KB at 32 connections."""
+    small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
+    path = data / "samples"
+    return await profile(server.pid, path, 8, lambda: drive(server.port, small, CONNECTIONS, 500))
 
 
 async def _streams(
