@@ -75,6 +75,7 @@ class _Silence:
         if protocol is not None and (seconds := protocol.read_timeout):
             self._seconds: float = seconds
             protocol.read_timeout = None
+            protocol.start_timeout()  # which ends the one that runs
             self._check()
 
     def begin(self) -> None:

@@ -76,7 +76,7 @@ class Subject:
         if self.speaks_messages and "seed" in body:
             body["top_k"] = body.pop("seed")
         streams = bool(body.get("stream"))
-        mark = b'"word "' if streams else b"A fixed answer. "
+        mark = b'"word ' if streams else b"A fixed answer. "
         return post(path, headers, json.dumps(body).encode(), mark, NUM_CHUNKS if streams else 64)
 
 
@@ -129,9 +129,9 @@ def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
     ]
     if peers is not None:
         found += [
-            Subject("litellm", lambda: litellm(engine, peers, data), is_slow=True),
             Subject("vllm-router", lambda: rust_router("vllm-router", engine, peers)),
             Subject("sglang-router", lambda: rust_router("sglang-router", engine, peers)),
+            Subject("litellm", lambda: litellm(engine, peers, data), is_slow=True),
         ]
     return found
 
@@ -199,12 +199,15 @@ async def _watched(
 
 
 def sync_seconds(directory: Path) -> float:
-    """The median of 100 appended writes of 8 KB, each synced."""
+    """The median of 100 writes of 8 KB, each synced, over what the file has already: so does a
+    write-ahead log once it has been all around."""
     seconds = []
-    with (directory / "sync").open("wb") as file:
+    with (directory / "sync").open("w+b", buffering=0) as file:
+        file.write(bytes(100 * 8192))
+        os.fsync(file.fileno())
+        file.seek(0)
         for _ in range(100):
             file.write(bytes(8192))
-            file.flush()
             begun = time.perf_counter()
             os.fdatasync(file.fileno())
             seconds.append(time.perf_counter() - begun)

@@ -49,7 +49,6 @@ from engine.protocol import (  # noqa: E402 - the path comes first
 
 MODEL = "holdfast-demo"
 NUM_DELTAS = 200
-WORD = "word "
 PROMPT_TOKENS = 2000
 _ANSWER = "A fixed answer. " * 64
 _TICK_SECONDS = 0.002
@@ -160,7 +159,7 @@ class Connection(asyncio.Protocol):
     def _generate(self, asked: Asked) -> None:
         pieces = [_encode(_started(asked))]
         if asked.sampling.max_tokens == NUM_DELTAS:
-            pieces += [_encode(TextDelta(WORD))] * NUM_DELTAS
+            pieces += _WORD_FRAMES
         else:
             pieces.append(_encode(TextDelta(_ANSWER)))
         pieces.append(_encode(Finished(reason="stop", output_tokens=NUM_DELTAS)))
@@ -177,7 +176,7 @@ class Connection(asyncio.Protocol):
         if not asked.stream:
             self._transport.write(_reply(_encode(_completion())))
             return
-        pieces = [chunk(b"data: %s\n\n" % _encode(_delta(WORD)))] * NUM_DELTAS
+        pieces = [chunk(b"data: %s\n\n" % delta) for delta in _WORD_DELTAS]
         pieces.append(chunk(b"data: %s\n\n" % _encode(_delta(None))))
         pieces.append(chunk(b"data: [DONE]\n\n"))
         self._send(_SSE_HEAD, pieces, is_slow=True, is_paced=asked.seed is not None)
@@ -292,6 +291,10 @@ def _stats() -> Stats:
     )
 
 
+# No two alike: LiteLLM ends a stream that repeats itself.
+_WORDS = [f"word {number} " for number in range(NUM_DELTAS)]
+_WORD_FRAMES = [_encode(TextDelta(word)) for word in _WORDS]
+_WORD_DELTAS = [_encode(_delta(word)) for word in _WORDS]
 _FIXED = {
     "/readyz": _reply(b'{"ready": true}'),
     "/v1/describe": _reply(_encode(_description())),
