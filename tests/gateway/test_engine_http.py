@@ -1,4 +1,4 @@
-"""HTTP to engines, over real sockets: what breaks, what falls silent, and what only looks like it."""
+"""HTTP to engines, over real sockets: what breaks, what is silent, and what only looks like it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
