@@ -1,7 +1,7 @@
 """HTTP to engines: aiohttp's client, with its failures as the gateway's errors.
 
-aiohttp is used as it is: a client with a nicer interface on top costs more per request than all of
-ours (README, "What a request costs").
+aiohttp is used as it is: what a client with a nicer interface on top costs is in the README, "What
+a request costs".
 """
 
 import asyncio
