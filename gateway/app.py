@@ -29,7 +29,8 @@ from gateway.catalogue import Catalogue, load_catalogue
 from gateway.clock import Clock
 from gateway.diagnostics import Diagnostics
 from gateway.dispatch import Dispatcher
-from gateway.engines import Engine, make_http
+from gateway.engine_http import EngineHttp
+from gateway.engines import Engine
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
 from gateway.journal.drain import Drain
@@ -204,7 +205,7 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -
 async def _start_fleet(
     stack: AsyncExitStack, settings: Settings, weights: Weights, clock: Clock
 ) -> Fleet:
-    http = make_http()
+    http = EngineHttp()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
 

@@ -78,18 +78,19 @@ class Dispatcher:
                 dispatch.may_run = is_unsure(error)
                 self._failed(dispatch, error)
 
-    async def frames(self, dispatch: Dispatch) -> AsyncIterator[Frame | None]:
-        """The frames of a turn that was sent; None is a heartbeat. Raise what ended it before its
-        end."""
+    async def frames(self, dispatch: Dispatch) -> AsyncIterator[list[Frame]]:
+        """The frames of a turn that was sent, as `Generation.frames`. Raise what ended it before
+        its end."""
         while True:
             assert dispatch.generation is not None
             try:
-                async for frame in dispatch.generation.frames():
-                    if isinstance(frame, Started):
-                        self._started(dispatch, frame)
-                    elif isinstance(frame, Done):
-                        dispatch.engine.breaker.succeeded()
-                    yield frame
+                async for frames in dispatch.generation.frames():
+                    for frame in frames:
+                        if isinstance(frame, Started):
+                            self._started(dispatch, frame)
+                        elif isinstance(frame, Done):
+                            dispatch.engine.breaker.succeeded()
+                    yield frames
                 return
             except GatewayError as error:
                 self._failed(dispatch, error)
@@ -112,7 +113,7 @@ class Dispatcher:
     def leave(self, dispatch: Dispatch) -> None:
         """The turn is over, whatever way; awaits nothing, and does nothing the second time."""
         if dispatch.generation is not None:
-            self.background.spawn(dispatch.generation.aclose(), "close generation")
+            dispatch.generation.close()
             dispatch.generation = None
         if dispatch.choice is None:
             return
