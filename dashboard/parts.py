@@ -13,7 +13,7 @@ import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 import streamlit as st
 
-from dashboard import formats, viewer
+from dashboard import charts, formats, viewer
 from dashboard.answers.about import Definition
 
 # A spreadsheet takes a cell that begins like this for a formula.
@@ -76,7 +76,7 @@ def card(
 
 def chart(drawn: alt.Chart | alt.LayerChart | alt.HConcatChart, key: str, alt_text: str) -> None:
     """`alt_text` is what a screen reader says: the finding, with its numbers."""
-    st.altair_chart(drawn, key=key, alt=alt_text)
+    st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
 def empty(text: str, icon: str = "🌊") -> None:
@@ -138,3 +138,13 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def _plain(value: Any) -> Any:
     is_formula = isinstance(value, str) and value.startswith(_FORMULA)
     return f"'{value}" if is_formula else value
+
+
+def share_column() -> Any:
+    """A share from 0 to 1 as a bar and a percentage."""
+    return st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1)
+
+
+def money_column() -> Any:
+    """Dollars with the digits that tell small amounts from nothing."""
+    return st.column_config.NumberColumn(format="$%.4f")
