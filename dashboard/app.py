@@ -12,7 +12,6 @@ from dashboard import filters, viewer
 from dashboard.access.sessions import Session
 from dashboard.catalogue import SECTIONS, entries
 
-
 STYLE = Path(__file__).parent / "style.css"
 
 

@@ -114,7 +114,7 @@ def signed_over_time(
     return drawn
 
 
-def waterfall(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) -> alt.LayerChart:
+def waterfall(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) -> Any:
     """Bars from `bottom` to `top` with their amounts above; `text` is the colour of words."""
     frame = pd.DataFrame(rows)
     steps = [row["step"] for row in rows]
@@ -144,5 +144,4 @@ def waterfall(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) ->
         .mark_text(dy=-8, fontSize=13, fontWeight=600, color=text)
         .encode(x=x, y=alt.Y("top:Q"), text=alt.Text("label:N"))
     )
-    drawn: alt.LayerChart = alt.layer(bars, labels).properties(height=TOKENS_HEIGHT)
-    return drawn
+    return alt.layer(bars, labels).properties(height=TOKENS_HEIGHT)

@@ -6,8 +6,10 @@ from itertools import accumulate
 from typing import Any
 
 from dashboard.answers.savings import Comparison, Prefix, Waterfall
+from dashboard.answers.turns import Turn
 from dashboard.answers.usage import Bucket, Group, Usage
-from dashboard.formats import NANO, dollars
+from dashboard.answers.workspaces import Key, Workspace
+from dashboard.formats import NANO, dollars, seconds
 
 Row = Mapping[str, Any]
 
@@ -186,3 +188,125 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
         }
         for each in groups
     ]
+
+
+def turn_table(turns: Sequence[Turn]) -> list[Row]:
+    return [
+        {
+            "Time (UTC)": each.opened.replace(tzinfo=None),
+            "Id": each.id,
+            "Workspace": each.workspace,
+            "Model": each.model,
+            "Engine": each.engine,
+            "Read (tokens)": each.cache_read_tokens,
+            "Written (tokens)": each.cache_write_5m_tokens + each.cache_write_1h_tokens,
+            "Uncached (tokens)": each.input_tokens,
+            "Output (tokens)": each.output_tokens,
+            "First token (s)": each.first_token_seconds,
+            "Duration (s)": each.duration_seconds,
+            "Outcome": each.outcome,
+            "Missed because": each.miss_reason,
+            "Cost ($)": _dollars(each.cost_nano),
+            "Net saved ($)": _dollars(each.saved_nano),
+        }
+        for each in turns
+    ]
+
+
+def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
+    """Every field as text, in the order of a request's life."""
+    tokens = {
+        "Read (tokens)": turn.cache_read_tokens,
+        "Written, 5 minutes (tokens)": turn.cache_write_5m_tokens,
+        "Written, 1 hour (tokens)": turn.cache_write_1h_tokens,
+        "Uncached (tokens)": turn.input_tokens,
+        "Reused unmarked (tokens)": turn.automatic_tokens,
+        "Computed (tokens)": turn.computed_tokens,
+        "Output (tokens)": turn.output_tokens,
+        "Held by some engine (tokens)": turn.available_tokens,
+        "Held by this engine (tokens)": turn.captured_tokens,
+    }
+    times = {
+        "In the queue": turn.queue_seconds,
+        "Prefill": turn.prefill_seconds,
+        "First token": turn.first_token_seconds,
+        "Decode": turn.decode_seconds,
+        "Duration": turn.duration_seconds,
+    }
+    return [
+        ("Workspace", turn.workspace),
+        ("Key", turn.key_id),
+        ("Model", turn.model),
+        ("Engine", turn.engine),
+        ("API", turn.dialect),
+        ("Streamed", "yes" if turn.stream else "no"),
+        ("Outcome", turn.outcome),
+        ("Stop reason", turn.stop_reason),
+        ("Missed because", turn.miss_reason),
+        ("Prefix", turn.prefix),
+        ("TTL", turn.prefix_ttl),
+        *((name, None if count is None else f"{count:,}") for name, count in tokens.items()),
+        *((name, None if value is None else seconds(value)) for name, value in times.items()),
+        ("Cost", dollars(turn.cost_nano)),
+        ("Net saved", dollars(turn.saved_nano)),
+    ]
+
+
+def workspace_table(groups: Sequence[Group], workspaces: Sequence[Workspace]) -> list[Row]:
+    """What each used, with the name that it was given."""
+    names = {each.id: each.display_name for each in workspaces}
+    found = group_table(groups, "workspace", "Workspace")
+    return [
+        {"Workspace": row["Workspace"], "Name": names.get(row["Workspace"]), **row} for row in found
+    ]
+
+
+def limit_table(workspaces: Sequence[Workspace], month: Sequence[Group]) -> list[Row]:
+    spent = {group.workspace: group.totals.cost_nano for group in month}
+    return [
+        {
+            "Workspace": each.id,
+            "Name": each.display_name,
+            "This month ($)": spent.get(each.id, 0) / NANO,
+            "Spend limit ($)": _dollars(each.monthly_spend_nano),
+            "Of the limit": min(spent.get(each.id, 0) / each.monthly_spend_nano, 1.0)
+            if each.monthly_spend_nano
+            else None,
+            "Requests per minute": each.requests_per_minute,
+            "Tokens per minute": each.tokens_per_minute,
+            "At once": each.max_concurrency,
+            "Lease share": each.lease_share,
+            "Archived": each.archived_at.date() if each.archived_at else None,
+        }
+        for each in workspaces
+    ]
+
+
+def key_table(keys: Sequence[Key], groups: Sequence[Group]) -> list[Row]:
+    """The most used first; a key without a turn in the range has dashes."""
+    used = {group.key: group for group in groups}
+    rows: list[Row] = []
+    for each in keys:
+        group = used.get(each.id)
+        rows.append(
+            {
+                "Workspace": each.workspace,
+                "Key": each.name,
+                "Id": each.id,
+                "Scope": each.scope,
+                "Last used (UTC)": _naive(each.last_used_at),
+                "Requests": group.totals.requests if group else None,
+                "Failed": group.totals.errors if group else None,
+                "Hit rate": group.rates.token_hit_rate if group else None,
+                "Net saved ($)": group.saved_nano / NANO
+                if group and group.totals.is_priced
+                else None,
+                "Ends (UTC)": _naive(each.revoked_at or each.expires_at),
+            }
+        )
+    return sorted(rows, key=lambda row: -(row["Requests"] or 0))
+
+
+def _naive(moment: datetime | None) -> datetime | None:
+    """Without its zone, which the column's title tells."""
+    return None if moment is None else moment.replace(tzinfo=None)
