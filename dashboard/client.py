@@ -60,7 +60,7 @@ class AdminClient:
         if kept is not None and time.monotonic() - kept[0] < KEPT_SECONDS:
             answer: Reply = kept[1]
             return answer
-        answer = decoded(self.send("GET", path, asked), path, shape)
+        answer = decoded(self.send("GET", path, asked), shape)
         with self._lock:
             self._kept[about] = time.monotonic(), answer
             self._kept.move_to_end(about)
@@ -72,7 +72,7 @@ class AdminClient:
         """POST or DELETE; what was kept of other answers is forgotten."""
         with self._lock:
             self._kept.clear()
-        return decoded(self.send(method, path, body=body), path, shape)
+        return decoded(self.send(method, path, body=body), shape)
 
     def send(
         self, method: str, path: str, params: Params | None = None, body: Any = None
@@ -88,7 +88,7 @@ class AdminClient:
             case 404:
                 raise NotThere("The gateway knows nothing of that.")
             case status if not 200 <= status < 300:
-                raise ClientError(f"The gateway answers {status} to {path}.")
+                raise ClientError(f"The gateway answers {status}.")
         return reply
 
     def close(self) -> None:
@@ -100,8 +100,10 @@ def segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E") or "-"
 
 
-def decoded(reply: httpx.Response, path: str, shape: type[Reply]) -> Reply:
+def decoded(reply: httpx.Response, shape: type[Reply]) -> Reply:
     try:
         return msgspec.json.decode(reply.content, type=shape)
     except msgspec.MsgspecError:
-        raise ClientError(f"The gateway's answer to {path} has another shape.") from None
+        raise ClientError(
+            "The gateway's answer has another shape: are both of one version?"
+        ) from None
