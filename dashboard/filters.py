@@ -67,12 +67,6 @@ def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
     )
 
 
-def linked() -> dict[str, str]:
-    """The bar's part of the URL, for links to other pages."""
-    names = ("range", "from", "to", "workspace", "engine", "model")
-    return {name: st.query_params[name] for name in names if name in st.query_params}
-
-
 def chosen() -> Selection:
     """What stands in the bar now."""
     state = st.session_state

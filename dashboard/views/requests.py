@@ -5,7 +5,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import filters, formats, live, parts, rows
+from dashboard import formats, live, parts, rows
 from dashboard.answers.turns import Turn, TurnPage
 from dashboard.client import AdminClient, NotThere, segment
 from dashboard.selection import Selection
@@ -128,7 +128,7 @@ def draw_turn(turn: Turn) -> None:
             "views/why.py",
             label="Why did this miss?",
             icon=":material/arrow_forward:",
-            query_params={**filters.linked(), "miss": turn.id},
+            query_params={"miss": turn.id},
         )
 
 

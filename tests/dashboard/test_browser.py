@@ -1,5 +1,6 @@
 """The dashboard in a real browser, before a real gateway and the synthetic engine."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ def test_traffic_moves_the_numbers(site: Site, admin: Visit) -> None:
 
 
 def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
+    site.ask(BOOK + " Today is Sunday.")
     turn_id = site.ask(BOOK + " Today is Monday.")
     eventually(lambda: site.is_recorded(turn_id))
     page = admin.open(f"/requests?request={turn_id}&range=1h")
@@ -105,15 +107,14 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     assert admin.metric("Read from cache") == "0"
     page.get_by_text("Why did this miss?").last.click()
     page.get_by_text("Beside the earlier request").wait_for(timeout=WAIT_MS)
-    assert page.url == f"{site.url}/why?range=1h&miss={turn_id}"
+    assert f"miss={turn_id}" in page.url and "range=1h" in page.url
     assert admin.metric("First difference") == "System"
     assert admin.metric("Cost of the miss").startswith("$")
 
 
 def test_a_link_leads_through_the_sign_in(site: Site, visits: list[Visit]) -> None:
-    visit = Visit(site.browser, site.url, API_KEY)
+    visit = Visit(site.browser, site.url, None)
     visits.append(visit)
-    visit.context.clear_cookies()
     page = visit.page
     page.goto(f"{site.url}/savings?range=6h")
     assert "/login?next=" in page.url
@@ -129,7 +130,8 @@ def test_filters_stay_from_page_to_page(admin: Visit) -> None:
     page.get_by_role("link", name="Savings").click()
     page.get_by_role("heading", name="Savings", exact=True).wait_for(timeout=WAIT_MS)
     admin.settle()
-    assert "range=6h" in page.url and "workspace=default" in page.url
+    page.wait_for_url(re.compile("/savings.*range=6h"), timeout=WAIT_MS)
+    assert "workspace=default" in page.url
 
 
 def test_a_workspace_sees_itself_alone(site: Site, visits: list[Visit]) -> None:
