@@ -64,6 +64,8 @@ def change(now: float, before: float) -> str | None:
     """How an amount changed, in percent of what it was; None where it was nothing."""
     if not before:
         return None
+    if before > 0 and now >= 10 * before:
+        return f"{now / before:,.0f} times the period before"
     share = round((now - before) / abs(before) * 100)
     return f"{signed(share)} % vs period before"
 
