@@ -1,9 +1,11 @@
 """Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
 
-An engine that can't be reached, dies, falls silent, or refuses because it is full or not ready is
-no reason for a client to hear of it: the turn goes on at another engine, as another request. What
-it may have used at the first is not charged: that request is cancelled there, and the reconciler
-acknowledges its counts. From the engine's first frame on a failure is the stream's error.
+An engine that can't be reached, dies, falls silent, fails, or refuses because it is full or not
+ready is no reason for a client to hear of it: the turn goes on at another engine, as another
+request. What it may have used at the first is not charged: that request is cancelled there, and the
+reconciler acknowledges its counts. Of a stream the engine's first frame is the first byte: from
+then on a failure is the stream's error. An answer in one piece goes out when it is whole, so until
+then it begins anew elsewhere.
 """
 
 from collections.abc import AsyncIterator
@@ -14,7 +16,14 @@ from gateway.ask import Ask
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.engines import Engine, Generation
-from gateway.errors import EngineFailed, EngineLost, EngineTimeout, GatewayError, Overloaded
+from gateway.errors import (
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    GatewayError,
+    NoEngineReady,
+    Overloaded,
+)
 from gateway.fleet import Fleet
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -25,7 +34,7 @@ from gateway.routing import Choice, Router
 
 MAX_ATTEMPTS = 3
 """Engines that one turn is sent to: what kills one must not go through all of them."""
-RETRY_SECONDS = 60.0
+RETRY_SECONDS = 300.0
 """From the turn's arrival; later than that its failure is the answer."""
 
 
@@ -33,7 +42,8 @@ RETRY_SECONDS = 60.0
 class Dispatch:
     """One turn's way to its engine; `record` says where it is and as which attempt.
 
-    `may_run`: the engine has the request, or may have it. `failure` is why the last attempt ended.
+    `may_run`: the engine has the request, or may have it. `has_started`: this attempt's first frame
+    has come. `failure` is why the last attempt ended.
     """
 
     ask: Ask
@@ -49,6 +59,11 @@ class Dispatch:
     def engine(self) -> Engine:
         assert self.choice is not None
         return self.choice.engine
+
+    @property
+    def has_gone_out(self) -> bool:
+        """Whether the client has had a byte of the answer; one in one piece goes out at its end."""
+        return self.has_started and self.ask.stream
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +95,7 @@ class Dispatcher:
 
     async def frames(self, dispatch: Dispatch) -> AsyncIterator[Frame | None]:
         """The frames of a turn that was sent; None is a heartbeat. Raise what ended it before its
-        end."""
+        end. Where no byte has gone out another Started may come: the answer begins anew."""
         while True:
             assert dispatch.generation is not None
             try:
@@ -136,8 +151,8 @@ class Dispatcher:
         if dispatch.choice is not None:
             if dispatch.may_run:
                 self.reconciler.retire(dispatch.engine.name, record.request_id)
-            dispatch.may_run = False
-            record.attempt += 1
+            dispatch.may_run = dispatch.has_started = False
+            record.begin_anew()
         if dispatch.failure is not None:
             self.metrics.retries.labels(_reason(dispatch.failure)).inc()
         dispatch.choice = choice
@@ -174,13 +189,14 @@ class Dispatcher:
         """Note what the failure says of the engine; raise it, unless another may be tried."""
         engine, request_id = dispatch.engine, dispatch.record.request_id
         now = self.clock.monotonic()
-        if is_unsure(error) or type(error) is EngineFailed:
+        if _is_breakdown(error):
             engine.breaker.failed(request_id, now)
-        elif type(error) is Overloaded or not isinstance(error, Overloaded):
+        elif not isinstance(error, NoEngineReady):
+            # Any other refusal is an answer. "Not ready" says nothing of how it will do.
             engine.breaker.succeeded()
         if not dispatch.may_run:
             engine.load.returned(request_id, now)
-        if dispatch.has_started or not _is_retried(error):
+        if dispatch.has_gone_out or not _is_retried(error):
             raise error
         if len(dispatch.tried) >= MAX_ATTEMPTS or now - dispatch.ask.arrived > RETRY_SECONDS:
             raise error
@@ -196,11 +212,23 @@ def is_unsure(error: GatewayError) -> bool:
     return isinstance(error, EngineLost | EngineTimeout)
 
 
+def _is_breakdown(error: GatewayError) -> bool:
+    """Whether it counts against the engine: lost, silent, or failed by its own doing."""
+    return is_unsure(error) or isinstance(error, EngineFailed)
+
+
 def _is_retried(error: GatewayError) -> bool:
-    return is_unsure(error) or isinstance(error, Overloaded)
+    """Another engine may do better; what is the prompt's own fault (4xx) it would refuse too."""
+    return _is_breakdown(error) or isinstance(error, Overloaded)
 
 
 def _reason(error: GatewayError) -> str:
-    if isinstance(error, EngineTimeout):
-        return "timeout"
-    return "lost" if isinstance(error, EngineLost) else "refused"
+    match error:
+        case EngineTimeout():
+            return "timeout"
+        case EngineLost():
+            return "lost"
+        case EngineFailed():
+            return "failed"
+        case _:
+            return "refused"

@@ -83,7 +83,9 @@ class TurnService:
     async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | Frame | None, None]:
         """Yield Taken once an engine has the turn, then its frames; None is a heartbeat.
 
-        An error before the first item is the response's status; after it, the stream's error.
+        An error before the first item is the response's status; after it, the stream's error. The
+        frames of an answer that is not streamed come when it is whole: another engine may have
+        begun it anew.
         """
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
         with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
@@ -93,10 +95,19 @@ class TurnService:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn.dispatch)
                 yield Taken(turn.findings)
+                whole: list[Frame] = []
                 async for frame in self.dispatcher.frames(turn.dispatch):
                     self._note(turn, frame)
                     if isinstance(frame, Done):
                         await self._close(turn)
+                    if ask.stream:
+                        yield frame
+                        continue
+                    if isinstance(frame, Started):
+                        whole.clear()
+                    if frame is not None:
+                        whole.append(frame)
+                for frame in whole:
                     yield frame
             except GatewayError as error:
                 turn.outcome = error.type

@@ -29,10 +29,10 @@ class Pair:
     def admin(self) -> Admin:
         return Admin(self.url)
 
-    def ask(self, text: str, **changes: Any) -> httpx.Response:
+    def ask(self, text: str, path: str = "messages", **changes: Any) -> httpx.Response:
         messages = [{"role": "user", "content": text}]
         return httpx.post(
-            f"{self.url}/v1/messages",
+            f"{self.url}/v1/{path}",
             json=body(messages=messages, **changes),
             headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
             timeout=30,
@@ -128,6 +128,29 @@ def test_after_the_first_byte_a_loss_is_the_streams_error(pair: Pair) -> None:
     assert reply.status_code == 200
     assert "Hel" in reply.text and "event: error" in reply.text
     assert len(pair.first.requests) + len(pair.second.requests) == 1
+
+
+@pytest.mark.parametrize("dialect", ["messages", "chat/completions"])
+def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair, dialect: str) -> None:
+    """What the first engine had begun to say is neither in the answer nor on the bill."""
+    pair.first.script = lambda _request, _usage: [TextDelta("Half"), b""]
+    reply = pair.ask_until(pair.first, "half", path=dialect)
+    assert reply.status_code == 200
+    assert "Hello there" in reply.text and "Half" not in reply.text
+    request = pair.first.requests[-1].request_id
+    assert pair.second.requests[-1].request_id == f"{request}.2"
+    row = pair.turn(request)
+    assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+    eventually(lambda: request in pair.first.acked and f"{request}.2" in pair.second.acked)
+    assert not [turn for turn in pair.admin.get("turns") if turn["outcome"] != "stop"]
+
+
+def test_an_engine_that_fails_by_its_own_doing_passes_its_turn_on(pair: Pair) -> None:
+    pair.first.refusal = ErrorReply("internal", "no")
+    reply = pair.ask_until(pair.first, "fails")
+    assert reply.status_code == 200
+    assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
+    assert pair.metric('holdfast_gateway_retries_total{reason="failed"}') == 1
 
 
 def test_the_breaker_opens_lets_a_probe_through_and_closes(pair: Pair) -> None:
