@@ -32,6 +32,7 @@ from gateway.dispatch import Dispatcher
 from gateway.engines import Engine, make_http
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -120,6 +121,14 @@ async def _start(
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, clock)
     accounts = Accounts(prices, metrics, admission.settle)
+    gate = Gate(
+        fleet.engines,
+        metrics,
+        clock.monotonic,
+        admission,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
+    )
     reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
@@ -133,6 +142,7 @@ async def _start(
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
+        gate=gate,
         router=router,
         journal=journal,
         reconciler=reconciler,

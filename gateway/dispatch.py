@@ -8,7 +8,8 @@ then on a failure is the stream's error. An answer in one piece goes out when it
 then it begins anew elsewhere.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started
@@ -25,6 +26,7 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.logs import get_logger
@@ -36,6 +38,7 @@ MAX_ATTEMPTS = 3
 """Engines that one turn is sent to: what kills one must not go through all of them."""
 RETRY_SECONDS = 300.0
 """From the turn's arrival; later than that its failure is the answer."""
+_PAUSE_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Dispatch:
     """One turn's way to its engine; `record` says where it is and as which attempt.
 
     `may_run`: the engine has the request, or may have it. `has_started`: this attempt's first frame
-    has come. `failure` is why the last attempt ended.
+    has come. `failure` is why the last attempt ended. `tried` are URLs it is not sent to again.
     """
 
     ask: Ask
@@ -69,6 +72,7 @@ class Dispatch:
 @dataclass(slots=True, kw_only=True)
 class Dispatcher:
     fleet: Fleet
+    gate: Gate
     router: Router
     journal: Journal
     reconciler: Reconciler
@@ -126,9 +130,6 @@ class Dispatcher:
 
     def leave(self, dispatch: Dispatch) -> None:
         """The turn is over, whatever way; awaits nothing, and does nothing the second time."""
-        if dispatch.generation is not None:
-            self.background.spawn(dispatch.generation.aclose(), "close generation")
-            dispatch.generation = None
         if dispatch.choice is None:
             return
         engine, request_id = dispatch.engine, dispatch.record.request_id
@@ -136,16 +137,15 @@ class Dispatcher:
         engine.breaker.left(request_id)
         if not dispatch.has_started:
             engine.holdings.disappoint(dispatch.choice.ends)
+        if dispatch.generation is not None:
+            self.background.spawn(dispatch.generation.aclose(), "close generation")
+            dispatch.generation = None
+            self.gate.moved(engine)
 
     async def _assign(self, dispatch: Dispatch) -> None:
         """Choose the engine of the next attempt; from then on it counts as that one's load."""
+        choice = await self._choose(dispatch)
         now = self.clock.monotonic()
-        try:
-            choice = self.router.choose(dispatch.ask, self.fleet.ready, now, dispatch.tried)
-        except GatewayError:
-            if dispatch.failure is not None:
-                raise dispatch.failure from None
-            raise
         engine, record, description = choice.engine, dispatch.record, choice.engine.description
         assert description is not None
         if dispatch.choice is not None:
@@ -166,6 +166,32 @@ class Dispatcher:
             # On disk first: after a kill the counts of this attempt are the turn's.
             await self.journal.rewrite(record)
 
+    async def _choose(self, dispatch: Dispatch) -> Choice[Engine]:
+        """The best engine; another where that is crowded. While all that could take the turn say
+        they are full it waits, in front of its workspace's others."""
+        while True:
+            refusing = self.gate.refusing
+            busy = [*refusing, *self.gate.crowded]
+            for avoided in (busy, refusing) if busy else (busy,):
+                try:
+                    return self._cheapest(dispatch, avoided)
+                except GatewayError as error:
+                    failure = dispatch.failure or error
+            if not refusing:
+                raise failure
+            try:
+                self._cheapest(dispatch, ())
+            except GatewayError as error:
+                raise dispatch.failure or error from None
+            await asyncio.sleep(_PAUSE_SECONDS)
+            with await self.gate.enter(dispatch.ask, is_first=True):
+                pass
+
+    def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Choice[Engine]:
+        now, tried = self.clock.monotonic(), dispatch.tried
+        out = [*tried, *avoided] if avoided else tried
+        return self.router.choose(dispatch.ask, self.fleet.ready, now, out)
+
     def _started(self, dispatch: Dispatch, started: Started) -> None:
         choice, record = dispatch.choice, dispatch.record
         assert choice is not None
@@ -174,6 +200,7 @@ class Dispatcher:
         dispatch.has_started = True
         engine.breaker.answered()
         engine.load.started(record.request_id, usage.computed_tokens, now)
+        self.gate.moved(engine)
         engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.prefixes[-1].num_bytes
@@ -202,6 +229,10 @@ class Dispatcher:
             raise error
         self.leave(dispatch)
         dispatch.failure = error
+        if type(error) is Overloaded:
+            # It is asked again when it may have room: this is nothing that it broke by.
+            dispatch.tried.remove(engine.url)
+            self.gate.closed(engine)
         get_logger("dispatch").info(
             "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
         )

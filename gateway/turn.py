@@ -1,9 +1,9 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`run` is the whole of it, in the order of the design: admit, open, send (`dispatch.py`: route and
-generate, at another engine if need be), close. Whatever way a turn ends, its record is closed: on
-the last frame before that frame is passed on; otherwise by the reconciler, with the engine's own
-counts.
+`run` is the whole of it, in the order of the design: admit, wait until an engine has room
+(`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
+Whatever way a turn ends, its record is closed: on the last frame before that frame is passed on;
+otherwise by the reconciler, with the engine's own counts.
 """
 
 import asyncio
@@ -89,7 +89,8 @@ class TurnService:
         """
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
         with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
-            turn = await self._open(ask, turn_id)
+            with await self.dispatcher.gate.enter(ask):
+                turn = await self._open(ask, turn_id)
             place.is_open = True
             try:
                 turn.comparison = self.diagnostics.begin(ask)

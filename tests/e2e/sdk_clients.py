@@ -17,7 +17,7 @@ from openai.types import CompletionUsage
 from tests.e2e.stack import API_KEY
 
 NUM_PREFIXES = 12
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 600.0
 PAUSE_SECONDS = 0.1
 
 

@@ -70,6 +70,7 @@ class ScriptedEngine:
     refusal: ErrorReply | None = None
     epoch: str = "epoch-1"
     model: str = "scripted"
+    max_running: int = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -118,6 +119,7 @@ class ScriptedEngine:
                 granularity=1,
                 min_cache_tokens=16,
                 capabilities=list(self.capabilities),
+                max_running=self.max_running,
             ),
         )
 

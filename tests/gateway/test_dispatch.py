@@ -1,6 +1,7 @@
 """Turns that go on at another engine before their first byte, over real sockets."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,18 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(url, first, second, first_url)
 
 
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Pair]:
+    """No turn may wait."""
+    first, second = ScriptedEngine(), ScriptedEngine()
+    with (
+        serve(first) as first_url,
+        serve(second) as second_url,
+        serve_gateway(tmp_path, first_url, second_url, queue_seconds=0.0) as url,
+    ):
+        yield Pair(url, first, second, first_url)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(
     pair: Pair, stream: bool
@@ -107,12 +120,41 @@ def test_an_engine_that_is_full_passes_its_turn_on(pair: Pair, code: Any) -> Non
     assert pair.engine("engine-0")["routing"]["recent_tokens"] == 0
 
 
-def test_when_all_are_full_the_client_hears_so_and_each_was_asked_once(pair: Pair) -> None:
+@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+def test_when_all_are_full_and_none_may_wait_each_was_asked_once(
+    impatient: Pair, path: str, status: int
+) -> None:
+    pair = impatient
     pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
-    reply = pair.ask("p")
-    assert reply.status_code == 529
+    reply = pair.ask("p", path=path)
+    assert reply.status_code == status
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
     assert len(pair.first.refused) == len(pair.second.refused) == 1
+    assert pair.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') == 1
     assert {engine["routing"]["running"] for engine in pair.admin.get("engines")} == {0}
+
+
+def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -> None:
+    pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(pair.ask, "p")
+        eventually(lambda: pair.metric("holdfast_gateway_waiting_turns") == 1)
+        pair.second.refusal = None
+        assert asked.result(30).status_code == 200
+    assert pair.metric("holdfast_gateway_waiting_turns") == 0
+    assert pair.metric("holdfast_gateway_waited_seconds_count") >= 1
+    assert pair.engine("engine-1")["breaker"] == "closed"
+
+
+@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+def test_when_all_engines_are_away_the_client_hears_at_once_when_to_come_again(
+    pair: Pair, path: str, status: int
+) -> None:
+    pair.first.is_ready = pair.second.is_ready = False
+    eventually(lambda: {e["status"] for e in pair.admin.get("engines")} == {"starting"})
+    reply = pair.ask("p", path=path)
+    assert reply.status_code == status and reply.headers["retry-after"] == "5"
+    assert "no engine is ready" in reply.json()["error"]["message"]
 
 
 def test_what_the_prompt_is_to_blame_for_is_not_tried_elsewhere(pair: Pair) -> None:
