@@ -159,6 +159,7 @@ class Dispatcher:
         dispatch.tried.append(engine.url)
         record.engine, record.engine_model = engine.name, description.model
         engine.load.assign(record.request_id, choice.to_prefill, now)
+        self.gate.assigned(choice.to_prefill, choice.tokens)
         engine.breaker.sent(record.request_id, now)
         engine.holdings.touch(choice.ends)
         engine.holdings.expect(choice.ends, now)

@@ -12,6 +12,7 @@ All of it is of this gateway alone: an engine behind n gateways may get n times 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +27,7 @@ from gateway.metrics import Metrics
 _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
+_LEARNING = 0.1
 _PACE_SECONDS = 10.0
 _MAX_RETRY_SECONDS = 60
 _STILL = 0.05
@@ -33,10 +35,13 @@ _STILL = 0.05
 
 class Passing:
     """A turn that may go to an engine and is no engine's load yet; left when it is, or never will
-    be."""
+    be. `tokens` it will probably have computed."""
 
-    def __init__(self, gate: "Gate") -> None:
+    def __init__(self, gate: "Gate", tokens: float) -> None:
         self._gate = gate
+        self._tokens = tokens
+        gate.num_passing += 1
+        gate.passing_tokens += tokens
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +52,10 @@ class Passing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._gate.num_passing -= 1
+        gate = self._gate
+        gate.num_passing -= 1
+        # Nothing is left of rounding.
+        gate.passing_tokens = gate.passing_tokens - self._tokens if gate.num_passing else 0.0
 
 
 class Gate:
@@ -62,13 +70,15 @@ class Gate:
         queue_tokens: int,
     ) -> None:
         self.num_passing = 0
+        self.passing_tokens = 0.0
+        self._computed_share = 1.0
         self._engines = engines
         self._metrics = metrics
         self._monotonic = monotonic
         self._admission = admission
         self._wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
-        self._queue: FairQueue[asyncio.Future[Passing]] = FairQueue()
+        self._queue: FairQueue[_Place] = FairQueue()
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
@@ -81,13 +91,19 @@ class Gate:
         is full, or its time is over.
         """
         if not is_first and not self._queue and self._has_room(ask.model.engine_model):
-            return self._pass()
+            return self._pass(ask.prompt_tokens)
         return await self._wait(ask, is_first)
 
     def changed(self) -> None:
         """A turn has begun to answer or is over: there may be room for another."""
         if self._queue:
             self._admit()
+
+    def assigned(self, to_prefill: int, tokens: int) -> None:
+        """A turn is an engine's load now, which has to compute so many of its tokens."""
+        share = min(to_prefill / tokens, 1.0) if tokens else 1.0
+        self._computed_share += _LEARNING * (share - self._computed_share)
+        self.changed()
 
     def closed(self, engine: Engine) -> None:
         """It refused a turn because it is full."""
@@ -126,15 +142,18 @@ class Gate:
             raise self._refusal("deadline")
         future: asyncio.Future[Passing] = asyncio.get_running_loop().create_future()
         waiting = Waiting(
-            ask.principal.workspace, ask.model.engine_model, ask.estimated_tokens, future
+            ask.principal.workspace,
+            ask.model.engine_model,
+            ask.estimated_tokens,
+            _Place(future, ask.prompt_tokens),
         )
         try:
             victims = self._queue.push(waiting, is_first=is_first)
         except QueueFull as full:
             raise self._refusal(full.reason) from None
         for victim in victims:
-            if not victim.item.done():
-                victim.item.set_exception(self._refusal("made_way"))
+            if not victim.item.future.done():
+                victim.item.future.set_exception(self._refusal("made_way"))
         self._admit()
         has_entered = False
         try:
@@ -154,9 +173,10 @@ class Gate:
     def _admit(self) -> None:
         """Let in whom there is room for; look again soon, since engines come back by themselves."""
         while (waiting := self._queue.pop(self._has_room)) is not None:
-            if not waiting.item.done():
+            place = waiting.item
+            if not place.future.done():
                 self._pace.count(self._monotonic())
-                waiting.item.set_result(self._pass())
+                place.future.set_result(self._pass(place.prompt_tokens))
         if self._queue and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_TICK_SECONDS, self._tick)
@@ -165,16 +185,16 @@ class Gate:
         self._timer = None
         self._admit()
 
-    def _pass(self) -> Passing:
-        self.num_passing += 1
-        return Passing(self)
+    def _pass(self, prompt_tokens: int) -> Passing:
+        return Passing(self, prompt_tokens * self._computed_share)
 
     def _has_room(self, model: str | None) -> bool:
         """Whether an engine that serves it has room. Also where none serves it at all, so that
         routing says so at once."""
         if self._admission.in_flight - len(self._queue) > MAX_IN_FLIGHT:
             return False
-        now, num_places, is_any = self._monotonic(), -self.num_passing, False
+        now, is_any = self._monotonic(), False
+        num_places, num_idle, tokens = -self.num_passing, -self.num_passing, -self.passing_tokens
         for engine in self._engines:
             description = engine.description
             if description is None or not engine.is_ready or engine.is_draining:
@@ -184,28 +204,37 @@ class Gate:
             if not engine.breaker.allows(now):
                 continue
             is_any = True
-            num_places += self._places(engine, description.max_running, now)
-            if num_places > 0:
+            load, places = engine.load, self._places(engine, description.max_running, now)
+            if places <= 0:
+                continue
+            num_places += places
+            tokens += max(self._queue_tokens - load.num_waiting_tokens, 0)
+            num_idle += max(_MIN_NOT_BEGUN - (load.num_running - load.num_decoding), 0)
+            if num_places > 0 and (tokens > 0 or num_idle > 0):
                 return True
         return not is_any
 
     def _places(self, engine: Engine, max_running: int, now: float) -> int:
-        """How many more turns it should get."""
-        load = engine.load
+        """How many more turns it may get, whatever they have it compute."""
         if self._closed.get(engine.url, now) > now:
-            return 0
-        num_not_begun = load.num_running - load.num_decoding
-        if num_not_begun >= _MIN_NOT_BEGUN and load.num_waiting_tokens >= self._queue_tokens:
             return 0
         if not max_running:
             return MAX_IN_FLIGHT
         # A few wait there, so that it never waits for us.
-        return max(0, max_running + max(2, max_running // 16) - load.num_running)
+        return max_running + max(2, max_running // 16) - engine.load.num_running
 
     def _refusal(self, reason: str) -> Overloaded:
         self._metrics.refused.labels(reason).inc()
         seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Who waits in the queue."""
+
+    future: asyncio.Future[Passing]
+    prompt_tokens: int
 
 
 class Pace:

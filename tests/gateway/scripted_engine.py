@@ -71,6 +71,7 @@ class ScriptedEngine:
     epoch: str = "epoch-1"
     model: str = "scripted"
     max_running: int = 0
+    holds: bool = False
     requests: list[GenerateRequest] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -146,6 +147,9 @@ class ScriptedEngine:
                 await _pause(self.heartbeat_seconds, stop)
                 await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             await _pause(self.wait_seconds, stop)
+            while self.holds and not stop.is_set():
+                await _pause(0.1, stop)
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             if self.breaks_early:
                 raise ConnectionResetError
             started = Started(
