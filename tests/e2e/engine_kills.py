@@ -128,8 +128,12 @@ async def _kill_over_and_over(
         # Each round must be in the midst of answers, so wait for new ones first.
         await _until(lambda begun=begun: len(asking.told) >= begun + clients)
         await asyncio.sleep(rng.uniform(0, 1))
-        engine = rng.randrange(NUM_ENGINES)
-        report.interrupted.append((await _engine(gateway, engine))["routing"]["running"])
+        running_at = {
+            number: (await _engine(gateway, number))["routing"]["running"]
+            for number in range(NUM_ENGINES)
+        }
+        engine = rng.choice([number for number, count in running_at.items() if count] or [0])
+        report.interrupted.append(running_at[engine])
         lives_on = number in hanging and rng.random() < 0.5
         if number in hanging:
             fleet.processes[engine].send_signal(signal.SIGSTOP)
