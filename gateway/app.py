@@ -121,14 +121,6 @@ async def _start(
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, clock)
     accounts = Accounts(prices, metrics, admission.settle)
-    gate = Gate(
-        fleet.engines,
-        metrics,
-        clock.monotonic,
-        admission,
-        wait_seconds=settings.queue_seconds,
-        queue_tokens=settings.engine_queue_tokens,
-    )
     reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
@@ -142,7 +134,7 @@ async def _start(
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
-        gate=gate,
+        gate=_gate(settings, fleet, metrics, admission, clock),
         router=router,
         journal=journal,
         reconciler=reconciler,
@@ -182,6 +174,19 @@ def _turn_service(
         diagnostics=Diagnostics(queries.fingerprint, background),
         residency=Residency(dispatcher.fleet.epoch_of),
         clock=dispatcher.clock,
+    )
+
+
+def _gate(
+    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admission, clock: Clock
+) -> Gate:
+    return Gate(
+        fleet.engines,
+        metrics,
+        clock.monotonic,
+        admission,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
     )
 
 

@@ -107,6 +107,7 @@ class Gate:
 
     def closed(self, engine: Engine) -> None:
         """It refused a turn because it is full."""
+        self._closed = {url: self._closed[url] for url in self.refusing}
         self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
 
     def moved(self, engine: Engine) -> None:
@@ -120,8 +121,7 @@ class Gate:
         if not self._closed:
             return []
         now = self._monotonic()
-        self._closed = {url: until for url, until in self._closed.items() if until > now}
-        return list(self._closed)
+        return [url for url, until in self._closed.items() if until > now]
 
     @property
     def crowded(self) -> list[str]:
