@@ -220,8 +220,8 @@ class Gate:
             return 0
         if not max_running:
             return MAX_IN_FLIGHT
-        # A few wait there, so that it never waits for us.
-        return max_running + max(2, max_running // 16) - engine.load.num_running
+        # A few wait there, so that it does not wait for us.
+        return max_running + max(1, max_running // 16) - engine.load.num_running
 
     def _refusal(self, reason: str) -> Overloaded:
         self._metrics.refused.labels(reason).inc()

@@ -16,7 +16,7 @@ NUM_SINGLE = 6
 MAX_RUNNING = 4
 NUM_ENGINES = 2
 # What two engines run, and what they have waiting beside.
-NUM_AT_ENGINES = NUM_ENGINES * (MAX_RUNNING + 2)
+NUM_AT_ENGINES = NUM_ENGINES * (MAX_RUNNING + 1)
 SETTINGS = {
     "ENGINE_MIN_CACHE_TOKENS": "16",
     "ENGINE_MAX_RUNNING": str(MAX_RUNNING),

@@ -16,8 +16,8 @@ from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
 
-# One that computes one turn at a time gets two more: it never waits for the gateway.
-NUM_PLACES = 3
+# One that computes one turn at a time gets one more: it does not wait for the gateway.
+NUM_PLACES = 2
 
 
 @dataclass
