@@ -1,7 +1,8 @@
 """Where turns wait while the engines are full: the gateway's own queue, in fair order.
 
-An engine takes turns in the order of their arrival, whoever sends them. So its own queue is kept
-short: it gets as many turns as it computes together and a few more, and no more prefill ahead than
+A turn that waits at an engine can't go to another that has room first, and engines like vLLM take
+turns in the order of their arrival, whoever sends them. So their own queues are kept short: each
+gets as many turns as it computes together and a few more, and no more prefill ahead than
 `queue_tokens`; what is beyond waits here. Where an engine is full all the same (others send there
 too, or it does not tell how many it takes) its refusal is believed until a turn of ours moves on
 there, or for a second.
