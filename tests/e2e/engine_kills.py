@@ -124,9 +124,9 @@ async def _kill_over_and_over(
     hanging = set(rng.sample(range(report.kills), report.hangs))
     running = asyncio.create_task(asking.run(clients))
     for number in range(report.kills):
-        begun = len(asking.told)
         # Each round must be in the midst of answers, so wait for new ones first.
-        await _until(lambda begun=begun: len(asking.told) >= begun + clients)
+        enough = len(asking.told) + clients
+        await _until(lambda enough=enough: len(asking.told) >= enough)  # type: ignore[misc]
         await asyncio.sleep(rng.uniform(0, 1))
         running_at = {
             number: (await _engine(gateway, number))["routing"]["running"]

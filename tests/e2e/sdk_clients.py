@@ -13,6 +13,7 @@ import anthropic
 import openai
 from anthropic.types import Usage
 from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletionStreamOptionsParam
 
 from tests.e2e.stack import API_KEY
 
@@ -135,7 +136,7 @@ class SdkClients:
 
     async def _chat_stream(self, client: openai.AsyncOpenAI) -> None:
         told = None
-        options = {"include_usage": True}
+        options: ChatCompletionStreamOptionsParam = {"include_usage": True}
         try:
             async with await client.chat.completions.create(
                 **self._chat_fields(), stream=True, stream_options=options
