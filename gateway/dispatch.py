@@ -230,10 +230,9 @@ class Dispatcher:
             raise error
         self.leave(dispatch)
         dispatch.failure = error
-        if type(error) is Overloaded:
+        if type(error) is Overloaded and self.gate.closed(engine):
             # It is asked again when it may have room: this is nothing that it broke by.
             dispatch.tried.remove(engine.url)
-            self.gate.closed(engine)
         get_logger("dispatch").info(
             "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
         )
