@@ -35,6 +35,7 @@ from gateway.engine_http import EngineHttp
 from gateway.engines import Engine
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -138,11 +139,11 @@ async def _start(
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
+        gate=_gate(settings, fleet, metrics, admission, clock),
         router=router,
         journal=journal,
         reconciler=reconciler,
         metrics=metrics,
-        background=background,
         clock=clock,
     )
     return Services(
@@ -177,6 +178,19 @@ def _turn_service(
         diagnostics=Diagnostics(queries.fingerprint, background),
         residency=Residency(dispatcher.fleet.epoch_of),
         clock=dispatcher.clock,
+    )
+
+
+def _gate(
+    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admission, clock: Clock
+) -> Gate:
+    return Gate(
+        fleet.engines,
+        metrics,
+        clock.monotonic,
+        admission,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
     )
 
 
