@@ -147,7 +147,7 @@ async def _start(
         clock=clock,
     )
     return Services(
-        turns=_turn_service(dispatcher, admission, accounts, queries),
+        turns=_turn_service(dispatcher, admission, accounts, queries, background),
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -164,9 +164,12 @@ async def _start(
 
 
 def _turn_service(
-    dispatcher: Dispatcher, admission: Admission, accounts: Accounts, queries: Queries
+    dispatcher: Dispatcher,
+    admission: Admission,
+    accounts: Accounts,
+    queries: Queries,
+    background: Background,
 ) -> TurnService:
-    background = dispatcher.background
     return TurnService(
         dispatcher=dispatcher,
         journal=dispatcher.journal,
