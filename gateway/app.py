@@ -12,6 +12,7 @@ from litestar.di import Provide
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
+from gateway.api.admin_about import AboutController
 from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
 from gateway.api.admin_report import ReportController
@@ -76,6 +77,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            AboutController,
             EnginesController,
             WorkspacesController,
             KeysController,

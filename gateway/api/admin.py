@@ -8,7 +8,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from engine.protocol import EntryInfo
-from gateway.api.auth import AdminAuth
+from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.api.definitions import DEFINITIONS
 from gateway.api.services import Services
 from gateway.diagnostics import divergence_of
 from gateway.errors import NotFound
@@ -20,27 +21,6 @@ from gateway.prefix.fingerprint import DivergenceKind
 # Another gateway's clock may be ahead of ours.
 _SKEW_MS = 86_400_000
 
-DEFINITIONS = {
-    "token_hit_rate": "cache_read / (input + cache_read + cache_write_5m + cache_write_1h) tokens",
-    "cacheable_hit_rate": "cache_read / (cache_read + cache_write_5m + cache_write_1h) tokens",
-    "request_hit_rate": "requests with a read / requests",
-    "saved_nano": "cost of the same tokens without a cache - cost, in nano-dollars, write premium"
-    " included; negative while writes have not been read",
-    "unpriced": "requests whose model has no price: they are in the tokens, not in the money",
-    "write_premium_nano": "tokens written x (write price - input price)",
-    "read_discount_nano": "tokens read x (input price - read price)",
-    "hosted": "the cost of the same tokens at a published price, for comparison; no cost of anybody"
-    " here",
-    "prefill_tokens_avoided": "cache_read tokens",
-    "prefill_seconds_avoided": "for each engine and model: cache_read tokens / (computed tokens /"
-    " prefill seconds of its turns whose prefill was timed); unknown where none was",
-    "gpu_hours_avoided": "prefill_seconds_avoided / 3600, an engine counted as one GPU",
-    "first_token_seconds": "percentiles of a histogram, each known to within 19 % of itself",
-    "better_ttl": "the cheaper of 5m: write_5m x turns that came over 5 minutes after the one"
-    " before + read x the others, and 1h: the same with an hour and write_1h",
-    "automatic_tokens": "reused from memory beyond the read, billed as input or write",
-}
-
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """None where there is nothing to divide by."""
@@ -51,6 +31,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """`journal_backlog` is of all workspaces, and None for a key that sees only its own."""
+
     now_ms: int
     seconds: int
     bucket_seconds: int
@@ -59,7 +41,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     saved_nano: int
     series: list[Bucket]
     miss_reasons: dict[str, int]
-    journal_backlog: int
+    journal_backlog: int | None
     definitions: dict[str, str]
 
 
@@ -89,15 +71,16 @@ class AdminController(Controller):
     path = "/admin/v1"
     middleware = (AdminAuth,)
 
-    @get("/overview")
+    @get("/overview", opt=OWN_WORKSPACE)
     async def overview(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
         now_ms = int(services.clock.wall().timestamp() * 1000)
         since_ms = now_ms - seconds * 1000
-        of = Range(since_ms=since_ms, until_ms=now_ms + 1)
+        of = Range(since_ms=since_ms, until_ms=now_ms + 1, workspace=request.user.workspace)
         totals = await services.queries.totals(of)
         series = await services.queries.series(of)
         return Overview(
@@ -109,8 +92,8 @@ class AdminController(Controller):
             saved_nano=totals.saved_nano,
             series=series.buckets,
             miss_reasons=(await services.queries.reasons(of)).misses,
-            journal_backlog=services.journal.backlog,
-            definitions=DEFINITIONS,
+            journal_backlog=services.journal.backlog if request.user.workspace is None else None,
+            definitions={name: each.formula for name, each in DEFINITIONS.items()},
         )
 
     @get("/turns")
@@ -123,17 +106,18 @@ class AdminController(Controller):
         of = Range(since_ms=0, until_ms=now_ms + _SKEW_MS)
         return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
 
-    @get("/turns/{turn_id:str}/divergence")
+    @get("/turns/{turn_id:str}/divergence", opt=OWN_WORKSPACE)
     async def divergence(
         self,
+        request: AdminRequest,
         turn_id: FromPath[str],
         services: NamedDependency[Services],
         earlier: Annotated[str, QueryParameter(name="from", min_length=1, max_length=64)],
     ) -> TurnDivergence:
         """Compare two turns of the ledger, whatever their clients asked for."""
-        found = divergence_of(
-            await _fingerprint(services, earlier), await _fingerprint(services, turn_id)
-        )
+        own = request.user.workspace
+        before = await _fingerprint(services, earlier, own)
+        found = divergence_of(before, await _fingerprint(services, turn_id, own))
         if found is None:
             return TurnDivergence(turn=turn_id, earlier=earlier)
         return TurnDivergence(
@@ -155,8 +139,8 @@ class AdminController(Controller):
         ]
 
 
-async def _fingerprint(services: Services, turn_id: str) -> bytes:
-    found = await services.queries.fingerprint(turn_id)
+async def _fingerprint(services: Services, turn_id: str, workspace: str | None) -> bytes:
+    found = await services.queries.fingerprint(turn_id, workspace)
     if found is None:
         raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
     return found

@@ -85,7 +85,7 @@ def admin() -> Iterator[FakeAdmin]:
         def do_GET(self) -> None:
             fake.asked.append(self.path)
             status = fake.status
-            if self.headers["authorization"] != f"Bearer {ADMIN_KEY}":
+            if self.headers["x-api-key"] != ADMIN_KEY:
                 status = 401
             body = json.dumps(fake.answers.get(urlsplit(self.path).path)).encode()
             self.send_response(status)

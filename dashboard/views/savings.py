@@ -1,0 +1,5 @@
+"""The page Savings."""
+
+from dashboard import parts
+
+parts.title("Savings", "What does caching save, and where does it cost?")
