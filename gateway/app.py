@@ -15,6 +15,8 @@ from gateway.api.admin import AdminController
 from gateway.api.admin_about import AboutController
 from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
+from gateway.api.admin_leases import LeasesController
+from gateway.api.admin_live import LiveController
 from gateway.api.admin_report import ReportController
 from gateway.api.admin_usage import UsageController
 from gateway.api.admin_workspaces import WorkspacesController
@@ -79,6 +81,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             AdminController,
             AboutController,
             EnginesController,
+            LiveController,
+            LeasesController,
             WorkspacesController,
             KeysController,
             UsageController,

@@ -63,6 +63,7 @@ class Entry:
     `ready_at`: when its writer's response began; `expires_at`: the first moment it is dead.
     `kept_until`: the same without the refreshes of requests that have not begun to answer, each
     of which is in `refreshed_until`.
+    `name` is the gateway's for just this prefix, where one was told.
     `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
     was taken so that something else could run.
     """
@@ -80,6 +81,7 @@ class Entry:
     is_broken: bool = False
     was_sacrificed: bool = False
     reads: int = 0
+    name: str | None = None
 
     @property
     def why_broken(self) -> MissReason:

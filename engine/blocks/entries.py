@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from engine.blocks.block import Block, Digest, Entry
 from engine.blocks.hashing import TOKEN_BYTES, PromptDigests
+from engine.blocks.lifetimes import LifetimeCounts
 from engine.blocks.pool import BlockPool
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
@@ -62,6 +63,7 @@ class Entries:
         self._tombstones: dict[Digest, MissReason] = {}
         self._ended: list[EndedLease] = []
         self._pushes = 0
+        self.lifetimes = LifetimeCounts()
         self.num_leases = 0
 
     def __len__(self) -> int:
@@ -79,7 +81,7 @@ class Entries:
         if entry is None or entry.tokens != tokens:
             return None
         if entry.is_broken:
-            self._remove(entry, entry.why_broken)
+            self._evict(entry, now)
             return None
         if not entry.ready_at <= now < entry.expires_at:
             return None
@@ -99,6 +101,7 @@ class Entries:
 
     def confirm(self, refresh: Refresh) -> None:
         """Whoever refreshed has begun to answer."""
+        self.lifetimes.used_again(max(refresh.until - refresh.entry.kept_until, 0.0))
         refresh.entry.refreshed_until.remove(refresh.until)
         self._extend(refresh.entry, refresh.until)
 
@@ -197,9 +200,10 @@ class Entries:
             broken += self._host.take_broken()
         for entry in broken:
             if self._by_key.get(entry.key) is entry:
-                self._remove(entry, entry.why_broken)
+                self._evict(entry, now)
         while (due := self.next_expiry()) is not None and due <= now:
             _, _, entry = heappop(self._expiries)
+            self.lifetimes.expired(due - entry.ready_at)
             self._remove(entry, "ttl_expired", "expired")
 
     def sacrifice(self) -> bool:
@@ -315,6 +319,12 @@ class Entries:
             if entry in block.dependents:
                 block.dependents.remove(entry)
                 block.home.requeue(block)
+
+    def _evict(self, entry: Entry, now: float) -> None:
+        """A best-effort entry whose content went for room."""
+        last_use = entry.expires_at - self.seconds(entry.ttl)
+        self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
+        self._remove(entry, entry.why_broken)
 
     def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         del self._by_key[entry.key]

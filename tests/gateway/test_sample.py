@@ -21,6 +21,7 @@ from sqlalchemy import func, select
 
 from gateway.cli import migrate
 from gateway.errors import InvalidRequest, SampleData
+from gateway.ledger import queries_samples
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.keys import Keys
 from gateway.ledger.models import ApiKeyRow, PrefixRow, TurnRow
@@ -143,6 +144,32 @@ def test_a_filled_database_has_the_products_own_sums(database: DatabaseSettings)
     ask(database, rebuild)
     assert ask(database, lambda ledger: rows(ledger, prefixes)) == before
     assert any(row.gaps_5m for row in before) and any(row.gaps_1h for row in before)
+
+
+def test_restarts_and_samples_are_found_among_all_turns(database: DatabaseSettings) -> None:
+    fill_sample(database, UNTIL, 4000, 1)
+    query = select(TurnRow.engine, TurnRow.epoch, TurnRow.opened_ms).order_by(TurnRow.opened_ms)
+    turns = ask(database, lambda ledger: rows(ledger, query.where(TurnRow.epoch.is_not(None))))
+    expected = set()
+    for name in {turn.engine for turn in turns}:
+        own = [turn for turn in turns if turn.engine == name]
+        expected |= {
+            (name, later.epoch, earlier.opened_ms, later.opened_ms)
+            for earlier, later in pairwise(own)
+            if earlier.epoch != later.epoch
+        }
+    names = [machine.name for machine in MACHINES]
+    of = Range(since_ms=turns[0].opened_ms, until_ms=turns[-1].opened_ms + 1)
+    found = ask(database, lambda ledger: queries_samples.epochs(ledger, of, names))
+    assert len(expected) == sum(len(machine.restarts) for machine in MACHINES)
+    assert {(each.engine, each.epoch, each.last_ms, each.first_ms) for each in found} == expected
+    lost = select(func.count()).where(TurnRow.miss_reason == "engine_restart")
+    ((count,),) = ask(database, lambda ledger: rows(ledger, lost))
+    assert sum(each.lost.requests for each in found) == count
+    sampled = ask(database, lambda ledger: queries_samples.samples(ledger, of, 400))
+    assert 200 < len(sampled) <= 400 and len({each.id for each in sampled}) == len(sampled)
+    days = {each.opened_ms // 86_400_000 for each in sampled}
+    assert len(days) > 25, "of the whole range, not of its end"
 
 
 def test_nothing_real_comes_into_a_database_of_samples(database: DatabaseSettings) -> None:
