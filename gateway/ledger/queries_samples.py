@@ -148,13 +148,14 @@ async def _changes(
         middle = (early.opened_ms + late.opened_ms) // 2 + 1
         left = await _turn(connection, engine, early.opened_ms, middle, is_last=True)
         right = await _turn(connection, engine, middle, late.opened_ms + 1, is_last=False)
-        if left is None or right is None or late.opened_ms - early.opened_ms <= 1:
+        if left is None or right is None:
             changes.append((early, late))
             continue
-        spans.append((right, late))
         if left.epoch != right.epoch:
-            spans.append((left, right))
-        spans.append((early, left))
+            # There is no turn between these two.
+            changes.append((left, right))
+        spans += [(early, left), (right, late)]
+    changes.sort(key=lambda change: change[1].opened_ms)
 
 
 async def _turn(
