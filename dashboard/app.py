@@ -3,6 +3,7 @@
 `python -m dashboard` serves it; see `server.py` for what stands before it.
 """
 
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -10,6 +11,8 @@ import streamlit as st
 from dashboard import filters, viewer
 from dashboard.access.sessions import Session
 from dashboard.catalogue import SECTIONS, entries
+
+STYLE = Path(__file__).parent / "style.css"
 
 
 def pages() -> dict[str, list[Any]]:
@@ -38,7 +41,10 @@ def draw_viewer(session: Session) -> None:
 
 
 def draw() -> None:
-    st.set_page_config(page_title="Holdfast", page_icon="⚓", layout="wide")
+    st.set_page_config(
+        page_title="Holdfast", page_icon="⚓", layout="wide", initial_sidebar_state=220
+    )
+    st.html(STYLE)
     session = viewer.session()
     if session is None:
         st.navigation([st.Page(_signed_out, title="Signed out")], position="hidden").run()

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -92,6 +93,11 @@ class AdminClient:
 
     def close(self) -> None:
         self._http.close()
+
+
+def segment(text: str) -> str:
+    """One segment of a path, whatever was typed."""
+    return quote(text, safe="").replace(".", "%2E") or "-"
 
 
 def decoded(reply: httpx.Response, path: str, shape: type[Reply]) -> Reply:

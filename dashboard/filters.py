@@ -44,7 +44,7 @@ def _draw_span() -> None:
             label,
             st.session_state[f"default_{key}"],
             key=key,
-            width=210,
+            width=190,
             bind="query-params",
             format="YYYY-MM-DD",
         )
@@ -61,7 +61,7 @@ def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
         options,
         format_func=lambda option: option or "All",
         key=name,
-        width=180,
+        width=150,
         disabled=name not in applies,
         bind="query-params",
     )

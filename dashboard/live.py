@@ -33,16 +33,20 @@ def show(
     read: Callable[[AdminClient, Selection], View],
     draw: Callable[[View, Selection], None],
     *,
+    controls: Callable[[], None] | None = None,
     refresh_seconds: int | None = None,
     skeleton_height: int = 460,
 ) -> None:
     """Draw a page's living part.
 
-    `read` asks the admin API and raises ClientError; `draw` gets what it returned. `name` is
-    unique among the pages. Refreshes as often as the range is worth it, or as told.
+    `read` asks the admin API and raises ClientError; `draw` gets what it returned. `controls`
+    draws widgets that are there whatever the answer. `name` is unique among the pages. Refreshes
+    as often as the range is worth it, or as told.
     """
 
     def refresh() -> None:
+        if controls is not None:
+            controls()
         status = st.container(key=f"status_{name}")
         body = st.container(key=f"body_{name}")
         chosen = filters.chosen()

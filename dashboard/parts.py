@@ -6,14 +6,13 @@ Text from outside (names of workspaces, engines, models) goes into tables, chart
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 import streamlit as st
 
-from dashboard import formats, viewer
+from dashboard import charts, formats, viewer
 from dashboard.answers.about import Definition
 
 # A spreadsheet takes a cell that begins like this for a formula.
@@ -74,9 +73,9 @@ def card(
     )
 
 
-def chart(drawn: alt.Chart | alt.LayerChart | alt.HConcatChart, key: str, alt_text: str) -> None:
+def chart(drawn: Any, key: str, alt_text: str) -> None:
     """`alt_text` is what a screen reader says: the finding, with its numbers."""
-    st.altair_chart(drawn, key=key, alt=alt_text)
+    st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
 def empty(text: str, icon: str = "🌊") -> None:
@@ -91,25 +90,27 @@ def table(
     alt_text: str,
     columns: Mapping[str, Any] | None = None,
     height: int | Literal["auto"] = "auto",
-    selects: bool = False,
-) -> int | None:
-    """A table, and below it its CSV. Return the number of the row that was clicked, if any."""
+    picked: Callable[[Mapping[str, Any]], None] | None = None,
+) -> None:
+    """A table, and below it its CSV. `picked` gets the row that is clicked, before the next run."""
 
-    frame = pd.DataFrame(list(rows))
-    options: dict[str, Any] = {"on_select": "rerun", "selection_mode": "single-row"}
-    found = st.dataframe(
-        frame,
+    def pick() -> None:
+        numbers = st.session_state[key]["selection"]["rows"]
+        if picked is not None and numbers and numbers[0] < len(rows):
+            picked(rows[numbers[0]])
+
+    options: dict[str, Any] = {"on_select": pick, "selection_mode": "single-row"}
+    st.dataframe(
+        pd.DataFrame(list(rows)),
         hide_index=True,
         key=key,
         height=height,
         placeholder=formats.NO_VALUE,
         column_config=dict(columns or {}),
         alt=alt_text,
-        **(options if selects else {}),
+        **(options if picked else {}),
     )
     download(rows, key)
-    picked = found["selection"]["rows"] if selects else []
-    return picked[0] if picked and picked[0] < len(rows) else None
 
 
 def download(rows: Sequence[Mapping[str, Any]], key: str) -> None:
@@ -138,3 +139,25 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def _plain(value: Any) -> Any:
     is_formula = isinstance(value, str) and value.startswith(_FORMULA)
     return f"'{value}" if is_formula else value
+
+
+def share_column() -> Any:
+    """A share from 0 to 1 as a bar and a percentage."""
+    return st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1)
+
+
+def turn_columns() -> dict[str, Any]:
+    """How a table of requests writes its columns."""
+    number = st.column_config.NumberColumn
+    return {
+        "Time (UTC)": st.column_config.DatetimeColumn(format="D MMM HH:mm:ss"),
+        "First token (s)": number(format="%.2f"),
+        "Duration (s)": number(format="%.2f"),
+        "Cost ($)": number(format="$%.6f"),
+        "Net saved ($)": number(format="$%.6f"),
+    }
+
+
+def money_column() -> Any:
+    """Dollars with the digits that tell small amounts from nothing."""
+    return st.column_config.NumberColumn(format="$%.4f")

@@ -13,6 +13,7 @@ from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
 from gateway.api.admin_about import AboutController
+from gateway.api.admin_divergence import DivergenceController
 from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
 from gateway.api.admin_leases import LeasesController
@@ -80,6 +81,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             HealthController,
             AdminController,
             AboutController,
+            DivergenceController,
             EnginesController,
             LiveController,
             LeasesController,

@@ -5,17 +5,14 @@ from typing import Annotated
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter
+from litestar.params import QueryParameter
 
 from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
 from gateway.api.definitions import DEFINITIONS
 from gateway.api.services import Services
-from gateway.diagnostics import divergence_of
-from gateway.errors import NotFound
 from gateway.ledger.queries import Bucket, Totals
 from gateway.ledger.queries_turns import Turn, TurnFilter, page
 from gateway.ledger.ranges import Range
-from gateway.prefix.fingerprint import DivergenceKind
 
 # Another gateway's clock may be ahead of ours.
 _SKEW_MS = 86_400_000
@@ -42,20 +39,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     miss_reasons: dict[str, int]
     journal_backlog: int | None
     definitions: dict[str, str]
-
-
-class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
-
-    `segment` counts the earlier prompt's tools, system and message blocks from 0;
-    `missed_tokens`, an estimate by bytes, are those of the earlier prompt from there on.
-    """
-
-    turn: str
-    earlier: str
-    kind: DivergenceKind | None = None
-    segment: int | None = None
-    missed_tokens: int | None = None
 
 
 class AdminController(Controller):
@@ -96,35 +79,6 @@ class AdminController(Controller):
         now_ms = int(services.clock.wall().timestamp() * 1000)
         of = Range(since_ms=0, until_ms=now_ms + _SKEW_MS)
         return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
-
-    @get("/turns/{turn_id:str}/divergence", opt=OWN_WORKSPACE)
-    async def divergence(
-        self,
-        request: AdminRequest,
-        turn_id: FromPath[str],
-        services: NamedDependency[Services],
-        earlier: Annotated[str, QueryParameter(name="from", min_length=1, max_length=64)],
-    ) -> TurnDivergence:
-        """Compare two turns of the ledger, whatever their clients asked for."""
-        own = request.user.workspace
-        before = await _fingerprint(services, earlier, own)
-        found = divergence_of(before, await _fingerprint(services, turn_id, own))
-        if found is None:
-            return TurnDivergence(turn=turn_id, earlier=earlier)
-        return TurnDivergence(
-            turn=turn_id,
-            earlier=earlier,
-            kind=found.kind,
-            segment=found.segment,
-            missed_tokens=found.missed_tokens,
-        )
-
-
-async def _fingerprint(services: Services, turn_id: str, workspace: str | None) -> bytes:
-    found = await services.queries.fingerprint(turn_id, workspace)
-    if found is None:
-        raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
-    return found
 
 
 def rates_of(totals: Totals) -> Rates:

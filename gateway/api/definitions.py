@@ -104,6 +104,23 @@ DEFINITIONS: dict[str, Definition] = {
         "reads",
         "the fewest reads of all marked tokens whose discount exceeds the premium of one write",
     ),
+    "first_difference": _of(
+        "First difference",
+        "section, block, chunk of 8,192 characters",
+        "the first place where the names of both prompts' prefixes differ",
+    ),
+    "shared_tokens": _of(
+        "Begin alike",
+        "tokens",
+        "of the earlier prompt, up to the last prefix that both have; estimated by bytes",
+    ),
+    "workspaces": _of("Workspaces", "workspaces", "those that are not archived"),
+    "active_workspaces": _of("With traffic", "workspaces", "those that had a turn in the range"),
+    "month_cost": _of(
+        "This month",
+        "dollars",
+        "cost of the turns since the first of the calendar month (UTC), those without a price 0",
+    ),
     "missed_tokens": _of(
         "Tokens behind the difference",
         "tokens",
