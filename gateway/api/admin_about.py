@@ -5,7 +5,8 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 
 from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
-from gateway.api.definitions import DEFINITIONS, Definition
+from gateway.api.definition import Definition
+from gateway.api.definitions import DEFINITIONS
 from gateway.api.services import Services
 from gateway.ledger.ranges import Range
 
