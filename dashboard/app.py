@@ -55,7 +55,7 @@ def draw() -> None:
         st.warning(
             "**Sample data.** Everything shown here was made up by the seed command;"
             " nothing of it was measured.",
-            icon="🧪",
+            icon=":material/science:",
         )
     named = {entry.title: entry for entry in entries()}
     filters.draw(session.about, named[page.title].filters)

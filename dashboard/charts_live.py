@@ -1,4 +1,4 @@
-"""The charts of what engines hold and how fast they answer. Pure: rows and colours in, chart out."""
+"""Charts of what engines hold and how fast they answer. Pure: rows and colours in, chart out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -62,7 +62,7 @@ class AdminClient:
         if kept is not None and time.monotonic() - kept[0] < KEPT_SECONDS:
             answer: Reply = kept[1]
             return answer
-        answer = decoded(self.send("GET", path, asked), path, shape)
+        answer = decoded(self.send("GET", path, asked), shape)
         with self._lock:
             self._kept[about] = time.monotonic(), answer
             self._kept.move_to_end(about)
@@ -81,7 +81,7 @@ class AdminClient:
         """POST or DELETE; what was kept of other answers is forgotten."""
         with self._lock:
             self._kept.clear()
-        return decoded(self.send(method, path, params, body), path, shape)
+        return decoded(self.send(method, path, params, body), shape)
 
     def send(
         self, method: str, path: str, params: Params | None = None, body: Any = None
@@ -97,7 +97,7 @@ class AdminClient:
             case 404:
                 raise NotThere("The gateway knows nothing of that.")
             case status if not 200 <= status < 300:
-                raise ClientError(f"The gateway answers {status} to {path}.")
+                raise ClientError(f"The gateway answers {status}.")
         return reply
 
     def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[str]:
@@ -140,8 +140,10 @@ class _Refusal(msgspec.Struct):
     error: _Problem
 
 
-def decoded(reply: httpx.Response, path: str, shape: type[Reply]) -> Reply:
+def decoded(reply: httpx.Response, shape: type[Reply]) -> Reply:
     try:
         return msgspec.json.decode(reply.content, type=shape)
     except msgspec.MsgspecError:
-        raise ClientError(f"The gateway's answer to {path} has another shape.") from None
+        raise ClientError(
+            "The gateway's answer has another shape: are both of one version?"
+        ) from None

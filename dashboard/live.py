@@ -92,6 +92,9 @@ def _draw_status(seen: Seen[View] | None, problem: str | None) -> None:
     if problem is None and seen is not None:
         st.caption(f"Updated {seen.at:%H:%M:%S} UTC")
     elif seen is not None:
-        st.warning(f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC.", icon="⚠️")
+        st.warning(
+            f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC.",
+            icon=":material/schedule:",
+        )
     else:
-        st.error(f"{problem} Trying again by itself.", icon="🔌")
+        st.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")

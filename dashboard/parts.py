@@ -78,7 +78,7 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
     st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
-def empty(text: str, icon: str = "🌊") -> None:
+def empty(text: str, icon: str = ":material/hourglass_empty:") -> None:
     """What stands where there is nothing to show yet, and how that changes."""
     st.info(text, icon=icon)
 
@@ -89,7 +89,7 @@ def table(
     *,
     alt_text: str,
     columns: Mapping[str, Any] | None = None,
-    height: int | Literal["auto"] = "auto",
+    height: int | Literal["auto", "content"] = "auto",
     picked: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """A table, and below it its CSV. `picked` gets the row that is clicked, before the next run."""
@@ -106,11 +106,18 @@ def table(
         key=key,
         height=height,
         placeholder=formats.NO_VALUE,
-        column_config=dict(columns or {}),
+        column_config={**_counts(rows), **(columns or {})},
         alt=alt_text,
         **(options if picked else {}),
     )
     download(rows, key)
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whole numbers in groups of thousands, as the reader's language writes them."""
+    written = st.column_config.NumberColumn(format="localized")
+    names = rows[0] if rows else ()
+    return {name: written for name in names if any(type(row[name]) is int for row in rows)}
 
 
 def download(rows: Sequence[Mapping[str, Any]], key: str) -> None:

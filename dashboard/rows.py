@@ -132,7 +132,7 @@ def prefix_table(prefixes: Sequence[Prefix]) -> list[Row]:
             "Workspace": each.workspace,
             "TTL": each.ttl,
             "Cheaper TTL": each.better_ttl,
-            "It would save ($)": _dollars(each.better_ttl_saves_nano),
+            "It would save ($)": _dollars(each.better_ttl_saves_nano or None),
             "Paid back": _verdict(each),
             "Net ($)": _dollars(each.saved_nano),
             "Requests": each.requests,
@@ -178,13 +178,13 @@ def group_table(groups: Sequence[Group], by: str, title: str) -> list[Row]:
             "Requests": each.totals.requests,
             "Failed": each.totals.errors,
             "Hit rate": each.rates.token_hit_rate,
+            "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
+            "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
             "Read (tokens)": each.totals.cache_read_tokens,
             "Written 5m (tokens)": each.totals.cache_write_5m_tokens,
             "Written 1h (tokens)": each.totals.cache_write_1h_tokens,
             "Uncached (tokens)": each.totals.input_tokens,
             "Output (tokens)": each.totals.output_tokens,
-            "Cost ($)": each.totals.cost_nano / NANO if each.totals.is_priced else None,
-            "Net saved ($)": each.saved_nano / NANO if each.totals.is_priced else None,
         }
         for each in groups
     ]

@@ -138,7 +138,7 @@ def draw_reasons(usage: Usage) -> None:
     parts.heading("Why prompts missed")
     found = rows.miss_reasons(usage.miss_reasons)
     if not found:
-        parts.empty("Nothing missed in this range.", "✅")
+        parts.empty("Nothing missed in this range.", ":material/check_circle:")
         return
     parts.table(
         found[:NUM_REASONS],
@@ -153,7 +153,7 @@ def draw_health(engines: list[Engine] | None) -> None:
         return
     parts.heading("Engines now")
     if not engines:
-        parts.empty("The gateway knows no engine.", "🧱")
+        parts.empty("The gateway knows no engine.", ":material/dns:")
         return
     parts.table(
         [

@@ -11,16 +11,9 @@ from dashboard.client import AdminClient, NotThere, segment
 from dashboard.selection import Selection
 
 PAGE = 200
+NUM_ABOUT = 11  # of the details: who and what; the rest are tokens, times and money
 ANY = ""
-OUTCOMES = [
-    ANY,
-    "error",
-    "end_turn",
-    "max_tokens",
-    "stop_sequence",
-    "tool_use",
-    "client_disconnect",
-]
+OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
 # As the query of the admin API says it.
 HITS = {ANY: None, "read something": "true", "read nothing": "false"}
 
@@ -86,7 +79,9 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 def draw(view: View, chosen: Selection) -> None:
     if view.is_missing:
-        parts.empty("There is no such request, or none that your key may see.", "🔎")
+        parts.empty(
+            "There is no such request, or none that your key may see.", ":material/search_off:"
+        )
     if view.turn is not None:
         draw_turn(view.turn)
     parts.heading("Requests, the newest first")
@@ -120,13 +115,21 @@ def draw_turn(turn: Turn) -> None:
             loss = turn.saved_nano is not None and turn.saved_nano < 0
             parts.card("saved_nano", formats.dollars(turn.saved_nano), is_loss=loss)
             parts.card("first_token_seconds", formats.seconds(turn.first_token_seconds))
-        parts.table(
-            [{"What": name, "Value": value} for name, value in rows.turn_details(turn)],
-            "turn_details",
-            alt_text="Everything that the ledger knows of this request.",
-            height=330,
+        details = [{"What": name, "Value": value} for name, value in rows.turn_details(turn)]
+        about, amounts = st.columns(2)
+        for column, key, found in (
+            (about, "about", details[:NUM_ABOUT]),
+            (amounts, "amounts", details[NUM_ABOUT:]),
+        ):
+            with column:
+                alt_text = "What the ledger knows of this request."
+                parts.table(found, f"turn_{key}", alt_text=alt_text, height="content")
+        st.page_link(
+            "views/why.py",
+            label="Why did this miss?",
+            icon=":material/arrow_forward:",
+            query_params={"request": turn.id},
         )
-        st.page_link("views/why.py", label="Why did this miss?", query_params={"request": turn.id})
 
 
 parts.title("Requests", "What happened to one request?")

@@ -43,7 +43,7 @@ def draw(view: View, chosen: Selection) -> None:
         st.warning(
             f"{totals.unpriced:,} of {totals.requests:,} requests have no price. Their tokens"
             " count, their money is unknown and in no sum.",
-            icon="🏷️",
+            icon=":material/sell:",
         )
     if totals.is_priced:
         draw_money(view)
@@ -108,7 +108,7 @@ def draw_money(view: View) -> None:
 def draw_prefixes(prefixes: list[Prefix]) -> None:
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     if not prefixes:
-        parts.empty("No marked prefix has come twice in this range.", "🔁")
+        parts.empty("No marked prefix has come twice in this range.", ":material/repeat:")
         return
     paid = sum(each.is_paid_back is True for each in prefixes)
     wrong = [each for each in prefixes if (each.better_ttl_saves_nano or 0) > 0]
@@ -141,7 +141,7 @@ def draw_comparisons(view: View) -> None:
     )
     parts.heading("The same traffic at published prices", "hosted")
     if not view.savings.hosted:
-        parts.empty("There are no published prices to compare with.", "🏷️")
+        parts.empty("There are no published prices to compare with.", ":material/sell:")
         return
     parts.table(
         rows.hosted_table(view.savings.hosted),

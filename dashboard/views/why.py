@@ -62,13 +62,15 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 def draw(view: View, chosen: Selection) -> None:
     if view.is_missing:
-        parts.empty("There is no such request, or none that your key may see.", "🔎")
+        parts.empty(
+            "There is no such request, or none that your key may see.", ":material/search_off:"
+        )
     if view.turn is not None:
         draw_verdict(view.turn, view.found)
         draw_pair(view)
     parts.heading("Requests that missed, the newest first")
     if not view.misses.turns:
-        parts.empty("Nothing missed in this range.", "✅")
+        parts.empty("Nothing missed in this range.", ":material/check_circle:")
         return
     if view.turn is None:
         st.caption("Click one to see where it stopped being the prompt before it.")

@@ -96,7 +96,7 @@ def draw_limits(view: View, shown: list[Workspace]) -> None:
 def draw_keys(view: View) -> None:
     parts.heading("Keys")
     if not view.keys:
-        parts.empty("There is no key in the ledger.", "🔑")
+        parts.empty("There is no key in the ledger.", ":material/key:")
         return
     parts.table(
         rows.key_table(view.keys, view.by_key),

@@ -49,7 +49,7 @@ LIVE_DEFINITIONS: dict[str, Definition] = {
     "entry_lifetimes": _of(
         "How long entries rest",
         "entries since the engine started",
-        "time from one use of an entry to the next; and time since its last use when it was evicted",
+        "time from one use of an entry to the next; time since its last use when it was evicted",
     ),
     "host_blocks": _of("Host tier", "blocks", "blocks of the host tier with content / all"),
     "sampled_first_token": _of(
