@@ -17,6 +17,11 @@ CELL_HEIGHT = 9
 STAGES = ("Available", "Captured", "Delivered")
 
 
+def _steps(first: float, decades: int) -> list[float]:
+    """Where a logarithmic axis has its lines: 1 and 3 of each decade."""
+    return [first * 10**decade * step for decade in range(decades) for step in (1, 3)]
+
+
 def block_map(rows: Rows, colours: Palette, blocks_per_cell: int) -> Any:
     """A square for each cell, read like a page; blocks keep their place."""
     lines = max(len(rows) // CELLS_A_ROW, 1)
@@ -139,13 +144,13 @@ def scatter(rows: Rows, colours: Palette) -> Any:
                 "prompt:Q",
                 title="Prompt length (tokens)",
                 scale=alt.Scale(type="log", nice=False, padding=12),
-                axis=alt.Axis(format="~s", tickCount=6, labelOverlap=True),
+                axis=alt.Axis(format="~s", values=_steps(100, 5)),
             ),
             y=alt.Y(
                 "seconds:Q",
                 title="Time to first token (seconds)",
                 scale=alt.Scale(type="log", padding=8),
-                axis=alt.Axis(format="~g", tickCount=5, labelOverlap=True),
+                axis=alt.Axis(format="~g", values=_steps(0.001, 6)),
             ),
             color=alt.Color("kind:N", scale=scale(colours), legend=legend()),
             tooltip=[
@@ -172,6 +177,7 @@ def lines_over_time(
 ) -> Any:
     """Lines by kind (colour) and percentile (dash)."""
     only = next(iter(colours.values()))
+    neutral = only if kind is None else "#7c8896"
     options: dict[str, Any] = {"type": "log"} if log else {"zero": True}
     return (
         alt.Chart(pd.DataFrame(rows))
@@ -182,7 +188,9 @@ def lines_over_time(
                 f"{field}:Q",
                 title=title,
                 scale=alt.Scale(**options),
-                axis=alt.Axis(format="~g", tickCount=5, labelOverlap=True),
+                axis=alt.Axis(format="~g", values=_steps(0.001, 6))
+                if log
+                else alt.Axis(format="~g", tickCount=5),
             ),
             color=alt.Color(f"{kind}:N", scale=scale(colours), legend=legend())
             if kind
@@ -190,7 +198,9 @@ def lines_over_time(
             strokeDash=alt.StrokeDash(
                 "percentile:N",
                 sort=["Median", "95 %"],
-                legend=alt.Legend(title=None, orient="top", symbolType="stroke"),
+                legend=alt.Legend(
+                    title=None, orient="top", symbolType="stroke", symbolStrokeColor=neutral
+                ),
             ),
             tooltip=[
                 alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),

@@ -30,7 +30,7 @@ def draw(view: View, chosen: Selection) -> None:
     parts.heading("Engines now")
     engines = [engine for engine in view.engines if chosen.engine in (None, engine.name)]
     if not any(engine.stats for engine in engines):
-        parts.empty("No engine is running.", "🧱")
+        parts.empty("No engine is running.", ":material/dns:")
     if engines:
         parts.table(
             rows_live.engines(engines),
@@ -38,11 +38,8 @@ def draw(view: View, chosen: Selection) -> None:
             alt_text=f"{sum(e.status == 'ready' for e in engines)} of {len(engines)} ready.",
             columns={"Pool in use": parts.share_column()},
         )
-    left, right = st.columns(2, gap="large")
-    with left:
-        draw_attribution(view.history.attribution)
-    with right:
-        draw_restarts(view.history.restarts, chosen)
+    draw_attribution(view.history.attribution)
+    draw_restarts(view.history.restarts, chosen)
 
 
 def draw_cards(view: View) -> None:
@@ -105,7 +102,7 @@ def draw_attribution(found: list[Attribution]) -> None:
 def draw_restarts(found: list[Restart], chosen: Selection) -> None:
     parts.heading("Restarts, and the cache they lost", "restart_lost")
     if not found:
-        parts.empty(f"No engine was restarted in {chosen.words}.", "✅")
+        parts.empty(f"No engine was restarted in {chosen.words}.", ":material/check_circle:")
         return
     number = st.column_config.NumberColumn(format="localized")
     parts.table(
@@ -123,7 +120,7 @@ def page() -> None:
     parts.title("Fleet", "Are the engines well, what did restarts cost, where are hits lost?")
     session = viewer.session()
     if session is not None and session.workspace is not None:
-        parts.empty("Engines serve all workspaces: this page needs an admin key.", "🔑")
+        parts.empty("Engines serve all workspaces: this page needs an admin key.", ":material/key:")
         return
     live.show("fleet", read, draw)
 

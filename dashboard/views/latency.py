@@ -11,6 +11,9 @@ from dashboard.client import AdminClient
 from dashboard.colours import HITS, PLAIN
 from dashboard.selection import Selection
 
+MIN_TURNS = 5
+"""Medians of fewer turns are not compared."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -66,7 +69,7 @@ def draw_cards(view: View) -> None:
             "first_token_seconds",
             f"{best[1]:.1f}×" if best else formats.NO_VALUE,
             label="Sooner when cached",
-            delta=f"median, prompts {best[0]}" if best else None,
+            delta=f"{best[0]} tokens" if best else None,
         )
         ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
         middle = ordered[len(ordered) // 2] if ordered else None
@@ -79,8 +82,12 @@ def draw_cards(view: View) -> None:
 
 def _best(latency: Latency) -> tuple[str, float] | None:
     """The longest prompts that came both ways: how many times sooner the cached ones answered."""
-    rows = [row for row in rows_live.latency_table(latency) if row["Times shorter"] is not None]
-    return (f"{rows[-1]['Prompt tokens']} tokens", rows[-1]["Times shorter"]) if rows else None
+    rows = [
+        row
+        for row in rows_live.latency_table(latency)
+        if row["Times shorter"] is not None and min(row["Hits"], row["Misses"]) >= MIN_TURNS
+    ]
+    return (rows[-1]["Prompt tokens"], rows[-1]["Times shorter"]) if rows else None
 
 
 def draw_scatter(view: View) -> None:

@@ -20,7 +20,8 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     answering = [engine for engine in engines if engine.stats is not None]
     if not answering:
         parts.empty(
-            "No engine is running. Memory is shown live; nothing of it is in the ledger.", "🧱"
+            "No engine is running. Memory is shown live; nothing of it is in the ledger.",
+            ":material/dns:",
         )
         return
     draw_cards(answering)
@@ -100,7 +101,7 @@ def draw_engine(engine: EngineMemory) -> None:
         parts.empty(
             "No map: this engine's blocks are another program's, which does not say where they"
             " are. The counts below are its own.",
-            "🗺️",
+            ":material/map:",
         )
     left, right = st.columns(2, gap="large")
     with left:
@@ -131,7 +132,9 @@ def page() -> None:
     parts.title("Memory", "What holds the engines' blocks, and what was lost for want of room?")
     session = viewer.session()
     if session is not None and session.workspace is not None:
-        parts.empty("Memory is shared by all workspaces: this page needs an admin key.", "🔑")
+        parts.empty(
+            "Memory is shared by all workspaces: this page needs an admin key.", ":material/key:"
+        )
         return
     live.show("memory", read, draw, refresh_seconds=REFRESH_SECONDS)
 

@@ -65,7 +65,7 @@ def draw_sending(client: AdminClient) -> None:
     with left:
         known = models(client)
         if not known:
-            parts.empty("No engine serves a model.", "🧱")
+            parts.empty("No engine serves a model.", ":material/dns:")
             return
         model = st.selectbox("Model", known, key="playground_model")
         prompt, longest = draw_prompt()
@@ -77,7 +77,10 @@ def draw_sending(client: AdminClient) -> None:
         elif _ANSWER in st.session_state:
             st.text(st.session_state[_ANSWER][1].text or formats.NO_VALUE)
         else:
-            parts.empty("Send it twice: the second time shows what the first one wrote.", "🎈")
+            parts.empty(
+                "Send it twice: the second time shows what the first one wrote.",
+                ":material/play_circle:",
+            )
         if _ANSWER in st.session_state:
             draw_usage(*st.session_state[_ANSWER])
 
@@ -97,7 +100,7 @@ def send(client: AdminClient, model: str, prompt: list[Part], longest: int) -> A
 
 def draw_usage(prompt: list[Part], answer: Answer) -> None:
     if answer.problem is not None:
-        st.error("The turn failed:", icon="🔌")
+        st.error("The turn failed:", icon=":material/power_off:")
         st.text(answer.problem)
     message = answer.message
     if message is None:
@@ -145,17 +148,21 @@ def page() -> None:
     if session is None:
         return
     if session.about.sample:
-        parts.empty("On sample data no turn is served: start a gateway on a real database.", "🧪")
+        parts.empty(
+            "On sample data no turn is served: start a gateway on a real database.",
+            ":material/science:",
+        )
         return
     if not session.about.may_send:
         parts.empty(
-            "This key can't send prompts. Sign in with a workspace's key of scope inference.", "🔑"
+            "This key can't send prompts. Sign in with a workspace's key of scope inference.",
+            ":material/key:",
         )
         return
     try:
         draw_sending(session.client)
     except ClientError as error:
-        st.error(str(error), icon="🔌")
+        st.error(str(error), icon=":material/power_off:")
 
 
 page()

@@ -59,7 +59,8 @@ def draw_leases(leases: list[Lease]) -> None:
     parts.heading("Held now", "leases")
     if not leases:
         parts.empty(
-            "Nothing is held: no engine is running, or no marked prompt came within its TTL.", "🔓"
+            "Nothing is held: no engine is running, or no marked prompt came within its TTL.",
+            ":material/lock_open:",
         )
         return
     number = st.column_config.NumberColumn
@@ -95,7 +96,7 @@ def _doom(row: rows.Row) -> None:
 def draw_drop(leases: list[Lease]) -> None:
     """What was picked, and the button that really ends it."""
     if (outcome := st.session_state.get(_OUTCOME)) is not None:
-        st.info(outcome, icon="🗑️")
+        st.info(outcome, icon=":material/delete:")
     doomed = st.session_state.get(_DOOMED)
     found = [e for e in leases if doomed and (e.entry.entry, e.engine) == doomed[:2]]
     if not found:

@@ -45,7 +45,6 @@ class Month:
     seed: int
     prices: PriceSheets | PriceBook
     _talks: dict[tuple[str, int], Talk] = field(default_factory=dict)
-    _last_engine: dict[str, str] = field(default_factory=dict)
 
     def records(self) -> Iterator[TurnRecord]:
         """In order of time."""
@@ -86,7 +85,6 @@ class Month:
             if record.first_token_seconds is not None:
                 record.available_tokens = max([own, *held.values()])
                 record.captured_tokens = own
-            self._last_engine[written.keys[app.num_tools]] = place.machine.name
             talk.answer(arrival, record.output_tokens)
         priced_as = PRICED_AS[app.model]
         if priced_as is not None:
@@ -96,16 +94,19 @@ class Month:
     def _route(
         self, arrival: Arrival, written: Written, engines: Engines, chance: random.Random
     ) -> EngineMemory | None:
-        """Mostly the engine that holds most of it, or had its system prompt last; None while none
-        is up."""
-        serves, ms = ENGINE_MODEL[arrival.app.model], arrival.ms
-        up = [e for e in engines.values() if e.machine.serves == serves and e.is_up(ms)]
+        """Mostly the engine that holds most of it; None while none is up."""
+        app, ms = arrival.app, arrival.ms
+        up = [
+            e
+            for e in engines.values()
+            if e.machine.serves == ENGINE_MODEL[app.model] and e.is_up(ms)
+        ]
         if not up:
             return None
         holder = max(up, key=lambda engine: engine.holds(written.keys, ms))
-        if not holder.holds(written.keys, ms):
-            last = self._last_engine.get(written.keys[arrival.app.num_tools])
-            holder = next((e for e in up if e.machine.name == last), chance.choice(up))
+        if arrival.turn == 0 or not holder.holds(written.keys, ms):
+            # Talks, or the prompts of what has none, are spread over the engines.
+            holder = up[(arrival.talk if app.talk_turns > 1 else arrival.prompt) % len(up)]
         return holder if chance.random() > _ELSEWHERE else chance.choice(up)
 
 
