@@ -120,7 +120,12 @@ def rests(rows: Rows, colours: Palette) -> Any:
         alt.Chart(pd.DataFrame(rows))
         .mark_bar(cornerRadius=2)
         .encode(
-            x=alt.X("time:N", title="Time", sort=times, axis=alt.Axis(labelAngle=0)),
+            x=alt.X(
+                "time:N",
+                title="Time, up to",
+                sort=times,
+                axis=alt.Axis(labelAngle=0, labelOverlap=False),
+            ),
             xOffset=alt.XOffset("what:N", sort=names),
             y=alt.Y("entries:Q", title="Entries", axis=alt.Axis(format="~s", tickMinStep=1)),
             color=alt.Color("what:N", scale=scale(pair), legend=legend(), sort=names),
@@ -248,15 +253,17 @@ def ribbon(rows: Rows, colours: Palette) -> Any:
             x=alt.X(
                 "start:Q",
                 title="Prompt (tokens)",
-                axis=alt.Axis(format=",", tickCount=6),
+                axis=alt.Axis(format=",d", tickCount=5),
                 scale=alt.Scale(nice=False),
             ),
             x2=alt.X2("end:Q"),
+            y=alt.value(0),
+            y2=alt.value(34),
             color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
             tooltip=[
                 alt.Tooltip("class:N", title="Class"),
                 alt.Tooltip("tokens:Q", title="Tokens", format=","),
             ],
         )
-        .properties(height=110)
+        .properties(height=34)
     )

@@ -73,7 +73,7 @@ def clock(seconds: float) -> str:
 
 def cells(memory: Memory) -> list[Row]:
     """The map: each cell with what holds most of it, in rows from the top left."""
-    rows = []
+    rows: list[Row] = []
     for number, cell in enumerate(memory.cells):
         first = number * memory.blocks_per_cell
         rows.append(
@@ -160,8 +160,7 @@ def rests(lifetimes: Lifetimes) -> list[Row]:
 
 
 def _bars(name: str, found: Histogram) -> list[Row]:
-    last = found.edges_seconds[-1]
-    labels = [f"≤ {_short(edge)}" for edge in found.edges_seconds] + [f"> {_short(last)}"]
+    labels = [*(_short(edge) for edge in found.edges_seconds), "more"]
     return [
         {"what": name, "time": label, "order": order, "entries": count}
         for order, (label, count) in enumerate(zip(labels, found.counts, strict=True))
@@ -218,7 +217,7 @@ def overhead(found: LatencySamples) -> list[Row]:
 def latency_table(latency: Latency) -> list[Row]:
     """Hits and misses of one prompt length side by side."""
     lengths = sorted({cell.above_tokens for cell in latency.cells})
-    rows = []
+    rows: list[Row] = []
     for above in lengths:
         cells_of = [cell for cell in latency.cells if cell.above_tokens == above]
         hit = next((cell.seconds for cell in cells_of if cell.is_hit), None)

@@ -51,7 +51,7 @@ def draw_cards(engines: list[EngineMemory]) -> None:
         sum(stats.host_blocks for stats in found),
         sum(stats.host_blocks_used for stats in found),
     )
-    with st.grid(6, min_column_width=160, row_height=132):
+    with st.grid(3, min_column_width=190, row_height=132):
         parts.card("pool_in_use", formats.percent((leased + active) / total))
         parts.card("pool_leased", formats.percent(leased / total))
         parts.card("unused_tokens", formats.percent(_unused(engines)))
