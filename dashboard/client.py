@@ -91,6 +91,8 @@ class AdminClient:
             reply = self._http.request(method, path, params=params, json=body)
         except httpx.HTTPError as error:
             raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+        except RuntimeError:
+            raise ClientError("The session has ended.") from None  # its client is closed
         match reply.status_code:
             case 401 | 403:
                 raise KeyRefused("The gateway refuses this key: sign in again with another one.")

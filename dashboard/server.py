@@ -1,5 +1,7 @@
 """The dashboard as an ASGI application: the gate, the sign-in page, and behind them Streamlit."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ def create_app(settings: Settings) -> App:
     login = Login(sessions(), settings.gateway_url, settings.session_hours * 3600)
     return App(
         SCRIPT,
+        lifespan=_closing,
         routes=[*login.routes, *index.routes(first, others)],
         middleware=[
             # Against DNS rebinding, for requests and websockets alike.
@@ -29,6 +32,12 @@ def create_app(settings: Settings) -> App:
             Middleware(Gate, sessions=sessions()),
         ],
     )
+
+
+@asynccontextmanager
+async def _closing(_: App) -> AsyncGenerator[None]:
+    yield
+    sessions().close_all()
 
 
 def streamlit_config(settings: Settings) -> dict[str, Any]:

@@ -61,9 +61,11 @@ class Login:
         try:
             about = await to_thread.run_sync(client.get, "/admin/v1/about", About)
         except KeyRefused:
+            client.close()
             self._attempts.failed(address)
             return page(401, "The gateway does not know this key.", target)
         except ClientError as error:
+            client.close()
             return page(503, str(error), target)
         answer = RedirectResponse(target, 303, {"cache-control": "no-store"})
         answer.set_cookie(

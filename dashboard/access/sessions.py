@@ -54,7 +54,9 @@ class Sessions:
             own = next((each for each in known if each.is_same(client)), client)
             self._sessions[token] = Session(own, about, self._clock() + self._seconds)
             while len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+                self._drop(next(iter(self._sessions)))
+        if own is not client:
+            client.close()
         return self._signer.sign(token).decode()
 
     def find(self, cookie: str) -> Session | None:
@@ -63,14 +65,25 @@ class Sessions:
         with self._lock:
             found = self._sessions.get(token) if token else None
             if found is not None and found.ends <= self._clock():
-                del self._sessions[token or ""]
+                self._drop(token)
                 return None
             return found
 
     def close(self, cookie: str) -> None:
         token = self._token(cookie)
         with self._lock:
-            self._sessions.pop(token or "", None)
+            self._drop(token)
+
+    def close_all(self) -> None:
+        with self._lock:
+            for token in list(self._sessions):
+                self._drop(token)
+
+    def _drop(self, token: str | None) -> None:
+        """Forget a session, and its client with the last one that uses it. Under the lock."""
+        found = self._sessions.pop(token or "", None)
+        if found and all(each.client is not found.client for each in self._sessions.values()):
+            found.client.close()
 
     def _token(self, cookie: str) -> str | None:
         try:

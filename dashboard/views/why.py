@@ -12,6 +12,7 @@ from dashboard.client import AdminClient, NotThere, segment
 from dashboard.selection import Selection
 
 NUM_MISSES = 100
+CHUNK_CHARACTERS = 8192  # the gateway names prefixes that far apart within a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,27 @@ def draw_verdict(turn: Turn, found: Divergence | None) -> None:
         st.markdown(f"**Beside the earlier request:** `{kind}`. {compared.means}")
         if found.kind is not None and found.kind != turn.miss_reason:
             st.markdown(f"**What to change:** {compared.change}")
-        with st.grid(4, min_column_width=170, row_height=112):
-            parts.card("first_difference", place(found))
-            shared, whole = found.shared_tokens, found.earlier_tokens
-            parts.card("shared_tokens", "–" if shared is None else f"{shared:,} of {whole or 0:,}")
-            missed = found.missed_tokens
-            parts.card("missed_tokens", "–" if missed is None else f"{missed:,}")
+        draw_cost(found)
+
+
+def draw_cost(found: Divergence) -> None:
+    with st.grid(4, min_column_width=170, row_height=132):
+        if found.kind is not None:
+            section, block = place(found)
+            parts.card("first_difference", section, delta=block)
+        whole = found.earlier_tokens
+        parts.card(
+            "shared_tokens",
+            count(found.shared_tokens),
+            delta=None if whole is None else f"of {whole:,} in the earlier prompt",
+        )
+        if found.kind is not None:
+            parts.card("missed_tokens", count(found.missed_tokens))
             parts.card("missed_nano", formats.dollars(found.missed_nano))
+
+
+def count(number: int | None) -> str:
+    return formats.NO_VALUE if number is None else f"{number:,}"
 
 
 def plain(word: str) -> str:
@@ -123,13 +138,12 @@ def plain(word: str) -> str:
     return "".join(letter for letter in word if letter.isalnum() or letter == "_")[:40]
 
 
-def place(found: Divergence) -> str:
-    """Section, block and chunk of the first difference, counted from 1."""
+def place(found: Divergence) -> tuple[str, str | None]:
+    """Section, and the block and chunk within it, counted from 1."""
     if found.section is None or found.block is None:
-        return formats.NO_VALUE
-    chunk = (found.characters or 0) // 8192
-    behind = f", chunk {chunk + 1}" if chunk else ""
-    return f"{plain(found.section)}, block {found.block + 1}{behind}"
+        return formats.NO_VALUE, None
+    chunk = (found.characters or 0) // CHUNK_CHARACTERS
+    return plain(found.section).capitalize(), f"block {found.block + 1}, chunk {chunk + 1}"
 
 
 def draw_pair(view: View) -> None:
