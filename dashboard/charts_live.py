@@ -258,12 +258,12 @@ def ribbon(rows: Rows, colours: Palette) -> Any:
             ),
             x2=alt.X2("end:Q"),
             y=alt.value(0),
-            y2=alt.value(34),
+            y2=alt.value("height"),
             color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
             tooltip=[
                 alt.Tooltip("class:N", title="Class"),
                 alt.Tooltip("tokens:Q", title="Tokens", format=","),
             ],
         )
-        .properties(height=34)
+        .properties(height=130)
     )

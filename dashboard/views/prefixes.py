@@ -57,6 +57,8 @@ def draw_cards(leases: list[Lease]) -> None:
 
 def draw_leases(leases: list[Lease]) -> None:
     parts.heading("Held now", "leases")
+    if (outcome := st.session_state.get(_OUTCOME)) is not None:
+        st.info(outcome, icon=":material/delete:")
     if not leases:
         parts.empty(
             "Nothing is held: no engine is running, or no marked prompt came within its TTL.",
@@ -95,8 +97,6 @@ def _doom(row: rows.Row) -> None:
 
 def draw_drop(leases: list[Lease]) -> None:
     """What was picked, and the button that really ends it."""
-    if (outcome := st.session_state.get(_OUTCOME)) is not None:
-        st.info(outcome, icon=":material/delete:")
     doomed = st.session_state.get(_DOOMED)
     found = [e for e in leases if doomed and (e.entry.entry, e.engine) == doomed[:2]]
     if not found:
