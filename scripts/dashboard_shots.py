@@ -113,6 +113,7 @@ def shoot(page: Page, name: str, path: Path) -> list[str]:
             page.get_by_role("button", name="Send").click()
             page.wait_for_selector("text=What became of the prompt", timeout=60_000)
             page.wait_for_timeout(1500)
+    page.mouse.move(1, 1)
     page.wait_for_timeout(1500)  # charts are drawn after the script has ended
     width = (page.viewport_size or {"width": WIDTHS[0]})["width"]
     block = "document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight"

@@ -128,7 +128,7 @@ def draw_turn(turn: Turn) -> None:
             "views/why.py",
             label="Why did this miss?",
             icon=":material/arrow_forward:",
-            query_params={"request": turn.id},
+            query_params={"miss": turn.id},
         )
 
 

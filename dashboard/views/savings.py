@@ -54,7 +54,7 @@ def draw(view: View, chosen: Selection) -> None:
 def draw_cards(view: View) -> None:
     own, totals = view.savings.own, view.usage.totals
     priced = totals.is_priced
-    with st.grid(5, min_column_width=150, row_height=132):
+    with st.grid(5, min_column_width=160, row_height=120):
         parts.card(
             "saved_nano",
             formats.dollars(own.saved_nano if priced else None),

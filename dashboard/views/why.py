@@ -27,12 +27,13 @@ class View:
 
 
 def controls() -> None:
+    """Its own name in the URL: a parameter of another page's widget is dropped on the way here."""
     with st.container(horizontal=True, vertical_alignment="bottom", key="why_filters"):
-        for key, label in (("request", "Request id"), ("earlier", "Compare with (optional)")):
+        for key, label in (("miss", "Request id"), ("earlier", "Compare with (optional)")):
             st.text_input(
                 label,
                 key=key,
-                placeholder="msg_…" if key == "request" else "the most similar before it",
+                placeholder="msg_…" if key == "miss" else "the most similar before it",
                 max_chars=64,
                 width=330,
                 bind="query-params",
@@ -42,7 +43,7 @@ def controls() -> None:
 def read(client: AdminClient, chosen: Selection) -> View:
     asked = {**chosen.params(), "miss_reason": "any", "limit": NUM_MISSES}
     misses = client.get("/admin/v1/turns/search", TurnPage, asked)
-    wanted = (st.session_state.get("request") or "").strip()
+    wanted = (st.session_state.get("miss") or "").strip()
     before = (st.session_state.get("earlier") or "").strip()
     if not wanted:
         return View(misses)
@@ -86,7 +87,7 @@ def draw(view: View, chosen: Selection) -> None:
 
 
 def pick(row: Any) -> None:
-    st.session_state["request"] = row["Id"]
+    st.session_state["miss"] = row["Id"]
     st.session_state["earlier"] = ""
 
 

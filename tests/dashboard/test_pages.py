@@ -145,7 +145,9 @@ def test_the_gateway_goes_away_and_comes_back(
 def test_hostile_names_stay_in_cells_and_options(
     monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str
 ) -> None:
-    app = opened(monkeypatch, gateways, "hostile", page, request=f"msg_{1:028x}")
+    app = opened(
+        monkeypatch, gateways, "hostile", page, request=f"msg_{1:028x}", miss=f"msg_{1:028x}"
+    )
     assert "evil.test" not in texts(app)
     cells = " ".join(each.value.to_csv() for each in app.dataframe)
     assert "evil.test" in cells or page == "overview"
