@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from dashboard_stack import PAGES, Stack, chromium, open_page, running, seed, signed_in
 from playwright.sync_api import Browser
 
@@ -79,7 +79,7 @@ def count_sessions(browser: Browser, stack: Stack, seconds: float) -> bool:
         f"\n{NUM_SESSIONS} sessions for {passed:.0f} s: {cores:.2f} of a core (limit {MAX_CORES}),"
         f" {megabytes:.0f} MB resident (limit {MAX_MEGABYTES})"
     )
-    return cores <= MAX_CORES and megabytes <= MAX_MEGABYTES
+    return bool(cores <= MAX_CORES and megabytes <= MAX_MEGABYTES)
 
 
 if __name__ == "__main__":

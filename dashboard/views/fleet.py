@@ -67,7 +67,7 @@ def draw_cards(view: View) -> None:
         parts.card(
             "restart_lost",
             formats.compact(lost),
-            delta=f"tokens after {len(restarts)} restarts",
+            delta=f"tokens after {len(restarts)} restart{'' if len(restarts) == 1 else 's'}",
         )
         share = (
             everything[0].delivered_tokens / everything[0].available_tokens
