@@ -8,6 +8,7 @@ refreshes itself; counted are the dashboard process's processor time and residen
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,10 @@ def main() -> int:
 
 def time_pages(browser: Browser, stack: Stack, runs: int) -> bool:
     """Print a line for each page and range; whether all were soon enough."""
-    print(f"\nfirst paint in seconds, median and worst of {runs}; limit {PAINT_SECONDS}\n")
+    print(
+        f"\nload of the machine (1 minute): {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    )
+    print(f"first paint in seconds, median and worst of {runs}; limit {PAINT_SECONDS}\n")
     signed_in(browser, stack).context.close()  # the process has imported what pages need
     worst = 0.0
     for name in PAGES:
