@@ -21,6 +21,8 @@ from engine.protocol import (
     CountRequest,
     Description,
     Done,
+    DropReply,
+    DropRequest,
     EntryInfo,
     ErrorReply,
     EventFrame,
@@ -28,6 +30,7 @@ from engine.protocol import (
     FinalCounts,
     Frame,
     GenerateRequest,
+    Memory,
     Stats,
 )
 from gateway.breaker import Breaker
@@ -188,6 +191,14 @@ class Engine:
 
     async def entries(self) -> list[EntryInfo]:
         return await self._call("GET", "/v1/entries", list[EntryInfo])
+
+    async def memory(self) -> Memory:
+        return await self._call("GET", "/v1/memory", Memory)
+
+    async def drop(self, scope: str, entry: str) -> bool:
+        """Whether there was such an entry of that scope; it is gone when this returns."""
+        body = _encode(DropRequest(scope, entry))
+        return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
     async def events(self, epoch: str | None, after: int) -> AsyncGenerator[EventFrame, None]:
         """What it holds from now on, beginning behind event `after` of that epoch if it still can,
