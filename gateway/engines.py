@@ -233,7 +233,7 @@ class Engine:
             self.mark_down(str(error))
             return
         if self.is_ready:
-            await self._watch_load()
+            await self.watch_load()
 
     def learn(self) -> None:
         """Its holdings come from receipts from now on: it tells no events."""
@@ -258,7 +258,8 @@ class Engine:
         self.load.reset()
         self.breaker.reset()
 
-    async def _watch_load(self) -> None:
+    async def watch_load(self) -> None:
+        """Learn how much it computed for others too."""
         try:
             stats = await self.stats()
         except GatewayError:
