@@ -12,6 +12,8 @@ from litestar.di import Provide
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
+from gateway.api.admin_about import AboutController
+from gateway.api.admin_divergence import DivergenceController
 from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
 from gateway.api.admin_report import ReportController
@@ -77,6 +79,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            AboutController,
+            DivergenceController,
             EnginesController,
             WorkspacesController,
             KeysController,
