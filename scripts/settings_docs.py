@@ -26,7 +26,8 @@ PROGRAMS: list[tuple[str, type[BaseSettings]]] = [
 ]
 # Defaults that depend on where the program is installed.
 PLACED = {"ENGINE_MODEL": "engine/demo_model"}
-COMPOSE = """# Settings for docker compose, and all others with their defaults. scripts/compose_env makes .env of this, with secrets.
+COMPOSE = """# Settings for docker compose, and all others with their defaults.
+# scripts/compose_env makes .env of this, with secrets.
 # scripts/run needs none of this: it makes its secrets and keeps them in its data directory.
 
 # docker compose: default, gpu or scale
