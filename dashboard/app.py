@@ -51,14 +51,15 @@ def draw() -> None:
         return
     page = st.navigation(pages(), position="sidebar")
     draw_viewer(session)
-    if session.about.sample:
+    about = viewer.about(session)
+    if about.sample:
         st.warning(
             "**Sample data.** Everything shown here was made up by the seed command;"
             " nothing of it was measured.",
             icon=":material/science:",
         )
     named = {entry.title: entry for entry in entries()}
-    filters.draw(session.about, named[page.title].filters)
+    filters.draw(about, named[page.title].filters)
     page.run()
 
 

@@ -51,13 +51,21 @@ class AdminClient:
         """Whether both ask the same gateway with the same key."""
         return self._asks_as == other._asks_as
 
-    def get(self, path: str, shape: type[Reply], params: Params | None = None) -> Reply:
-        """Raise ClientError where there is no usable answer. Answers are kept for a moment."""
+    def get(
+        self,
+        path: str,
+        shape: type[Reply],
+        params: Params | None = None,
+        kept_seconds: float | None = None,
+    ) -> Reply:
+        """Raise ClientError where there is no usable answer. Answers are kept for a moment, or
+        for so long."""
+        fresh = KEPT_SECONDS if kept_seconds is None else kept_seconds
         asked = {name: value for name, value in (params or {}).items() if value is not None}
         about = (path, str(shape), tuple(sorted((k, str(v)) for k, v in asked.items())))
         with self._lock:
             kept = self._kept.get(about)
-        if kept is not None and time.monotonic() - kept[0] < KEPT_SECONDS:
+        if kept is not None and time.monotonic() - kept[0] < fresh:
             answer: Reply = kept[1]
             return answer
         answer = decoded(self.send("GET", path, asked), shape)

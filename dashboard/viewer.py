@@ -3,8 +3,11 @@
 import streamlit as st
 
 from dashboard.access.sessions import COOKIE, Session, sessions
-from dashboard.client import AdminClient
+from dashboard.answers.about import About
+from dashboard.client import AdminClient, ClientError
 from dashboard.colours import Theme
+
+ABOUT_SECONDS = 60.0
 
 
 class SignedOut(Exception):
@@ -22,6 +25,14 @@ def client() -> AdminClient:
     if found is None:
         raise SignedOut
     return found.client
+
+
+def about(found: Session) -> About:
+    """What the gateway says now, at most a minute old; what it said at sign-in while it is away."""
+    try:
+        return found.client.get("/admin/v1/about", About, kept_seconds=ABOUT_SECONDS)
+    except ClientError:
+        return found.about
 
 
 def sign_out() -> None:

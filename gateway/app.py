@@ -35,6 +35,7 @@ from gateway.engine_http import EngineHttp
 from gateway.engines import Engine
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -138,15 +139,15 @@ async def _start(
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
+        gate=_gate(settings, fleet, metrics, admission, clock),
         router=router,
         journal=journal,
         reconciler=reconciler,
         metrics=metrics,
-        background=background,
         clock=clock,
     )
     return Services(
-        turns=_turn_service(dispatcher, admission, accounts, queries),
+        turns=_turn_service(dispatcher, admission, accounts, queries, background),
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -163,9 +164,12 @@ async def _start(
 
 
 def _turn_service(
-    dispatcher: Dispatcher, admission: Admission, accounts: Accounts, queries: Queries
+    dispatcher: Dispatcher,
+    admission: Admission,
+    accounts: Accounts,
+    queries: Queries,
+    background: Background,
 ) -> TurnService:
-    background = dispatcher.background
     return TurnService(
         dispatcher=dispatcher,
         journal=dispatcher.journal,
@@ -177,6 +181,19 @@ def _turn_service(
         diagnostics=Diagnostics(queries.fingerprint, background),
         residency=Residency(dispatcher.fleet.epoch_of),
         clock=dispatcher.clock,
+    )
+
+
+def _gate(
+    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admission, clock: Clock
+) -> Gate:
+    return Gate(
+        fleet.engines,
+        metrics,
+        clock.monotonic,
+        admission,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
     )
 
 

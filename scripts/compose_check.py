@@ -9,6 +9,7 @@ from outside as the kernel would, so it must be root on the machine of the Docke
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -207,6 +208,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     given = parse(arguments)
+    # Told to end, it still takes down what it brought up.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     is_ours = False
     started = time.monotonic()
     try:

@@ -83,13 +83,16 @@ def admin(site: Site, visits: list[Visit]) -> Visit:
 
 def test_traffic_moves_the_numbers(site: Site, admin: Visit) -> None:
     """Without a reload, and without anything being drawn anew that stays."""
-    first = site.ask(BOOK)
+    gateway = Admin(site.gateway, ADMIN_KEY)
+    gateway.workspace("moving")
+    key = gateway.make_key("moving")[1]
+    first = site.ask(BOOK, key)
     eventually(lambda: site.is_recorded(first))
-    page = admin.open("/?range=1h&model=holdfast-demo")
+    page = admin.open("/?range=1h&workspace=moving")
     assert admin.metric("Requests") == "1"
     card = page.get_by_test_id("stMetric").first.element_handle()
     for _ in range(3):
-        site.ask(BOOK)
+        site.ask(BOOK, key)
     page.get_by_test_id("stMetricValue").get_by_text("4", exact=True).wait_for(timeout=WAIT_MS)
     hit_rate = admin.metric("Token hit rate")
     assert 70.0 < float(hit_rate.removesuffix("%")) < 75.0, (
@@ -141,7 +144,7 @@ def test_a_workspace_sees_itself_alone(site: Site, visits: list[Visit]) -> None:
     visit = Visit(site.browser, site.url, site.theirs)
     visits.append(visit)
     visit.open("/?range=1h&workspace=default")
-    assert visit.metric("Requests") == "1"
+    assert visit.metric("Requests") == "1", "the only one that asks with that key"
     assert "Engines now" not in visit.text()
     visit.open(f"/requests?request={mine}")
     visit.page.get_by_text("There is no such request").wait_for(timeout=WAIT_MS)
