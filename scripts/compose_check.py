@@ -59,7 +59,8 @@ def check_containers(project: Project) -> str:
     """Nobody is root, nothing can be written, no capability is left, and everything is limited."""
     for service in project.services():
         container = project.container(service)
-        users = docker("top", container.id, "-eo", "uid").split()[1:]
+        listed = docker("top", container.id, "-eo", "pid,uid").splitlines()[1:]
+        users = {line.split()[1] for line in listed}
         limits = [container.host[name] for name in ("Memory", "NanoCpus", "PidsLimit")]
         if "0" in users:
             raise ComposeError(f"{service} runs as root")
