@@ -5,10 +5,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2  # the SDK's; errors in the midst of a stream are its own
 from anthropic import Anthropic, APIConnectionError, APIError
 from compose_project import ComposeError, wait_for
 from example_prompt import handbook
@@ -62,15 +63,14 @@ class Load:
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Load"]:
-        threads = [threading.Thread(target=self._client, args=(n,)) for n in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self._ended.set()
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            clients = [pool.submit(self._client, number) for number in range(CLIENTS)]
+            try:
+                yield self
+            finally:
+                self._ended.set()
+        for client in clients:
+            client.result()
 
     def _client(self, number: int) -> None:
         text = handbook(f"client {number}", 30)
@@ -94,9 +94,9 @@ class Load:
                     return self._note("cut", "no message_stop")
             else:
                 client.messages.create(**self._body(text, count))
-        except (APIError, httpx.TransportError) as error:
+        except (APIError, httpx2.TransportError) as error:
             is_cut = has_begun or (
-                isinstance(error.__cause__, httpx.RemoteProtocolError)
+                isinstance(error.__cause__, httpx2.RemoteProtocolError)
                 and ("complete message body" in str(error.__cause__))
             )
             status = getattr(error, "status_code", "")

@@ -162,6 +162,3 @@ class Project:
         """Ask the project's database; columns are separated by `|`."""
         asked = ["psql", "-U", "holdfast", "-d", "holdfast", "-At", "-c", query]
         return self.compose("exec", "--no-TTY", "db", *asked).strip()
-
-    def python(self, service: str, code: str) -> str:
-        return self.compose("exec", "--no-TTY", service, "python", "-c", code)

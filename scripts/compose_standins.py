@@ -14,7 +14,7 @@ from compose_project import ComposeError, docker
 PYTHON = "python:3.11.14-slim-bookworm"
 LABEL = "holdfast.stand-in"
 # Image, the stand-in it begins with, and what makes it like the real one: those of PostgreSQL,
-# Prometheus and HAProxy can be started as a user of their own, whose data is theirs.
+# Prometheus and nginx can be started as a user of their own, whose data is theirs.
 BASES = {
     "postgres:17.6-bookworm": (
         "postgres",
@@ -26,11 +26,11 @@ BASES = {
         "prometheus",
         "RUN install -d -o nobody -g nogroup /prometheus",
     ),
-    "haproxy:2.6.22": (
+    "nginx:1.28.0": (
         "python",
         "RUN apt-get update -qq"
-        " && apt-get install -y -qq --no-install-recommends haproxy >/dev/null"
-        " && rm -rf /var/lib/apt/lists/*",
+        " && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null"
+        " && rm -rf /var/lib/apt/lists/* && useradd --system --no-create-home nginx",
     ),
 }
 
