@@ -132,6 +132,20 @@ def test_the_database_cannot_be_reached_from_outside() -> None:
     assert "database" not in SERVICES["dashboard"]["networks"]
 
 
+def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> None:
+    conf = (ROOT / "scripts" / "balancer" / "nginx.conf").read_text("utf-8")
+    (alias,) = re.findall(r"set \$gateways (\S+);", conf)
+    behind = [n for n in SERVICES if n.startswith("gateway-")]
+    assert len(behind) == 2
+    for name in behind:
+        assert SERVICES[name]["networks"]["front"]["aliases"] == [alias]
+    url = SERVICES["dashboard"]["environment"]["DASHBOARD_GATEWAY_URL"]
+    assert [f"http://{a}:8080" for a in SERVICES["balancer"]["networks"]["front"]["aliases"]] == [
+        url
+    ]
+    assert url == "http://gateway:8080"
+
+
 @pytest.mark.parametrize("profile", ["default", "scale"])
 def test_prometheus_asks_every_gateway_and_engine_of_its_profile(profile: str) -> None:
     path = ROOT / "gateway" / "monitoring" / "targets" / f"{profile}.yml"
