@@ -148,12 +148,14 @@ def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> Non
 
 @pytest.mark.parametrize("profile", ["default", "scale"])
 def test_prometheus_asks_every_gateway_and_engine_of_its_profile(profile: str) -> None:
-    path = ROOT / "gateway" / "monitoring" / "targets" / f"{profile}.yml"
-    groups = yaml.safe_load(path.read_text("utf-8"))
-    targets = {target for group in groups for target in group["targets"]}
-    wanted = {f"{n}:8080" for n in of_profile(profile) if n.startswith("gateway")}
-    wanted |= {f"{n}:8100" for n in of_profile(profile) if n.startswith("engine")}
-    assert wanted <= targets
+    folder = ROOT / "gateway" / "monitoring" / "targets" / profile
+    for kind, port in (("gateway", 8080), ("engine", 8100)):
+        (group,) = yaml.safe_load((folder / f"{kind}s.yml").read_text("utf-8"))
+        wanted = {f"{n}:{port}" for n in of_profile(profile) if n.startswith(kind)}
+        assert set(group["targets"]) == wanted
+    (service,) = (n for n in of_profile(profile) if n.startswith("prometheus"))
+    mounts = SERVICES[service]["volumes"]
+    assert f"./gateway/monitoring/targets/{profile}:/etc/targets:ro" in mounts
 
 
 def written(folder: Path, profile: str = "default") -> Path:
