@@ -27,15 +27,28 @@ PROGRAMS: list[tuple[str, type[BaseSettings]]] = [
 # Defaults that depend on where the program is installed.
 PLACED = {"ENGINE_MODEL": "engine/demo_model"}
 COMPOSE = """# Settings for docker compose, and all others with their defaults.
-#   cp .env.example .env, then give the five secrets below values of your own:
-#   python3 -c 'import secrets; print(secrets.token_hex(32))'
+# scripts/compose_env makes .env of this, with secrets.
 # scripts/run needs none of this: it makes its secrets and keeps them in its data directory.
 
+# docker compose: default, gpu or scale
+COMPOSE_PROFILES=default
+
+# Required by docker compose; POSTGRES_PASSWORD in letters and digits only
 HOLDFAST_API_KEY=
 HOLDFAST_ADMIN_KEY=
 HOLDFAST_ENGINE_SECRET=
 HOLDFAST_MASTER_SECRET=
 POSTGRES_PASSWORD=
+
+# docker compose: ports on 127.0.0.1
+#PUBLISHED_GATEWAY_PORT=8080
+#PUBLISHED_DASHBOARD_PORT=8501
+#PUBLISHED_PROMETHEUS_PORT=9090
+# docker compose: what the engine may take (profile gpu: 48g, 8)
+#COMPOSE_ENGINE_MEMORY=4g
+#COMPOSE_ENGINE_CPUS=2
+# docker compose, profile gpu: number of GPUs
+#COMPOSE_ENGINE_GPUS=1
 """
 
 
