@@ -402,6 +402,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     `prefix_order` says whether tools are rendered before the system prompt or where the model's
     own template puts them. `epoch` changes with every start: nothing of an older one is held.
+    `max_running` sequences are computed together at most, 0 where the engine does not tell: what is
+    sent beyond waits there.
     """
 
     backend: Literal["native", "vllm", "synthetic"]
@@ -421,6 +423,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     default_top_p: float = 1.0
     default_top_k: int = 0
     ttl_scale: float = 1.0
+    max_running: int = 0
     protocol_version: int = PROTOCOL_VERSION
 
 

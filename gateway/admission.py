@@ -24,10 +24,13 @@ from gateway.access import NO_LIMITS, Limits
 from gateway.ask import Principal
 from gateway.bucket import TokenBucket
 from gateway.errors import Overloaded, RateLimited, SpendLimitReached
+from gateway.fair_queue import MAX_TURNS
 from gateway.rates import Rate, Rates
 from gateway.record import TurnRecord
 
 MAX_IN_FLIGHT = 2000
+"""Turns at engines; as many more as the queue takes may wait for one (`gate.py`)."""
+MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
 MAX_BACKLOG = 1_000_000
 MAX_ACCOUNTS = 10_000
 _LEARNING = 0.25
@@ -97,7 +100,7 @@ class Admission:
 
         Raise Overloaded, RateLimited or SpendLimitReached; then nothing was taken.
         """
-        if self._in_flight >= MAX_IN_FLIGHT or backlog >= MAX_BACKLOG:
+        if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
         account = self._account(principal.workspace, principal.limits)
         reservation = self._reserve(account, principal.workspace, max(1, estimate))

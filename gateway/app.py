@@ -32,6 +32,7 @@ from gateway.dispatch import Dispatcher
 from gateway.engines import Engine, make_http
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -133,6 +134,7 @@ async def _start(
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
+        gate=_gate(settings, fleet, metrics, admission, clock),
         router=router,
         journal=journal,
         reconciler=reconciler,
@@ -172,6 +174,19 @@ def _turn_service(
         diagnostics=Diagnostics(queries.fingerprint, background),
         residency=Residency(dispatcher.fleet.epoch_of),
         clock=dispatcher.clock,
+    )
+
+
+def _gate(
+    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admission, clock: Clock
+) -> Gate:
+    return Gate(
+        fleet.engines,
+        metrics,
+        clock.monotonic,
+        admission,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
     )
 
 

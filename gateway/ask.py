@@ -78,10 +78,15 @@ class Ask:
     def estimated_tokens(self) -> int:
         """What the turn may use, for its reservation: bytes / 4, and at most 1,024 of each answer,
         since clients ask for far more than models write."""
-        num_bytes = self.plan.prefixes[-1].num_bytes if self.plan.prefixes else 0
         longest = self.sampling.max_tokens
         output = _MAX_RESERVED_OUTPUT if longest is None else min(longest, _MAX_RESERVED_OUTPUT)
-        return num_bytes // _BYTES_PER_TOKEN + output * self.sampling.num_choices
+        return self.prompt_tokens + output * self.sampling.num_choices
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What the prompt may have, at 4 bytes a token."""
+        num_bytes = self.plan.prefixes[-1].num_bytes if self.plan.prefixes else 0
+        return num_bytes // _BYTES_PER_TOKEN
 
     def fingerprint(self, num_tokens: int) -> Fingerprint:
         """What is kept of this turn's prompt, which has `num_tokens`."""

@@ -27,10 +27,7 @@ class Model:
     min_cache_tokens: int | None = None
 
     def is_served_by(self, engine_model: str) -> bool:
-        return self.engine_model is None or self.engine_model in (
-            engine_model,
-            base_name(engine_model),
-        )
+        return is_served(self.engine_model, engine_model)
 
 
 class Catalogue:
@@ -64,6 +61,11 @@ class Catalogue:
             engine_model=engine_model,
             price=self._default.price,
         )
+
+
+def is_served(wanted: str | None, engine_model: str) -> bool:
+    """Whether an engine with this model is what a `Model.engine_model` asks for."""
+    return wanted is None or wanted in (engine_model, base_name(engine_model))
 
 
 def base_name(model: str) -> str:

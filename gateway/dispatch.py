@@ -1,12 +1,15 @@
 """Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
 
-An engine that can't be reached, dies, falls silent, or refuses because it is full or not ready is
-no reason for a client to hear of it: the turn goes on at another engine, as another request. What
-it may have used at the first is not charged: that request is cancelled there, and the reconciler
-acknowledges its counts. From the engine's first frame on a failure is the stream's error.
+An engine that can't be reached, dies, falls silent, fails, or refuses because it is full or not
+ready is no reason for a client to hear of it: the turn goes on at another engine, as another
+request. What it may have used at the first is not charged: that request is cancelled there, and the
+reconciler acknowledges its counts. Of a stream the engine's first frame is the first byte: from
+then on a failure is the stream's error. An answer in one piece goes out when it is whole, so until
+then it begins anew elsewhere.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started
@@ -14,8 +17,16 @@ from gateway.ask import Ask
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.engines import Engine, Generation
-from gateway.errors import EngineFailed, EngineLost, EngineTimeout, GatewayError, Overloaded
+from gateway.errors import (
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    GatewayError,
+    NoEngineReady,
+    Overloaded,
+)
 from gateway.fleet import Fleet
+from gateway.gate import Gate
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.logs import get_logger
@@ -25,15 +36,17 @@ from gateway.routing import Choice, Router
 
 MAX_ATTEMPTS = 3
 """Engines that one turn is sent to: what kills one must not go through all of them."""
-RETRY_SECONDS = 60.0
+RETRY_SECONDS = 300.0
 """From the turn's arrival; later than that its failure is the answer."""
+_PAUSE_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class Dispatch:
     """One turn's way to its engine; `record` says where it is and as which attempt.
 
-    `may_run`: the engine has the request, or may have it. `failure` is why the last attempt ended.
+    `may_run`: the engine has the request, or may have it. `has_started`: this attempt's first frame
+    has come. `failure` is why the last attempt ended. `tried` are URLs it is not sent to again.
     """
 
     ask: Ask
@@ -50,10 +63,16 @@ class Dispatch:
         assert self.choice is not None
         return self.choice.engine
 
+    @property
+    def has_gone_out(self) -> bool:
+        """Whether the client has had a byte of the answer; one in one piece goes out at its end."""
+        return self.has_started and self.ask.stream
+
 
 @dataclass(slots=True, kw_only=True)
 class Dispatcher:
     fleet: Fleet
+    gate: Gate
     router: Router
     journal: Journal
     reconciler: Reconciler
@@ -80,7 +99,7 @@ class Dispatcher:
 
     async def frames(self, dispatch: Dispatch) -> AsyncIterator[Frame | None]:
         """The frames of a turn that was sent; None is a heartbeat. Raise what ended it before its
-        end."""
+        end. Where no byte has gone out another Started may come: the answer begins anew."""
         while True:
             assert dispatch.generation is not None
             try:
@@ -111,9 +130,6 @@ class Dispatcher:
 
     def leave(self, dispatch: Dispatch) -> None:
         """The turn is over, whatever way; awaits nothing, and does nothing the second time."""
-        if dispatch.generation is not None:
-            self.background.spawn(dispatch.generation.aclose(), "close generation")
-            dispatch.generation = None
         if dispatch.choice is None:
             return
         engine, request_id = dispatch.engine, dispatch.record.request_id
@@ -121,35 +137,61 @@ class Dispatcher:
         engine.breaker.left(request_id)
         if not dispatch.has_started:
             engine.holdings.disappoint(dispatch.choice.ends)
+        if dispatch.generation is not None:
+            self.background.spawn(dispatch.generation.aclose(), "close generation")
+            dispatch.generation = None
+            self.gate.moved(engine)
 
     async def _assign(self, dispatch: Dispatch) -> None:
         """Choose the engine of the next attempt; from then on it counts as that one's load."""
+        choice = await self._choose(dispatch)
         now = self.clock.monotonic()
-        try:
-            choice = self.router.choose(dispatch.ask, self.fleet.ready, now, dispatch.tried)
-        except GatewayError:
-            if dispatch.failure is not None:
-                raise dispatch.failure from None
-            raise
         engine, record, description = choice.engine, dispatch.record, choice.engine.description
         assert description is not None
         if dispatch.choice is not None:
             if dispatch.may_run:
                 self.reconciler.retire(dispatch.engine.name, record.request_id)
-            dispatch.may_run = False
-            record.attempt += 1
+            dispatch.may_run = dispatch.has_started = False
+            record.begin_anew()
         if dispatch.failure is not None:
             self.metrics.retries.labels(_reason(dispatch.failure)).inc()
         dispatch.choice = choice
         dispatch.tried.append(engine.url)
         record.engine, record.engine_model = engine.name, description.model
         engine.load.assign(record.request_id, choice.to_prefill, now)
+        self.gate.assigned(choice.to_prefill, choice.tokens)
         engine.breaker.sent(record.request_id, now)
         engine.holdings.touch(choice.ends)
         engine.holdings.expect(choice.ends, now)
         if record.attempt > 1:
             # On disk first: after a kill the counts of this attempt are the turn's.
             await self.journal.rewrite(record)
+
+    async def _choose(self, dispatch: Dispatch) -> Choice[Engine]:
+        """The best engine; another where that is crowded. While all that could take the turn say
+        they are full it waits, in front of its workspace's others."""
+        while True:
+            refusing = self.gate.refusing
+            busy = [*refusing, *self.gate.crowded]
+            for avoided in (busy, refusing) if busy else (busy,):
+                try:
+                    return self._cheapest(dispatch, avoided)
+                except GatewayError as error:
+                    failure = dispatch.failure or error
+            if not refusing:
+                raise failure
+            try:
+                self._cheapest(dispatch, ())
+            except GatewayError as error:
+                raise dispatch.failure or error from None
+            await asyncio.sleep(_PAUSE_SECONDS)
+            with await self.gate.enter(dispatch.ask, is_first=True):
+                pass
+
+    def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Choice[Engine]:
+        now, tried = self.clock.monotonic(), dispatch.tried
+        out = [*tried, *avoided] if avoided else tried
+        return self.router.choose(dispatch.ask, self.fleet.ready, now, out)
 
     def _started(self, dispatch: Dispatch, started: Started) -> None:
         choice, record = dispatch.choice, dispatch.record
@@ -159,6 +201,7 @@ class Dispatcher:
         dispatch.has_started = True
         engine.breaker.answered()
         engine.load.started(record.request_id, usage.computed_tokens, now)
+        self.gate.moved(engine)
         engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.prefixes[-1].num_bytes
@@ -174,18 +217,23 @@ class Dispatcher:
         """Note what the failure says of the engine; raise it, unless another may be tried."""
         engine, request_id = dispatch.engine, dispatch.record.request_id
         now = self.clock.monotonic()
-        if is_unsure(error) or type(error) is EngineFailed:
+        if _is_breakdown(error):
             engine.breaker.failed(request_id, now)
-        elif type(error) is Overloaded or not isinstance(error, Overloaded):
+        elif not isinstance(error, NoEngineReady):
+            # Any other refusal is an answer. "Not ready" says nothing of how it will do.
             engine.breaker.succeeded()
         if not dispatch.may_run:
             engine.load.returned(request_id, now)
-        if dispatch.has_started or not _is_retried(error):
+        if dispatch.has_gone_out or not _is_retried(error):
             raise error
         if len(dispatch.tried) >= MAX_ATTEMPTS or now - dispatch.ask.arrived > RETRY_SECONDS:
             raise error
         self.leave(dispatch)
         dispatch.failure = error
+        if type(error) is Overloaded:
+            # It is asked again when it may have room: this is nothing that it broke by.
+            dispatch.tried.remove(engine.url)
+            self.gate.closed(engine)
         get_logger("dispatch").info(
             "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
         )
@@ -196,11 +244,23 @@ def is_unsure(error: GatewayError) -> bool:
     return isinstance(error, EngineLost | EngineTimeout)
 
 
+def _is_breakdown(error: GatewayError) -> bool:
+    """Whether it counts against the engine: lost, silent, or failed by its own doing."""
+    return is_unsure(error) or isinstance(error, EngineFailed)
+
+
 def _is_retried(error: GatewayError) -> bool:
-    return is_unsure(error) or isinstance(error, Overloaded)
+    """Another engine may do better; what is the prompt's own fault (4xx) it would refuse too."""
+    return _is_breakdown(error) or isinstance(error, Overloaded)
 
 
 def _reason(error: GatewayError) -> str:
-    if isinstance(error, EngineTimeout):
-        return "timeout"
-    return "lost" if isinstance(error, EngineLost) else "refused"
+    match error:
+        case EngineTimeout():
+            return "timeout"
+        case EngineLost():
+            return "lost"
+        case EngineFailed():
+            return "failed"
+        case _:
+            return "refused"

@@ -158,9 +158,15 @@ class EngineTimeout(GatewayError):
 
 
 class Overloaded(GatewayError):
+    """`retry_after` is in whole seconds; a guess where nothing tells."""
+
     status = 529
     type = "overloaded_error"
     default = "Overloaded"
+
+    def __init__(self, message: str | None = None, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class NoEngineReady(Overloaded):

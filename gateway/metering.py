@@ -71,6 +71,8 @@ class Meter:
     finished: list[Finished] = field(default_factory=list)
 
     def started(self, frame: Started, seconds: float) -> None:
+        """The answer begins, or begins anew at another engine."""
+        self.finished.clear()
         self.record.epoch = frame.epoch
         self.record.miss_reason = frame.miss_reason
         self.record.first_token_seconds = seconds

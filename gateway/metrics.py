@@ -62,6 +62,7 @@ class Metrics:
             "holdfast_gateway_engine_up", "1 while ready", ["engine"], registry=self.registry
         )
         self._add_routing()
+        self._add_queue()
         self._add_journal()
         self.reconciled = Counter(
             "holdfast_gateway_reconciled_turns",
@@ -100,6 +101,31 @@ class Metrics:
             "Prompt tokens held by some engine (available), by the chosen one (captured),"
             " and reused (delivered)",
             ["stage"],
+            registry=self.registry,
+        )
+
+    def _add_queue(self) -> None:
+        self.waiting_turns = Gauge(
+            "holdfast_gateway_waiting_turns",
+            "Turns that wait at the gateway for an engine with room",
+            registry=self.registry,
+        )
+        self.waiting_tokens = Gauge(
+            "holdfast_gateway_waiting_tokens",
+            "What those may use, in tokens by estimate",
+            registry=self.registry,
+        )
+        self.waited_seconds = Histogram(
+            "holdfast_gateway_waited_seconds",
+            "How long turns waited for an engine with room; those that had not to are not counted",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "holdfast_gateway_refused_turns",
+            "Turns refused because the engines are full: the queue is, or its workspace's share of"
+            " it, another workspace's turn was let in, or the time to wait was over",
+            ["reason"],
             registry=self.registry,
         )
 
@@ -146,6 +172,10 @@ class Metrics:
             self.engine_draining.labels(name).set(state.is_draining)
             self.engine_breaker.labels(name).set(_BREAKER_STATES[state.breaker])
             self.engine_names.labels(name).set(state.num_names)
+
+    def watch_queue(self, num_turns: Callable[[], float], num_tokens: Callable[[], float]) -> None:
+        self.waiting_turns.set_function(num_turns)
+        self.waiting_tokens.set_function(num_tokens)
 
     def watch_journal(
         self,

@@ -70,6 +70,15 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         """What its engine knows it by: another attempt is another request."""
         return self.id if self.attempt == 1 else f"{self.id}.{self.attempt}"
 
+    def begin_anew(self) -> None:
+        """The next attempt: what an earlier one told is not this turn's."""
+        self.attempt += 1
+        self.epoch = self.miss_reason = self.fingerprint = None
+        self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
+        self.available_tokens = self.captured_tokens = None
+        self.thinking_tokens = 0
+        self.take_usage(InputUsage(input_tokens=0))
+
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens
         self.cache_read_tokens = usage.cache_read_tokens

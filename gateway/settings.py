@@ -129,6 +129,19 @@ class Settings(PriceFiles):
         le=1,
         description="What copying a token back from host memory costs, in tokens of prefill",
     )
+    queue_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=600,
+        description="For how many seconds a turn may wait for an engine with room; 0 refuses it at"
+        " once",
+    )
+    engine_queue_tokens: int = Field(
+        default=16_384,
+        ge=1,
+        description="Tokens of prefill that may wait at one engine; further turns wait at the"
+        " gateway, in fair order",
+    )
     engine_secret: SecretStr = Field(description="Secret shared with the engines")
     master_secret: SecretStr = Field(
         description="Secret from which each workspace's cache scope is derived"

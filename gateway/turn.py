@@ -1,9 +1,9 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`run` is the whole of it, in the order of the design: admit, open, send (`dispatch.py`: route and
-generate, at another engine if need be), close. Whatever way a turn ends, its record is closed: on
-the last frame before that frame is passed on; otherwise by the reconciler, with the engine's own
-counts.
+`run` is the whole of it, in the order of the design: admit, wait until an engine has room
+(`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
+Whatever way a turn ends, its record is closed: on the last frame before that frame is passed on;
+otherwise by the reconciler, with the engine's own counts.
 """
 
 import asyncio
@@ -83,20 +83,32 @@ class TurnService:
     async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | Frame | None, None]:
         """Yield Taken once an engine has the turn, then its frames; None is a heartbeat.
 
-        An error before the first item is the response's status; after it, the stream's error.
+        An error before the first item is the response's status; after it, the stream's error. The
+        frames of an answer that is not streamed come when it is whole: another engine may have
+        begun it anew.
         """
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
         with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
-            turn = await self._open(ask, turn_id)
+            with await self.dispatcher.gate.enter(ask):
+                turn = await self._open(ask, turn_id)
             place.is_open = True
             try:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn.dispatch)
                 yield Taken(turn.findings)
+                whole: list[Frame] = []
                 async for frame in self.dispatcher.frames(turn.dispatch):
                     self._note(turn, frame)
                     if isinstance(frame, Done):
                         await self._close(turn)
+                    if ask.stream:
+                        yield frame
+                        continue
+                    if isinstance(frame, Started):
+                        whole.clear()
+                    if frame is not None:
+                        whole.append(frame)
+                for frame in whole:
                     yield frame
             except GatewayError as error:
                 turn.outcome = error.type

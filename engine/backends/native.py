@@ -54,6 +54,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             default_top_p=loaded.sampling.top_p,
             default_top_k=loaded.sampling.top_k,
             ttl_scale=settings.ttl_scale,
+            max_running=settings.max_running,
         ),
     )
 

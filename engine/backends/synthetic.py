@@ -69,6 +69,7 @@ def load_synthetic(
             capabilities=["copy_on_write", "multiple_choices", "tools"],
             prefix_order="tools_first",
             ttl_scale=settings.ttl_scale,
+            max_running=settings.max_running,
         ),
     )
 

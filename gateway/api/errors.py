@@ -14,6 +14,7 @@ from gateway.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    Overloaded,
     RateLimited,
     SpendLimitReached,
     TooLarge,
@@ -140,7 +141,7 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
 def _advice(failure: GatewayError, status: int) -> dict[str, str]:
     """When to come again. SDKs retry every 429 by themselves, but no month is over in seconds."""
     match failure:
-        case RateLimited(retry_after=int(seconds)):
+        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             return {"retry-after": str(seconds)}
         case SpendLimitReached() if status == 429:
             return {"x-should-retry": "false"}

@@ -70,6 +70,8 @@ class ScriptedEngine:
     refusal: ErrorReply | None = None
     epoch: str = "epoch-1"
     model: str = "scripted"
+    max_running: int = 0
+    holds: bool = False
     requests: list[GenerateRequest] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -118,6 +120,7 @@ class ScriptedEngine:
                 granularity=1,
                 min_cache_tokens=16,
                 capabilities=list(self.capabilities),
+                max_running=self.max_running,
             ),
         )
 
@@ -144,6 +147,9 @@ class ScriptedEngine:
                 await _pause(self.heartbeat_seconds, stop)
                 await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             await _pause(self.wait_seconds, stop)
+            while self.holds and not stop.is_set():
+                await _pause(0.1, stop)
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             if self.breaks_early:
                 raise ConnectionResetError
             started = Started(

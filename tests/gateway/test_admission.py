@@ -196,7 +196,7 @@ def test_the_gateways_own_bounds_come_first(monkeypatch: pytest.MonkeyPatch) -> 
         gate.admission.admitted("t", gate.principal, 1, module.MAX_BACKLOG),
     ):
         pass
-    monkeypatch.setattr(module, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(module, "MAX_ADMITTED", 1)
     with gate.admission.admitted("a", gate.principal, 1, 0), pytest.raises(Overloaded):
         gate.turn()
     gate.turn()

@@ -1,6 +1,7 @@
 """Turns that go on at another engine before their first byte, over real sockets."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ class Pair:
     def admin(self) -> Admin:
         return Admin(self.url)
 
-    def ask(self, text: str, **changes: Any) -> httpx.Response:
+    def ask(self, text: str, path: str = "messages", **changes: Any) -> httpx.Response:
         messages = [{"role": "user", "content": text}]
         return httpx.post(
-            f"{self.url}/v1/messages",
+            f"{self.url}/v1/{path}",
             json=body(messages=messages, **changes),
             headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
             timeout=30,
@@ -78,6 +79,18 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(url, first, second, first_url)
 
 
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Pair]:
+    """No turn may wait."""
+    first, second = ScriptedEngine(), ScriptedEngine()
+    with (
+        serve(first) as first_url,
+        serve(second) as second_url,
+        serve_gateway(tmp_path, first_url, second_url, queue_seconds=0.0) as url,
+    ):
+        yield Pair(url, first, second, first_url)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(
     pair: Pair, stream: bool
@@ -107,12 +120,41 @@ def test_an_engine_that_is_full_passes_its_turn_on(pair: Pair, code: Any) -> Non
     assert pair.engine("engine-0")["routing"]["recent_tokens"] == 0
 
 
-def test_when_all_are_full_the_client_hears_so_and_each_was_asked_once(pair: Pair) -> None:
+@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+def test_when_all_are_full_and_none_may_wait_each_was_asked_once(
+    impatient: Pair, path: str, status: int
+) -> None:
+    pair = impatient
     pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
-    reply = pair.ask("p")
-    assert reply.status_code == 529
+    reply = pair.ask("p", path=path)
+    assert reply.status_code == status
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
     assert len(pair.first.refused) == len(pair.second.refused) == 1
+    assert pair.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') == 1
     assert {engine["routing"]["running"] for engine in pair.admin.get("engines")} == {0}
+
+
+def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -> None:
+    pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(pair.ask, "p")
+        eventually(lambda: pair.metric("holdfast_gateway_waiting_turns") == 1)
+        pair.second.refusal = None
+        assert asked.result(30).status_code == 200
+    assert pair.metric("holdfast_gateway_waiting_turns") == 0
+    assert pair.metric("holdfast_gateway_waited_seconds_count") >= 1
+    assert pair.engine("engine-1")["breaker"] == "closed"
+
+
+@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+def test_when_all_engines_are_away_the_client_hears_at_once_when_to_come_again(
+    pair: Pair, path: str, status: int
+) -> None:
+    pair.first.is_ready = pair.second.is_ready = False
+    eventually(lambda: {e["status"] for e in pair.admin.get("engines")} == {"starting"})
+    reply = pair.ask("p", path=path)
+    assert reply.status_code == status and reply.headers["retry-after"] == "5"
+    assert "no engine is ready" in reply.json()["error"]["message"]
 
 
 def test_what_the_prompt_is_to_blame_for_is_not_tried_elsewhere(pair: Pair) -> None:
@@ -128,6 +170,29 @@ def test_after_the_first_byte_a_loss_is_the_streams_error(pair: Pair) -> None:
     assert reply.status_code == 200
     assert "Hel" in reply.text and "event: error" in reply.text
     assert len(pair.first.requests) + len(pair.second.requests) == 1
+
+
+@pytest.mark.parametrize("dialect", ["messages", "chat/completions"])
+def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair, dialect: str) -> None:
+    """What the first engine had begun to say is neither in the answer nor on the bill."""
+    pair.first.script = lambda _request, _usage: [TextDelta("Half"), b""]
+    reply = pair.ask_until(pair.first, "half", path=dialect)
+    assert reply.status_code == 200
+    assert "Hello there" in reply.text and "Half" not in reply.text
+    request = pair.first.requests[-1].request_id
+    assert pair.second.requests[-1].request_id == f"{request}.2"
+    row = pair.turn(request)
+    assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+    eventually(lambda: request in pair.first.acked and f"{request}.2" in pair.second.acked)
+    assert not [turn for turn in pair.admin.get("turns") if turn["outcome"] != "stop"]
+
+
+def test_an_engine_that_fails_by_its_own_doing_passes_its_turn_on(pair: Pair) -> None:
+    pair.first.refusal = ErrorReply("internal", "no")
+    reply = pair.ask_until(pair.first, "fails")
+    assert reply.status_code == 200
+    assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
+    assert pair.metric('holdfast_gateway_retries_total{reason="failed"}') == 1
 
 
 def test_the_breaker_opens_lets_a_probe_through_and_closes(pair: Pair) -> None:

@@ -160,6 +160,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
             default_top_p=float(sampling.get("top_p", 1.0)),
             default_top_k=max(int(sampling.get("top_k", 0)), 0),
             ttl_scale=settings.ttl_scale,
+            max_running=config.scheduler_config.max_num_seqs,
         ),
     )
 

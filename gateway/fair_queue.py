@@ -1,0 +1,191 @@
+"""A bounded queue that is fair between workspaces. Pure: no clock, no I/O.
+
+Within a workspace first come is first served. Between workspaces start-time fair queueing (Goyal,
+Vin and Cheng 1996) over tokens: a workspace's next turn has a *start tag*, the tokens that the
+workspace was served so far, but at least the tag that was served last; the lowest tag is next. So
+who floods waits behind its own turns, and who comes now and then is next.
+
+It is bounded in turns and in tokens, in total and for each workspace. When it is full in total, the
+newest turns of who has the most in it make way for one of who has less: a flood refuses itself
+before anyone else.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+MAX_TURNS = 1024
+MAX_TOKENS = 1 << 24
+"""At 4 bytes a token this is 64 MiB of prompts."""
+_MAX_TAGS = 10_000
+
+FullReason = Literal["queue_full", "workspace_full"]
+ItemT = TypeVar("ItemT")
+
+
+class QueueFull(Exception):
+    def __init__(self, reason: FullReason) -> None:
+        super().__init__(reason)
+        self.reason: FullReason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """A workspace's only turn may be longer than its bound, though not than the total."""
+
+    turns: int = MAX_TURNS
+    tokens: int = MAX_TOKENS
+    workspace_turns: int = MAX_TURNS // 2
+    workspace_tokens: int = MAX_TOKENS // 2
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[ItemT]):
+    """One turn in the queue. Turns of one `kind` can go to the same engines."""
+
+    workspace: str
+    kind: str | None
+    tokens: int
+    item: ItemT
+
+
+@dataclass(slots=True)
+class _Lane(Generic[ItemT]):
+    """One workspace's turns in the order of their arrival, and the start tag of the next."""
+
+    start: int
+    tokens: int = 0
+    turns: dict[int, Waiting[ItemT]] = field(default_factory=dict)
+
+    def heads(self) -> Iterator[Waiting[ItemT]]:
+        """The first turn of each kind."""
+        seen: set[str | None] = set()
+        for waiting in self.turns.values():
+            if waiting.kind not in seen:
+                seen.add(waiting.kind)
+                yield waiting
+
+
+class FairQueue(Generic[ItemT]):
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or Bounds()
+        self._lanes: dict[str, _Lane[ItemT]] = {}
+        # Start tags of workspaces without a turn here, where they are above the one served last.
+        self._tags: dict[str, int] = {}
+        self._served = 0
+        self._num_turns = 0
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return self._num_turns
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
+    @property
+    def num_workspaces(self) -> int:
+        return len(self._lanes)
+
+    def turns_of(self, workspace: str) -> int:
+        lane = self._lanes.get(workspace)
+        return len(lane.turns) if lane is not None else 0
+
+    def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
+        """Put it behind its workspace's turns, or before them; return those that made way for it.
+
+        Raise QueueFull; then nothing has changed.
+        """
+        bounds, lane = self._bounds, self._lanes.get(waiting.workspace)
+        if lane is not None and (
+            len(lane.turns) >= bounds.workspace_turns
+            or lane.tokens + waiting.tokens > bounds.workspace_tokens
+        ):
+            raise QueueFull("workspace_full")
+        victims = self._victims(waiting)
+        for victim in victims:
+            self.remove(victim)
+        lane = self._lanes.get(waiting.workspace)
+        if lane is None:
+            tag = self._tags.pop(waiting.workspace, 0)
+            lane = self._lanes[waiting.workspace] = _Lane(max(tag, self._served))
+        before = lane.turns if is_first else {}
+        if is_first:
+            lane.turns = {}
+        lane.turns[id(waiting)] = waiting
+        lane.turns.update(before)
+        lane.tokens += waiting.tokens
+        self._num_turns += 1
+        self._num_tokens += waiting.tokens
+        return victims
+
+    def pop(self, can_go: Callable[[str | None], bool]) -> Waiting[ItemT] | None:
+        """The next turn among those whose kind can go; None where there is none."""
+        answers: dict[str | None, bool] = {}
+        for lane in sorted(self._lanes.values(), key=lambda lane: lane.start):
+            for waiting in lane.heads():
+                if waiting.kind not in answers:
+                    answers[waiting.kind] = can_go(waiting.kind)
+                if answers[waiting.kind]:
+                    self._served = max(self._served, lane.start)
+                    lane.start += waiting.tokens
+                    self.remove(waiting)
+                    return waiting
+        return None
+
+    def remove(self, waiting: Waiting[ItemT]) -> bool:
+        """Whether it was here."""
+        lane = self._lanes.get(waiting.workspace)
+        if lane is None or lane.turns.pop(id(waiting), None) is None:
+            return False
+        lane.tokens -= waiting.tokens
+        self._num_turns -= 1
+        self._num_tokens -= waiting.tokens
+        if not lane.turns:
+            del self._lanes[waiting.workspace]
+            self._remember(waiting.workspace, lane.start)
+        return True
+
+    def _victims(self, waiting: Waiting[ItemT]) -> list[Waiting[ItemT]]:
+        """The newest turns of who has most, until there is room. Raise QueueFull where that is who
+        wants in, or has no more than that one would have."""
+        bounds = self._bounds
+        turns = self._num_turns + 1 - bounds.turns
+        tokens = self._num_tokens + waiting.tokens - bounds.tokens
+        if turns <= 0 and tokens <= 0:
+            return []
+        own = self._lanes.get(waiting.workspace)
+        share = self._share(
+            (len(own.turns) if own else 0) + 1, (own.tokens if own else 0) + waiting.tokens
+        )
+        left = {name: [len(lane.turns), lane.tokens] for name, lane in self._lanes.items()}
+        newest = {name: reversed(lane.turns.values()) for name, lane in self._lanes.items()}
+        victims: list[Waiting[ItemT]] = []
+        while turns > 0 or tokens > 0:
+            name = max(left, key=lambda name: self._share(*left[name]), default=None)
+            if name is None or name == waiting.workspace or self._share(*left[name]) <= share:
+                raise QueueFull("queue_full")
+            victim = next(newest[name])
+            victims.append(victim)
+            left[name][0] -= 1
+            left[name][1] -= victim.tokens
+            turns -= 1
+            tokens -= victim.tokens
+        return victims
+
+    def _share(self, turns: int, tokens: int) -> float:
+        """Of the queue, by what there is less of."""
+        return max(turns / self._bounds.turns, tokens / self._bounds.tokens)
+
+    def _remember(self, workspace: str, tag: int) -> None:
+        """Keep a tag while it says anything: until the tag served last is as high."""
+        if not self._lanes:
+            self._tags.clear()
+            self._served = 0
+            return
+        if tag > self._served:
+            self._tags[workspace] = tag
+        if len(self._tags) > _MAX_TAGS:
+            self._tags = {name: t for name, t in self._tags.items() if t > self._served}
+            while len(self._tags) > _MAX_TAGS:
+                del self._tags[min(self._tags, key=self._tags.__getitem__)]

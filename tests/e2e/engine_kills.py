@@ -1,0 +1,281 @@
+"""`kill -9` of one of several engines under load, over and over: does any client have to know?
+
+Some rounds stop the engine's process instead (SIGSTOP), so that its connections stay open and
+nothing comes: it is killed later, or goes on as if nothing had been.
+"""
+
+import asyncio
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.fleet import Fleet, Gateway, running_fleet
+from tests.e2e.sdk_clients import SdkClients, Told
+from tests.e2e.stack import ENGINE_SECRET
+
+PROMPT_CLASSES = (
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+)
+CLASSES = (*PROMPT_CLASSES, "automatic_tokens", "computed_tokens", "output_tokens")
+ENGINE_SETTINGS = {
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_SYNTHETIC_PREFILL_US": "50",
+    "ENGINE_SYNTHETIC_DECODE_MS": "40",
+    "ENGINE_LOG_LEVEL": "error",
+}
+GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error"}
+NUM_ENGINES = 4
+# Longer than the silence after which the gateway gives an engine up.
+HANG_SECONDS = 20.0
+BOUND_SECONDS = 120.0
+
+
+@dataclass
+class Report:
+    """What the clients were told against what the ledger and the engines say.
+
+    `books` are, of each engine's last epoch, class by class, the engine's count and the ledger's.
+    An epoch in `retired` was hung and lived on: it also computed what was then asked elsewhere.
+    """
+
+    kills: int
+    hangs: int = 0
+    asked: int = 0
+    begun: int = 0
+    completed: int = 0
+    broken: int = 0
+    early: Counter[str] = field(default_factory=Counter)
+    silent: Counter[str] = field(default_factory=Counter)
+    interrupted: list[int] = field(default_factory=list)
+    rows: int = 0
+    duplicates: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    retries: dict[str, int] = field(default_factory=dict)
+    reconciled: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    left_open: int = 0
+    leaked: int = 0
+    unacknowledged: int = 0
+    books: dict[str, tuple[dict[str, int], dict[str, int]]] = field(default_factory=dict)
+    retired: set[str] = field(default_factory=set)
+
+    @property
+    def unbalanced(self) -> list[str]:
+        """Epochs whose ledger says more than the engine, or other than one that never hung."""
+        return [
+            epoch
+            for epoch, (engine, ledger) in self.books.items()
+            if any(ledger[name] > engine[name] for name in CLASSES)
+            or (engine != ledger and epoch not in self.retired)
+        ]
+
+    @property
+    def problems(self) -> dict[str, object]:
+        """What must be empty or 0 and is not."""
+        found: dict[str, object] = {
+            "failed before the first byte": dict(self.early),
+            "broken without an error event": dict(self.silent),
+            "turns without a row, or more rows than turns": abs(self.asked - self.rows),
+            "lost": self.lost,
+            "wrong": self.wrong,
+            "duplicates": self.duplicates,
+            "left open": self.left_open,
+            "requests and blocks left in engines": self.leaked,
+            "counts left unacknowledged": self.unacknowledged,
+            "unbalanced": self.unbalanced,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def run_engine_kills(
+    data: Path, *, kills: int, clients: int, hangs: int = 0, max_tokens: int = 60, seed: int = 1
+) -> Report:
+    """Run it all. `hangs` of the rounds are hangs, at random places."""
+    rng = random.Random(seed)
+    report = Report(kills, hangs)
+    with running_fleet(data, NUM_ENGINES, 1, ENGINE_SETTINGS, GATEWAY_SETTINGS) as fleet:
+        gateway = fleet.gateways[0]
+        asking = SdkClients(gateway.url, "synthetic", max_tokens, rng)
+        asyncio.run(_kill_over_and_over(fleet, asking, report, clients, rng))
+        report.retries = _counted(gateway, "holdfast_gateway_retries_total")
+        report.reconciled = _counted(gateway, "holdfast_gateway_reconciled_turns_total")
+        rows = _rows(data / "gateway-0" / "ledger.db")
+        _read_books(fleet, report, rows)
+    _compare(report, asking, rows)
+    return report
+
+
+async def _kill_over_and_over(
+    fleet: Fleet, asking: SdkClients, report: Report, clients: int, rng: random.Random
+) -> None:
+    gateway = fleet.gateways[0]
+    hanging = set(rng.sample(range(report.kills), report.hangs))
+    running = asyncio.create_task(asking.run(clients))
+    for number in range(report.kills):
+        # Each round must be in the midst of answers, so wait for new ones first.
+        enough = len(asking.told) + clients
+        await _until(lambda enough=enough: len(asking.told) >= enough)  # type: ignore[misc]
+        await asyncio.sleep(rng.uniform(0, 1))
+        running_at = {
+            number: (await _engine(gateway, number))["routing"]["running"]
+            for number in range(NUM_ENGINES)
+        }
+        engine = rng.choice([number for number, count in running_at.items() if count] or [0])
+        report.interrupted.append(running_at[engine])
+        lives_on = number in hanging and rng.random() < 0.5
+        if number in hanging:
+            fleet.processes[engine].send_signal(signal.SIGSTOP)
+            await asyncio.sleep(HANG_SECONDS)
+        if lives_on:
+            report.retired.add((await _engine(gateway, engine))["description"]["epoch"])
+            fleet.processes[engine].send_signal(signal.SIGCONT)
+        else:
+            await _replace(fleet, engine, rng.uniform(0, 1.5))
+        await _until_ready(gateway, engine)
+    asking.stopping.set()
+    await running
+    report.asked = asking.num_asked
+    await _until(lambda: _backlog(gateway) == 0)
+
+
+async def _replace(fleet: Fleet, engine: int, pause: float) -> None:
+    """Kill it; a new process begins at the same address."""
+    gateway = fleet.gateways[0]
+    before = (await _engine(gateway, engine))["description"]["epoch"]
+    await asyncio.to_thread(fleet.kill, engine)
+    await asyncio.sleep(pause)
+    await asyncio.to_thread(fleet.restart, engine)
+    deadline = time.monotonic() + BOUND_SECONDS
+    while (await _engine(gateway, engine))["description"]["epoch"] == before:
+        assert time.monotonic() < deadline, "the new epoch was not seen"
+        await asyncio.sleep(0.1)
+
+
+async def _until_ready(gateway: Gateway, engine: int) -> None:
+    deadline = time.monotonic() + BOUND_SECONDS
+    while (await _engine(gateway, engine))["status"] != "ready":
+        assert time.monotonic() < deadline, "the engine did not come back"
+        await asyncio.sleep(0.1)
+
+
+async def _engine(gateway: Gateway, number: int) -> dict[str, Any]:
+    return await asyncio.to_thread(gateway.engine, f"engine-{number}")
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BOUND_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"did not happen within {BOUND_SECONDS} s")
+        await asyncio.sleep(0.05)
+
+
+def _backlog(gateway: Gateway) -> int:
+    reply = httpx.get(f"{gateway.url}/readyz", timeout=30, trust_env=False).json()
+    return int(reply["journal_backlog"])
+
+
+def _counted(gateway: Gateway, name: str) -> dict[str, int]:
+    """A counter with one label, by its value."""
+    text = httpx.get(f"{gateway.url}/metrics", timeout=30, trust_env=False).text
+    lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        db.row_factory = sqlite3.Row
+        rows = [dict(row) for row in db.execute("SELECT * FROM turns")]
+    db.close()
+    return rows
+
+
+def _read_books(fleet: Fleet, report: Report, rows: list[dict[str, Any]]) -> None:
+    for url in fleet.engines:
+        stats = _idle_stats(url)
+        report.leaked += stats["running"] + stats["waiting"] + stats["blocks"]["active"]
+        report.unacknowledged += stats["unacknowledged"]
+        mine = [row for row in rows if row["epoch"] == stats["epoch"]]
+        engine = {name: stats["counters"].get(name, 0) for name in CLASSES}
+        report.books[stats["epoch"]] = engine, {n: sum(row[n] for row in mine) for n in CLASSES}
+
+
+def _idle_stats(url: str) -> dict[str, Any]:
+    """The engine's stats once it is idle and everything is acknowledged, or after the bound."""
+    deadline = time.monotonic() + BOUND_SECONDS
+    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    while True:
+        reply = httpx.get(f"{url}/v1/stats", headers=headers, timeout=30, trust_env=False)
+        stats: dict[str, Any] = reply.json()
+        is_idle = stats["running"] + stats["waiting"] + stats["unacknowledged"] == 0
+        if is_idle or time.monotonic() > deadline:
+            return stats
+        time.sleep(0.2)
+
+
+def _compare(report: Report, asking: SdkClients, rows: list[dict[str, Any]]) -> None:
+    by_id = {row["id"]: row for row in rows}
+    report.begun, report.broken = len(asking.told), len(asking.broken)
+    report.completed = sum(told.is_final for told in asking.told.values())
+    report.early, report.silent = asking.early, asking.silent
+    report.rows, report.duplicates = len(rows), len(rows) - len(by_id)
+    report.outcomes = Counter(row["outcome"] for row in rows)
+    report.left_open = report.outcomes["open"]
+    for told in asking.told.values():
+        row = by_id.get(told.turn_id)
+        if row is None:
+            report.lost.append(told.turn_id)
+        elif not _agree(told, row):
+            report.wrong.append(f"{told} {row}")
+
+
+def _agree(told: Told, row: dict[str, Any]) -> bool:
+    """Whether the row says what the client was told, and how it ended."""
+    if any(row[name] != value for name, value in told.usage.items()):
+        return False
+    prompt = sum(row[name] for name in PROMPT_CLASSES)
+    if told.prompt_tokens is not None and prompt != told.prompt_tokens:
+        return False
+    return bool((row["outcome"] in ("stop", "length")) == told.is_final)
+
+
+def table(report: Report) -> str:
+    """The report as a Markdown table."""
+    lines: list[tuple[str, object]] = [
+        ("rounds; of these hangs", f"{report.kills}; {report.hangs}"),
+        ("turns at the engine when it was killed, all and most", _spread(report.interrupted)),
+        ("requests; completed", f"{report.asked}; {report.completed}"),
+        ("went on at another engine, by why", _listed(report.retries)),
+        ("streams broken after their first byte, with an error event", report.broken),
+        ("streams broken without an error event", sum(report.silent.values())),
+        ("requests that failed before their first byte", sum(report.early.values())),
+        ("rows, by outcome", f"{report.rows}: {_listed(report.outcomes)}"),
+        ("requests settled by the reconciler", _listed(report.reconciled)),
+        ("rows lost", len(report.lost)),
+        ("rows doubled; left open", f"{report.duplicates}; {report.left_open}"),
+        ("rows that differ from what the client was told", len(report.wrong)),
+        ("requests and blocks left in engines", report.leaked),
+        ("counts left unacknowledged", report.unacknowledged),
+        ("last epochs whose books differ from the ledger's", len(report.unbalanced)),
+    ]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in lines)])
+
+
+def _spread(values: list[int]) -> str:
+    return f"{sum(values)}, {max(values)}"
+
+
+def _listed(counts: Any) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())) or "none"

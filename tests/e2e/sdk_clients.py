@@ -1,0 +1,225 @@
+"""Clients that keep asking through the official SDKs, without retries, and note what each was told.
+
+Of four kinds: Messages and Chat Completions, each as a stream and as one answer.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import anthropic
+import openai
+from anthropic.types import Usage
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletionStreamOptionsParam
+
+from tests.e2e.stack import API_KEY
+
+NUM_PREFIXES = 12
+TIMEOUT_SECONDS = 600.0
+PAUSE_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Told:
+    """What a client knows of one turn that began to answer.
+
+    `usage` has the ledger's names; `prompt_tokens` is all of the input, None where not told.
+    """
+
+    turn_id: str
+    usage: dict[str, int]
+    prompt_tokens: int | None = None
+    is_final: bool = False
+    has_error_event: bool = False
+
+
+@dataclass
+class SdkClients:
+    """`early` are failures before the first byte of the answer, `silent` streams that ended without
+    their last event and without an error event: neither may happen."""
+
+    url: str
+    model: str
+    max_tokens: int
+    rng: random.Random
+    told: dict[str, Told] = field(default_factory=dict)
+    num_asked: int = 0
+    num_running: int = 0
+    early: Counter[str] = field(default_factory=Counter)
+    silent: Counter[str] = field(default_factory=Counter)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def broken(self) -> list[Told]:
+        return [told for told in self.told.values() if told.has_error_event]
+
+    async def run(self, count: int) -> None:
+        """Keep `count` clients busy until stopping; each ends the turn that it has begun."""
+        async with (
+            anthropic.AsyncAnthropic(
+                base_url=self.url, api_key=API_KEY, timeout=TIMEOUT_SECONDS, max_retries=0
+            ) as messages,
+            openai.AsyncOpenAI(
+                base_url=f"{self.url}/v1",
+                api_key=API_KEY,
+                timeout=TIMEOUT_SECONDS,
+                max_retries=0,
+            ) as chat,
+        ):
+            kinds = (
+                lambda: self._message_stream(messages),
+                lambda: self._chat_stream(chat),
+                lambda: self._message(messages),
+                lambda: self._chat(chat),
+            )
+            await asyncio.gather(*(self._client(kinds[i % 4]) for i in range(count)))
+
+    async def _client(self, ask: Any) -> None:
+        while not self.stopping.is_set():
+            self.num_asked += 1
+            self.num_running += 1
+            try:
+                await ask()
+            finally:
+                self.num_running -= 1
+
+    def _prompt(self) -> tuple[list[Any], str]:
+        """One of a few marked system prompts, so that there are reads, and a new question."""
+        number = self.rng.randrange(NUM_PREFIXES)
+        text = f"Handbook {number}. " + " ".join(f"Rule {i} of {number}." for i in range(60))
+        control = {"type": "ephemeral", "ttl": "1h" if number % 2 else "5m"}
+        question = f"What is rule {self.rng.randrange(10**9)}?"
+        return [{"type": "text", "text": text, "cache_control": control}], question
+
+    def _message_fields(self) -> dict[str, Any]:
+        system, question = self._prompt()
+        return {
+            "model": self.model,
+            "max_tokens": self.rng.randint(1, self.max_tokens),
+            "system": system,
+            "messages": [{"role": "user", "content": question}],
+        }
+
+    def _chat_fields(self) -> dict[str, Any]:
+        system, question = self._prompt()
+        return {
+            "model": self.model,
+            "max_tokens": self.rng.randint(1, self.max_tokens),
+            "messages": [
+                {"role": "system", "content": system},
+                {"role": "user", "content": question},
+            ],
+        }
+
+    async def _message_stream(self, client: anthropic.AsyncAnthropic) -> None:
+        told = None
+        try:
+            async with await client.messages.create(
+                **self._message_fields(), stream=True
+            ) as events:
+                async for event in events:
+                    if event.type == "message_start":
+                        usage = event.message.usage
+                        told = self._begin(Told(event.message.id, _classes(usage)))
+                    elif told is not None and event.type == "message_delta":
+                        told.usage["output_tokens"] = event.usage.output_tokens
+                    elif told is not None and event.type == "message_stop":
+                        told.is_final = True
+        except anthropic.APIError as error:
+            # The SDK makes one from an `error` event; of a broken connection it makes another.
+            await self._failed("messages stream", error, told, _is_event(error))
+        else:
+            self._ended("messages stream", told)
+
+    async def _chat_stream(self, client: openai.AsyncOpenAI) -> None:
+        told = None
+        options: ChatCompletionStreamOptionsParam = {"include_usage": True}
+        try:
+            async with await client.chat.completions.create(
+                **self._chat_fields(), stream=True, stream_options=options
+            ) as chunks:
+                async for chunk in chunks:
+                    if told is None:
+                        told = self._begin(Told(_turn_id(chunk.id), {}))
+                    if chunk.usage is not None:
+                        _take(told, chunk.usage)
+        except openai.APIError as error:
+            await self._failed("chat stream", error, told, _is_event(error))
+        else:
+            self._ended("chat stream", told)
+
+    async def _message(self, client: anthropic.AsyncAnthropic) -> None:
+        try:
+            message = await client.messages.create(**self._message_fields())
+        except anthropic.APIError as error:
+            await self._failed("messages", error, None, False)
+        else:
+            usage = {**_classes(message.usage), "output_tokens": message.usage.output_tokens}
+            self._begin(Told(message.id, usage, is_final=True))
+
+    async def _chat(self, client: openai.AsyncOpenAI) -> None:
+        try:
+            completion = await client.chat.completions.create(**self._chat_fields())
+        except openai.APIError as error:
+            await self._failed("chat", error, None, False)
+        else:
+            told = self._begin(Told(_turn_id(completion.id), {}))
+            _take(told, completion.usage)
+
+    def _begin(self, told: Told) -> Told:
+        self.told[told.turn_id] = told
+        return told
+
+    async def _failed(self, kind: str, error: Exception, told: Told | None, is_event: bool) -> None:
+        what = f"{kind}: {type(error).__name__}: {error}"[:200]
+        if told is None:
+            self.early[what] += 1
+        elif is_event:
+            told.has_error_event = True
+        else:
+            self.silent[what] += 1
+        await asyncio.sleep(PAUSE_SECONDS)
+
+    def _ended(self, kind: str, told: Told | None) -> None:
+        if told is None:
+            self.early[f"{kind}: ended without an event"] += 1
+        elif not told.is_final:
+            self.silent[f"{kind}: ended without its last event"] += 1
+
+
+def _is_event(error: Exception) -> bool:
+    """Whether it came as an event of the stream, in the dialect's own shape."""
+    match error:
+        case anthropic.APIConnectionError() | openai.APIConnectionError():
+            return False
+        case anthropic.APIError(body={"type": "error", "error": {"type": str(), "message": str()}}):
+            return True
+        case openai.APIError(body={"message": str(), "type": str(), "code": _}):
+            return True
+        case _:
+            return False
+
+
+def _turn_id(completion_id: str) -> str:
+    return "msg_" + completion_id.removeprefix("chatcmpl-")
+
+
+def _take(told: Told, usage: CompletionUsage | None) -> None:
+    """Chat Completions tells usage once, at the end."""
+    assert usage is not None
+    told.usage["output_tokens"] = usage.completion_tokens
+    told.prompt_tokens, told.is_final = usage.prompt_tokens, True
+
+
+def _classes(usage: Usage) -> dict[str, int]:
+    written = usage.cache_creation
+    assert written is not None
+    return {
+        "input_tokens": usage.input_tokens,
+        "cache_read_tokens": usage.cache_read_input_tokens or 0,
+        "cache_write_5m_tokens": written.ephemeral_5m_input_tokens,
+        "cache_write_1h_tokens": written.ephemeral_1h_input_tokens,
+    }
