@@ -5,12 +5,12 @@ import asyncio
 import fcntl
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import uvicorn
 from alembic import command
 from alembic.config import Config
+from uvicorn.config import STARTUP_FAILURE
 
 from gateway import access_cli
 from gateway import commands as ledger_cli
@@ -22,10 +22,10 @@ from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import sum_once
 from gateway.logs import configure
 from gateway.pricing import PriceError
+from gateway.server import Server
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
 ROOT = Path(__file__).resolve().parent.parent
-_GRACE_SECONDS = 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,17 +55,10 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(_: argparse.Namespace) -> int:
     settings = load()
     configure(settings.log_level)
-    uvicorn.run(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-    return 0
+    server = Server(create_app(settings), settings)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    return 0 if server.started else STARTUP_FAILURE
 
 
 def _migrate(_: argparse.Namespace) -> int:

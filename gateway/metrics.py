@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
 TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
@@ -25,10 +25,17 @@ class EngineState(NamedTuple):
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.requests = Counter(
             "holdfast_gateway_requests",
             "HTTP requests by route template and status",
             ["route", "status"],
+            registry=self.registry,
+        )
+        self.refused_connections = Counter(
+            "holdfast_gateway_refused_connections",
+            "Connections that were closed before or beside any route, by why",
+            ["reason"],
             registry=self.registry,
         )
         self.turns = Counter(
