@@ -28,8 +28,10 @@ from engine.protocol import (
     EventFrame,
     Failed,
     FinalCounts,
+    Finished,
     Frame,
     GenerateRequest,
+    Started,
     Stats,
 )
 from gateway.breaker import Breaker
@@ -88,11 +90,18 @@ def make_http() -> httpx.AsyncClient:
 
 
 class Generation:
-    """One accepted generation: its frames, and None for every heartbeat."""
+    """One accepted generation: its frames, and None for every heartbeat.
 
-    def __init__(self, response: httpx.Response) -> None:
+    `num_ignored` counts frames that did not belong there: late, double, or another request's.
+    """
+
+    def __init__(self, response: httpx.Response, request_id: str) -> None:
         self._response = response
+        self._request_id = request_id
+        self._has_started = False
+        self._finished: set[int] = set()
         self.has_ended = False
+        self.num_ignored = 0
 
     async def frames(self) -> AsyncIterator[Frame | None]:
         """Yield until Done; raise for Failed, for silence, and for an end before the end."""
@@ -102,6 +111,9 @@ class Generation:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     frame = _frame.decode(line) if line.strip() else None
+                    if frame is not None and not self._belongs(frame):
+                        self.num_ignored += 1
+                        continue
                     if isinstance(frame, Failed):
                         self.has_ended = True
                         raise refusal(ErrorReply(frame.code, frame.message))
@@ -115,6 +127,24 @@ class Generation:
             raise EngineFailed("the engine broke the protocol") from None
         if not self.has_ended:
             raise EngineLost
+
+    def _belongs(self, frame: Frame) -> bool:
+        if self.has_ended:
+            return False
+        match frame:
+            case Started(request_id=request_id):
+                is_first, self._has_started = not self._has_started, True
+                return is_first and request_id == self._request_id
+            case Done(request_id=request_id):
+                return request_id == self._request_id
+            case Finished(choice=choice):
+                is_first = choice not in self._finished
+                self._finished.add(choice)
+                return is_first
+            case Failed():
+                return True
+            case _:
+                return frame.choice not in self._finished
 
     async def aclose(self) -> None:
         await self._response.aclose()
@@ -169,7 +199,7 @@ class Engine:
         response = await self._send("POST", "/v1/generate", _encode(request), _GENERATE)
         if response.status_code != 200:
             await self._refuse(response)
-        return Generation(response)
+        return Generation(response, request.request_id)
 
     async def count(self, request: CountRequest) -> CountReply:
         body = await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)

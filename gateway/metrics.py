@@ -103,6 +103,11 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.ignored_frames = Counter(
+            "holdfast_gateway_ignored_frames",
+            "Frames of engines that were late, double or another request's",
+            registry=self.registry,
+        )
         self.prefix_tokens = Counter(
             "holdfast_gateway_prefix_tokens",
             "Prompt tokens held by some engine (available), by the chosen one (captured),"

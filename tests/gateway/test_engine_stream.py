@@ -47,7 +47,7 @@ class Pieces(httpx.AsyncByteStream):
 
 
 async def read(*pieces: bytes) -> list[Frame | None]:
-    generation = Generation(httpx.Response(200, stream=Pieces(*pieces)))
+    generation = Generation(httpx.Response(200, stream=Pieces(*pieces)), "r")
     return [frame async for frame in generation.frames()]
 
 
@@ -63,6 +63,23 @@ async def test_ended_anywhere_before_its_end_it_is_a_lost_engine() -> None:
     for place in range(len(RAW) - 1):
         with pytest.raises(EngineLost):
             await read(RAW[:place])
+
+
+@pytest.mark.anyio
+async def test_what_is_late_double_or_anothers_is_ignored_and_counted() -> None:
+    started, *_, done = FRAMES
+    assert isinstance(started, Started) and isinstance(done, Done)
+    strange: list[Frame] = [
+        msgspec.structs.replace(started, request_id="another"),
+        started,
+        msgspec.structs.replace(done, request_id="another"),
+    ]
+    for frame in strange:
+        frames = [*FRAMES[:2], frame, *FRAMES[2:], done, TextDelta("late")]
+        raw = b"\n".join(msgspec.json.encode(frame) for frame in frames) + b"\n"
+        generation = Generation(httpx.Response(200, stream=Pieces(raw)), "r")
+        assert [found async for found in generation.frames()] == FRAMES
+        assert generation.num_ignored == 3
 
 
 @pytest.mark.anyio
