@@ -85,8 +85,8 @@ def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
 
 
 def endless(_request: GenerateRequest, _usage: InputUsage) -> list[Frame | float | bytes]:
-    # The pauses of no length let the scripted engine notice that it was cancelled.
-    return [TextDelta("x" * 10_000), 0.0] * 50_000
+    # Ten times as fast as any model; without pauses nobody would notice that it was cancelled.
+    return [TextDelta("x" * 10_000), 0.001] * 50_000
 
 
 @pytest.mark.timeout(600)
