@@ -1,9 +1,71 @@
-"""Entry of the dashboard: `streamlit run dashboard/app.py`. Lists the pages; each draws itself."""
+"""The script of every page: who looks, what is chosen, and which page it is.
+
+`python -m dashboard` serves it; see `server.py` for what stands before it.
+"""
+
+from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
-st.set_page_config(page_title="Holdfast", page_icon="⚓", layout="wide")
-st.navigation(
-    [st.Page("pages/overview.py", title="Overview", url_path="overview", default=True)],
-    position="top",
-).run()
+from dashboard import filters, viewer
+from dashboard.access.sessions import Session
+from dashboard.catalogue import SECTIONS, entries
+
+STYLE = Path(__file__).parent / "style.css"
+
+
+def pages() -> dict[str, list[Any]]:
+    """Streamlit's pages, by section."""
+    return {
+        section: [
+            st.Page(
+                f"views/{entry.name}.py",
+                title=entry.title,
+                url_path=entry.name,
+                default=entry is entries()[0],
+            )
+            for entry in found
+        ]
+        for section, found in SECTIONS.items()
+    }
+
+
+def draw_viewer(session: Session) -> None:
+    with st.sidebar:
+        st.caption("Signed in as")
+        st.text("admin: all workspaces" if session.workspace is None else session.workspace)
+        if st.button("Sign out", key="sign_out", width="stretch"):
+            viewer.sign_out()
+            st.rerun()
+
+
+def draw() -> None:
+    st.set_page_config(
+        page_title="Holdfast", page_icon="⚓", layout="wide", initial_sidebar_state=220
+    )
+    st.html(STYLE)
+    session = viewer.session()
+    if session is None:
+        st.navigation([st.Page(_signed_out, title="Signed out")], position="hidden").run()
+        return
+    page = st.navigation(pages(), position="sidebar")
+    draw_viewer(session)
+    about = viewer.about(session)
+    if about.sample:
+        st.warning(
+            "**Sample data.** Everything shown here was made up by the seed command;"
+            " nothing of it was measured.",
+            icon=":material/science:",
+        )
+    named = {entry.title: entry for entry in entries()}
+    filters.draw(about, named[page.title].filters)
+    page.run()
+
+
+def _signed_out() -> None:
+    st.title("Signed out", anchor=False)
+    st.text("Reload this page to sign in again.")
+
+
+draw()

@@ -1,109 +1,147 @@
-"""The charts, as Altair specifications. Pure: a table and a theme in, a chart out."""
+"""The charts, as Altair specifications. Pure: rows and a theme in, a chart out."""
 
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
+import pandas as pd  # type: ignore[import-untyped]
 
-Theme = Literal["light", "dark"]
+from dashboard.colours import GRID, SOFT_TEXT, Palette, Theme
 
-TOKEN_COLOURS: dict[Theme, dict[str, str]] = {
-    "light": {
-        "Read from cache": "#0f766e",
-        "Written, 5 minutes": "#d97706",
-        "Written, 1 hour": "#9a3412",
-        "Uncached": "#94a3b8",
-    },
-    "dark": {
-        "Read from cache": "#2dd4bf",
-        "Written, 5 minutes": "#fbbf24",
-        "Written, 1 hour": "#f97316",
-        "Uncached": "#64748b",
-    },
-}
-BLOCK_COLOURS: dict[Theme, dict[str, str]] = {
-    "light": {
-        "Active": "#2563eb",
-        "Leased": "#0f766e",
-        "Best effort": "#7dc4b8",
-        "Cached": "#94a3b8",
-        "Free": "#e2e8f0",
-    },
-    "dark": {
-        "Active": "#60a5fa",
-        "Leased": "#2dd4bf",
-        "Best effort": "#1d6f66",
-        "Cached": "#64748b",
-        "Free": "#263240",
-    },
-}
 TOKENS_HEIGHT = 300
-ENGINE_HEIGHT = 36
-POOL_FRAME_HEIGHT = 120  # legend and axis
 
 
-def _scale(colours: dict[str, str]) -> alt.Scale:
+def scale(colours: Palette) -> alt.Scale:
+    """One colour for each word: what is not drawn is not in the way of the legend."""
     return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 
-def _legend() -> alt.Legend:
-    return alt.Legend(title=None, orient="top", symbolType="square", labelLimit=200)
+def legend() -> alt.Legend:
+    return alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
 
 
-def tokens_over_time(frame: Any, bucket_seconds: int, theme: Theme) -> alt.Chart:
-    """Draw the stacked classes; a bar is one bucket, so a pause is a gap."""
-    unit = f"{bucket_seconds // 60} minutes" if bucket_seconds > 60 else "minute"
-    if bucket_seconds < 60:
-        unit = f"{bucket_seconds} seconds"
-    chart: alt.Chart = (
-        alt.Chart(frame)
+def styled(drawn: Any, theme: Theme) -> Any:
+    """Words and lines in colours that can be read: Streamlit's own are too faint for small text."""
+    words, lines = SOFT_TEXT[theme], GRID[theme]
+    return drawn.configure_axis(
+        labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
+    ).configure_legend(labelColor=words, titleColor=words)
+
+
+def time_axis(seconds: float) -> alt.Axis:
+    """Marks of a range that long, in UTC: hours of one day, days of many."""
+    form = "%H:%M" if seconds <= 36 * 3600 else "%d %b"
+    return alt.Axis(grid=False, format=form, tickCount=8, labelOverlap=True, title="Time (UTC)")
+
+
+def moment(field: str, seconds: float, **options: Any) -> alt.X:
+    """A time axis in UTC, whatever the browser's zone."""
+    kind = alt.Scale(type="utc")
+    return alt.X(f"{field}:T", axis=time_axis(seconds), scale=kind, **options)
+
+
+def per_bucket(bucket_seconds: int) -> str:
+    """The unit of what one bar counts: per minute, per 5 minutes, per hour."""
+    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if bucket_seconds >= size:
+            count = bucket_seconds // size
+            return f"per {unit}" if count == 1 else f"per {count} {unit}s"
+    return "per second"
+
+
+def stacked_over_time(
+    rows: Sequence[Mapping[str, Any]],
+    colours: Palette,
+    *,
+    title: str,
+    seconds: float,
+    height: int = TOKENS_HEIGHT,
+) -> alt.Chart:
+    """Stacked rectangles, one for each interval and class; a pause is a gap.
+
+    Rows have `start`, `end`, `class`, `amount`, `bottom`, `top` and `part` (empty, or "partial
+    interval"); an interval that the range cuts is drawn paler, as it looks low without being so.
+    """
+    drawn: alt.Chart = (
+        alt.Chart(pd.DataFrame(rows))
         .mark_rect(strokeWidth=0)
         .encode(
-            x=alt.X("start:T", title=None, axis=alt.Axis(grid=False, format="%H:%M", tickCount=8)),
+            x=moment("start", seconds),
             x2=alt.X2("end:T"),
-            y=alt.Y(
-                "bottom:Q",
-                title=f"Prompt tokens per {unit}",
-                axis=alt.Axis(format="~s", tickCount=5),
-            ),
+            y=alt.Y("bottom:Q", title=title, axis=alt.Axis(format="~s", tickCount=5)),
             y2=alt.Y2("top:Q"),
-            color=alt.Color(
-                "class:N", scale=_scale(TOKEN_COLOURS[theme]), legend=_legend(), sort=None
-            ),
+            color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
+            opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),
             tooltip=[
-                alt.Tooltip("start:T", title="From", format="%H:%M:%S"),
+                alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
                 alt.Tooltip("class:N", title="Class"),
-                alt.Tooltip("tokens:Q", title="Tokens", format=","),
+                alt.Tooltip("amount:Q", title="Amount", format=","),
+                alt.Tooltip("part:N", title="Note"),
+            ],
+        )
+        .properties(height=height)
+    )
+    return drawn
+
+
+def signed_over_time(
+    rows: Sequence[Mapping[str, Any]], colours: Palette, *, title: str, seconds: float
+) -> alt.Chart:
+    """Bars above and below zero, one for each interval: gains and losses in different colours."""
+    drawn: alt.Chart = (
+        alt.Chart(pd.DataFrame(rows))
+        .mark_rect(strokeWidth=0)
+        .encode(
+            x=moment("start", seconds),
+            x2=alt.X2("end:T"),
+            y=alt.Y("amount:Q", title=title, axis=alt.Axis(format="$~s", tickCount=5)),
+            y2=alt.Y2("zero:Q"),
+            color=alt.Color(
+                "class:N",
+                scale=scale({name: colours[name] for name in ("Saved", "Lost")}),
+                legend=legend(),
+                sort=None,
+            ),
+            opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),
+            tooltip=[
+                alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
+                alt.Tooltip("amount:Q", title="Net saved ($)", format="$,.4f"),
+                alt.Tooltip("part:N", title="Note"),
             ],
         )
         .properties(height=TOKENS_HEIGHT)
     )
-    return chart
+    return drawn
 
 
-def pool_by_state(frame: Any, num_engines: int, theme: Theme) -> alt.Chart:
-    """One bar per engine: what holds its blocks, as shares of its pool."""
-    chart: alt.Chart = (
+def waterfall(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) -> Any:
+    """Bars from `bottom` to `top` with their amounts above; `text` is the colour of words."""
+    frame = pd.DataFrame(rows)
+    steps = [row["step"] for row in rows]
+    x = alt.X(
+        "step:N",
+        sort=steps,
+        title=None,
+        scale=alt.Scale(paddingInner=0.3, paddingOuter=0.15),
+        axis=alt.Axis(labelAngle=0, grid=False, labelExpr="split(datum.label, ' ')"),
+    )
+    bars = (
         alt.Chart(frame)
-        .mark_bar(size=22)
+        .mark_bar(cornerRadius=2)
         .encode(
-            x=alt.X(
-                "share:Q",
-                title="Share of the pool",
-                scale=alt.Scale(domain=[0, 1], nice=False),
-                axis=alt.Axis(format=".0%", tickCount=5),
-            ),
-            y=alt.Y("engine:N", title=None, axis=alt.Axis(labelLimit=220)),
-            color=alt.Color(
-                "state:N", scale=_scale(BLOCK_COLOURS[theme]), legend=_legend(), sort=None
-            ),
-            order=alt.Order("order:Q"),
+            x=x,
+            y=alt.Y("bottom:Q", title="Dollars", axis=alt.Axis(format="$~s", tickCount=5)),
+            y2=alt.Y2("top:Q"),
+            color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
             tooltip=[
-                alt.Tooltip("engine:N", title="Engine"),
-                alt.Tooltip("state:N", title="State"),
-                alt.Tooltip("blocks:Q", title="Blocks", format=","),
-                alt.Tooltip("share:Q", title="Share", format=".1%"),
+                alt.Tooltip("step:N", title="Step"),
+                alt.Tooltip("amount:Q", title="Dollars", format="$,.6f"),
             ],
         )
-        .properties(height=POOL_FRAME_HEIGHT + ENGINE_HEIGHT * num_engines)
     )
-    return chart
+    labels = (
+        alt.Chart(frame)
+        .mark_text(dy=-8, fontSize=13, fontWeight=600, color=text)
+        .encode(x=x, y=alt.Y("top:Q"), text=alt.Text("label:N"))
+    )
+    return alt.layer(bars, labels).properties(height=TOKENS_HEIGHT)

@@ -1,144 +1,119 @@
 """Client of the gateway's admin API, the dashboard's only source. Knows HTTP, no pictures.
 
-Counts are tokens, money is nano-dollars, times are UTC.
+Counts are tokens, money is nano-dollars, times are UTC. Answers' shapes are in `answers/`.
 """
 
-from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
-TIMEOUT = httpx.Timeout(5.0, connect=2.0)
-EngineStatus = Literal["starting", "ready", "down"]
+TIMEOUT = httpx.Timeout(10.0, connect=2.0)
+# Tabs of one sign-in ask for the same within a refresh: one question serves them all.
+KEPT_SECONDS = 3.0
+_MAX_KEPT = 256
 Reply = TypeVar("Reply")
+Params = Mapping[str, Any]
 
 
 class ClientError(Exception):
     """The admin API gave no usable answer; the message is fit to be shown."""
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over a stretch of time; turns without a price are in no sum of money."""
-
-    requests: int = 0
-    errors: int = 0
-    input_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_5m_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    output_tokens: int = 0
-    unpriced: int = 0
-    cost_nano: int = 0
-    cost_without_cache_nano: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return (
-            self.input_tokens
-            + self.cache_read_tokens
-            + self.cache_write_5m_tokens
-            + self.cache_write_1h_tokens
-        )
+class KeyRefused(ClientError):
+    """The key is unknown, has ended, or may not see this."""
 
 
-class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    start_ms: int
-    totals: Totals
-    saved_nano: int
-
-    @property
-    def start(self) -> datetime:
-        return datetime.fromtimestamp(self.start_ms / 1000, UTC)
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Read ÷ prompt; None without traffic."""
-        prompt = self.totals.prompt_tokens
-        return self.totals.cache_read_tokens / prompt if prompt else None
-
-
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares; None where there is nothing to divide by."""
-
-    token_hit_rate: float | None
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    bucket_seconds: int
-    totals: Totals
-    rates: Rates
-    saved_nano: int
-    series: list[Bucket]
-
-    @property
-    def net_saved_nano(self) -> int | None:
-        """None, and not 0, where no turn has a price."""
-        return None if self.totals.requests == self.totals.unpriced else self.saved_nano
-
-
-class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    total: int
-    free: int
-    active: int
-    leased: int
-    best_effort: int
-    cached: int
-
-
-class Description(msgspec.Struct, frozen=True, kw_only=True):
-    backend: str
-    model: str
-
-
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    uptime_seconds: float
-    running: int
-    waiting: int
-    blocks: Blocks
-    num_leases: int = 0
-
-
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine; `stats` only while it answers."""
-
-    name: str
-    url: str
-    status: EngineStatus
-    description: Description | None = None
-    stats: Stats | None = None
-
-    @property
-    def blocks(self) -> Blocks | None:
-        return self.stats.blocks if self.stats else None
+class NotThere(ClientError):
+    """The gateway answers 404: no such thing, or none that this key may see."""
 
 
 class AdminClient:
-    """Blocking on purpose: a Streamlit script runs in a thread of its own."""
+    """Asks with the viewer's own key, so that the gateway decides what they see.
 
-    def __init__(self, gateway_url: str, admin_key: str) -> None:
+    Blocking on purpose: a Streamlit script runs in a thread of its own. Safe to share.
+    """
+
+    def __init__(self, gateway_url: str, key: str) -> None:
+        self._asks_as = (gateway_url, key)
         self._http = httpx.Client(
-            base_url=gateway_url,
-            headers={"authorization": f"Bearer {admin_key}"},
-            timeout=TIMEOUT,
+            base_url=gateway_url, headers={"x-api-key": key}, timeout=TIMEOUT, trust_env=False
         )
+        self._kept: OrderedDict[tuple[Any, ...], tuple[float, Any]] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def overview(self, seconds: int) -> Overview:
-        return self._get("/admin/v1/overview", Overview, {"seconds": seconds})
+    def is_same(self, other: "AdminClient") -> bool:
+        """Whether both ask the same gateway with the same key."""
+        return self._asks_as == other._asks_as
 
-    def engines(self) -> list[Engine]:
-        return self._get("/admin/v1/engines", list[Engine])
+    def get(
+        self,
+        path: str,
+        shape: type[Reply],
+        params: Params | None = None,
+        kept_seconds: float | None = None,
+    ) -> Reply:
+        """Raise ClientError where there is no usable answer. Answers are kept for a moment, or
+        for so long."""
+        fresh = KEPT_SECONDS if kept_seconds is None else kept_seconds
+        asked = {name: value for name, value in (params or {}).items() if value is not None}
+        about = (path, str(shape), tuple(sorted((k, str(v)) for k, v in asked.items())))
+        with self._lock:
+            kept = self._kept.get(about)
+        if kept is not None and time.monotonic() - kept[0] < fresh:
+            answer: Reply = kept[1]
+            return answer
+        answer = decoded(self.send("GET", path, asked), shape)
+        with self._lock:
+            self._kept[about] = time.monotonic(), answer
+            self._kept.move_to_end(about)
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        return answer
 
-    def _get(self, path: str, shape: type[Reply], params: dict[str, Any] | None = None) -> Reply:
+    def change(self, method: str, path: str, shape: type[Reply], body: Any = None) -> Reply:
+        """POST or DELETE; what was kept of other answers is forgotten."""
+        with self._lock:
+            self._kept.clear()
+        return decoded(self.send(method, path, body=body), shape)
+
+    def send(
+        self, method: str, path: str, params: Params | None = None, body: Any = None
+    ) -> httpx.Response:
+        """The response, if it is a success."""
         try:
-            reply = self._http.get(path, params=params)
+            reply = self._http.request(method, path, params=params, json=body)
         except httpx.HTTPError as error:
             raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
-        if reply.status_code in (401, 403):
-            raise ClientError("The gateway refuses the admin key (DASHBOARD_ADMIN_KEY).")
-        if reply.status_code != 200:
-            raise ClientError(f"The gateway answers {reply.status_code} to {path}.")
-        try:
-            return msgspec.json.decode(reply.content, type=shape)
-        except msgspec.MsgspecError:
-            raise ClientError(f"The gateway's answer to {path} has another shape.") from None
+        except RuntimeError:
+            raise ClientError("The session has ended.") from None  # its client is closed
+        match reply.status_code:
+            case 401 | 403:
+                raise KeyRefused("The gateway refuses this key: sign in again with another one.")
+            case 404:
+                raise NotThere("The gateway knows nothing of that.")
+            case status if not 200 <= status < 300:
+                raise ClientError(f"The gateway answers {status}.")
+        return reply
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def segment(text: str) -> str:
+    """One segment of a path, whatever was typed."""
+    return quote(text, safe="").replace(".", "%2E") or "-"
+
+
+def decoded(reply: httpx.Response, shape: type[Reply]) -> Reply:
+    try:
+        return msgspec.json.decode(reply.content, type=shape)
+    except msgspec.MsgspecError:
+        raise ClientError(
+            "The gateway's answer has another shape: are both of one version?"
+        ) from None

@@ -42,3 +42,36 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size}{unit} {whole % size // part}{smaller}"
     return f"{whole // 60}m {whole % 60:02}s" if whole >= 60 else f"{whole}s"
+
+
+def seconds(value: float | None) -> str:
+    """Write a short time: 85 ms, 1.24 s, 2m 05s."""
+    if value is None:
+        return NO_VALUE
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.2f} s" if value < 60 else duration(value)
+
+
+def points(now: float | None, before: float | None) -> str | None:
+    """How a share changed, in percentage points; None where there is nothing to compare."""
+    if now is None or before is None:
+        return None
+    return f"{signed(round((now - before) * 100, 1))} points vs period before"
+
+
+def change(now: float, before: float) -> str | None:
+    """How an amount changed, in percent of what it was; None where it was nothing."""
+    if not before:
+        return None
+    if before > 0 and now >= 10 * before:
+        return f"{now / before:,.0f} times the period before"
+    share = round((now - before) / abs(before) * 100)
+    return f"{signed(share)} % vs period before"
+
+
+def signed(value: float) -> str:
+    """With its sign, a true minus; a change of nothing has none."""
+    if value == 0:
+        return "0"
+    return f"{'−' if value < 0 else '+'}{abs(value):,}"

@@ -1,7 +1,10 @@
-"""The dashboard's settings: environment variables `DASHBOARD_*`, read at each session's start."""
+"""The dashboard's settings: environment variables `DASHBOARD_*`, read once at start."""
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
 class Settings(BaseSettings):
@@ -9,7 +12,29 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DASHBOARD_", extra="ignore", frozen=True)
 
-    admin_key: SecretStr = Field(min_length=1, description="The gateway's HOLDFAST_ADMIN_KEY")
     gateway_url: str = Field(
         "http://127.0.0.1:8080", pattern="^https?://", description="Where the gateway listens"
     )
+    host: str = Field("127.0.0.1", description="Address to listen on")
+    port: int = Field(8501, ge=1, le=65535, description="Port to listen on")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.1", "localhost"),
+        min_length=1,
+        description="Names under which browsers reach it, separated by commas; others are refused",
+    )
+    session_hours: float = Field(
+        12.0, gt=0, le=720, description="How long a sign-in lasts, in hours"
+    )
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+
+@cache
+def settings() -> Settings:
+    """Those of this process."""
+    return Settings.model_validate({})

@@ -225,14 +225,21 @@ def create_app(
         advance_clock,
     ]
     if speaks_openai:
-        handlers += [server_openai.models, server_openai.chat_completions]
+        handlers += [
+            server_openai.models,
+            server_openai.chat_completions,
+            server_openai.render_chat,
+        ]
     calls = Router(
         path="/v1",
         guards=[_guard(secret)],
         route_handlers=handlers,
     )
+    probes: list[HTTPRouteHandler] = [healthz, readyz, render_metrics]
+    if speaks_openai:
+        probes.append(server_openai.health)
     return Litestar(
-        [calls, healthz, readyz, render_metrics],
+        [calls, *probes],
         lifespan=[lifespan],
         dependencies={
             "backend": Provide(_provide_backend, sync_to_thread=False),

@@ -1,7 +1,8 @@
 """Plain OpenAI chat completions over the synthetic engine.
 
-Only so that other routers can be measured on the same engine and pool as ours: no cache_control,
-no leases, automatic reuse alone. Clients of the product speak to the gateway.
+Only so that other routers can be measured on the same engine and pool as ours: `cache_control` is
+ignored, nothing is leased, reuse is automatic alone. Clients of the product speak to the gateway.
+A text has the same tokens here as by our own protocol, and the engine counts both alike.
 """
 
 import time
@@ -16,14 +17,17 @@ from litestar.params import RawBody
 from litestar.response import Stream
 
 from engine.backends.base import Backend
+from engine.backends.synthetic import SyntheticRenderer
 from engine.decoding import decoder_of
 from engine.errors import EngineError
+from engine.host import EngineHost
 from engine.protocol import (
     Failed,
     Finished,
     GenerateRequest,
     InputUsage,
     Message,
+    Part,
     Prompt,
     Sampling,
     Started,
@@ -34,9 +38,19 @@ from engine.protocol import (
 OPENAI_SCOPE = "openai"
 
 
+class ContentPart(msgspec.Struct):
+    text: str
+    type: Literal["text"] = "text"
+
+
 class ChatMessage(msgspec.Struct):
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str | list[ContentPart]
+
+    def parts(self) -> list[Part]:
+        if isinstance(self.content, str):
+            return [TextPart(self.content)]
+        return [TextPart(part.text) for part in self.content]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -59,6 +73,20 @@ decode_chat = decoder_of(ChatRequest)
 @get("/models")
 async def models() -> dict[str, Any]:
     return {"object": "list", "data": [{"id": "synthetic", "object": "model", "created": 0}]}
+
+
+@get("/health")
+async def health(host: NamedDependency[EngineHost]) -> Response[None]:
+    """As vLLM and SGLang have it: a status and no body."""
+    return Response(None, status_code=200 if host.readiness.ready else 503)
+
+
+@post("/chat/completions/render", status_code=200, sync_to_thread=True)
+def render_chat(body: RawBody) -> dict[str, Any]:
+    """vLLM's: the token ids of a prompt. Its router asks for them to match prefixes by."""
+    prompt = _prompt(decode_chat(body))
+    rendered = SyntheticRenderer().render(prompt, thinking=False, scope=OPENAI_SCOPE)
+    return {"token_ids": rendered.token_ids}
 
 
 @post("/chat/completions", status_code=200)
@@ -118,9 +146,13 @@ def _turn(request: ChatRequest) -> GenerateRequest:
     return GenerateRequest(
         request_id=f"openai-{uuid4().hex}",
         scope=OPENAI_SCOPE,
-        prompt=Prompt([Message(m.role, [TextPart(m.content)]) for m in request.messages]),
+        prompt=_prompt(request),
         sampling=Sampling(max_tokens=request.max_tokens),
     )
+
+
+def _prompt(request: ChatRequest) -> Prompt:
+    return Prompt([Message(message.role, message.parts()) for message in request.messages])
 
 
 def _choice(delta: dict[str, str]) -> dict[str, Any]:

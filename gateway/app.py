@@ -13,6 +13,8 @@ from litestar.middleware import DefineMiddleware
 from gateway.admission import Admission
 from gateway.api import errors
 from gateway.api.admin import AdminController
+from gateway.api.admin_about import AboutController
+from gateway.api.admin_divergence import DivergenceController
 from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
 from gateway.api.admin_report import ReportController
@@ -31,7 +33,8 @@ from gateway.catalogue import Catalogue, load_catalogue
 from gateway.clock import Clock
 from gateway.diagnostics import Diagnostics
 from gateway.dispatch import Dispatcher
-from gateway.engines import Engine, make_http
+from gateway.engine_http import EngineHttp
+from gateway.engines import Engine
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
 from gateway.gate import Gate
@@ -79,6 +82,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             ModelsController,
             HealthController,
             AdminController,
+            AboutController,
+            DivergenceController,
             EnginesController,
             WorkspacesController,
             KeysController,
@@ -143,11 +148,10 @@ async def _start(
         journal=journal,
         reconciler=reconciler,
         metrics=metrics,
-        background=background,
         clock=clock,
     )
     return Services(
-        turns=_turn_service(dispatcher, admission, accounts, queries),
+        turns=_turn_service(dispatcher, admission, accounts, queries, background),
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -164,9 +168,12 @@ async def _start(
 
 
 def _turn_service(
-    dispatcher: Dispatcher, admission: Admission, accounts: Accounts, queries: Queries
+    dispatcher: Dispatcher,
+    admission: Admission,
+    accounts: Accounts,
+    queries: Queries,
+    background: Background,
 ) -> TurnService:
-    background = dispatcher.background
     return TurnService(
         dispatcher=dispatcher,
         journal=dispatcher.journal,
@@ -223,7 +230,7 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -
 async def _start_fleet(
     stack: AsyncExitStack, settings: Settings, weights: Weights, clock: Clock
 ) -> Fleet:
-    http = make_http()
+    http = EngineHttp()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
 

@@ -103,8 +103,3 @@ class Diagnostics:
             return found
         finally:
             self._num_fetches -= 1
-
-
-def divergence_of(earlier: bytes, later: bytes) -> Divergence | None:
-    """Between two stored fingerprints, whatever their clients asked for."""
-    return compare(unpack(earlier), unpack(later))

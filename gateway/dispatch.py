@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from engine.protocol import Done, Frame, Started
 from gateway.ask import Ask
-from gateway.background import Background
 from gateway.clock import Clock
 from gateway.engines import Engine, Generation
 from gateway.errors import (
@@ -77,7 +76,6 @@ class Dispatcher:
     journal: Journal
     reconciler: Reconciler
     metrics: Metrics
-    background: Background
     clock: Clock
 
     async def send(self, dispatch: Dispatch) -> None:
@@ -97,19 +95,20 @@ class Dispatcher:
                 dispatch.may_run = is_unsure(error)
                 self._failed(dispatch, error)
 
-    async def frames(self, dispatch: Dispatch) -> AsyncIterator[Frame | None]:
-        """The frames of a turn that was sent; None is a heartbeat. Raise what ended it before its
-        end. Where no byte has gone out another Started may come: the answer begins anew."""
+    async def frames(self, dispatch: Dispatch) -> AsyncIterator[list[Frame]]:
+        """The frames of a turn that was sent, as `Generation.frames`. Raise what ended it before
+        its end. Where no byte has gone out another Started may come: the answer begins anew."""
         while True:
             generation = dispatch.generation
             assert generation is not None
             try:
-                async for frame in generation.frames():
-                    if isinstance(frame, Started):
-                        self._started(dispatch, frame)
-                    elif isinstance(frame, Done):
-                        dispatch.engine.breaker.succeeded()
-                    yield frame
+                async for frames in generation.frames():
+                    for frame in frames:
+                        if isinstance(frame, Started):
+                            self._started(dispatch, frame)
+                        elif isinstance(frame, Done):
+                            dispatch.engine.breaker.succeeded()
+                    yield frames
                 return
             except GatewayError as error:
                 self._failed(dispatch, error)
@@ -141,7 +140,7 @@ class Dispatcher:
         if not dispatch.has_started:
             engine.holdings.disappoint(dispatch.choice.ends)
         if dispatch.generation is not None:
-            self.background.spawn(dispatch.generation.aclose(), "close generation")
+            dispatch.generation.close()
             dispatch.generation = None
             self.gate.moved(engine)
 
@@ -233,10 +232,9 @@ class Dispatcher:
             raise error
         self.leave(dispatch)
         dispatch.failure = error
-        if type(error) is Overloaded:
+        if type(error) is Overloaded and self.gate.closed(engine):
             # It is asked again when it may have room: this is nothing that it broke by.
             dispatch.tried.remove(engine.url)
-            self.gate.closed(engine)
         get_logger("dispatch").info(
             "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
         )

@@ -10,9 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Literal, TypeVar
 
 import aiohttp
-import httpx
 import msgspec
-from httpx_aiohttp import AiohttpTransport
 
 from engine.protocol import (
     AckRequest,
@@ -35,6 +33,7 @@ from engine.protocol import (
     Stats,
 )
 from gateway.breaker import Breaker
+from gateway.engine_http import CannotConnect, EngineHttp, EngineResponse, limits
 from gateway.errors import (
     DemandRefused,
     EngineFailed,
@@ -59,12 +58,10 @@ _CONTROL_SECONDS = 3.0
 _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
-_CONTROL = httpx.Timeout(_CONTROL_SECONDS, connect=_CONNECT_SECONDS)
-_GENERATE = httpx.Timeout(
-    connect=_CONNECT_SECONDS, read=_SILENCE_SECONDS, write=_SILENCE_SECONDS, pool=None
-)
-_COUNT = httpx.Timeout(_COUNT_SECONDS, connect=_CONNECT_SECONDS)
-_EVENTS = httpx.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS)
+_CONTROL = limits(_CONTROL_SECONDS, _CONNECT_SECONDS)
+_GENERATE = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_COUNT = limits(_COUNT_SECONDS, _CONNECT_SECONDS)
+_EVENTS = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _TOO_LONG = re.compile(r"(\d+) tokens > (\d+)")
 
 _encode = msgspec.json.Encoder().encode
@@ -73,29 +70,13 @@ _event = msgspec.json.Decoder(EventFrame)
 _error = msgspec.json.Decoder(ErrorReply)
 
 
-def make_http() -> httpx.AsyncClient:
-    """A client without a connection limit: admission is ours, not the pool's.
-
-    The aiohttp transport costs less per stream than httpx's own (README has the numbers); its
-    connector must be made by hand because it reads "no limit" as its default of 100.
-    """
-
-    def session() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    return httpx.AsyncClient(transport=AiohttpTransport(client=session), trust_env=False)
-
-
 class Generation:
-    """One accepted generation: its frames, and None for every heartbeat.
+    """One accepted generation: its frames, as many at a time as have come.
 
     `num_ignored` counts frames that did not belong there: late, double, or another request's.
     """
 
-    def __init__(self, response: httpx.Response, request_id: str) -> None:
+    def __init__(self, response: EngineResponse, request_id: str) -> None:
         self._response = response
         self._request_id = request_id
         self._has_started = False
@@ -103,30 +84,45 @@ class Generation:
         self.has_ended = False
         self.num_ignored = 0
 
-    async def frames(self) -> AsyncIterator[Frame | None]:
-        """Yield until Done; raise for Failed, for silence, and for an end before the end."""
+    async def frames(self) -> AsyncIterator[list[Frame]]:
+        """Yield until Done, an empty list for a heartbeat; raise for Failed, for silence, and for
+        an end before the end. What came before a failure is yielded first."""
         rest = b""
         try:
-            async for chunk in self._response.aiter_raw():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    frame = _frame.decode(line) if line.strip() else None
-                    if frame is not None and not self._belongs(frame):
-                        self.num_ignored += 1
-                        continue
-                    if isinstance(frame, Failed):
-                        self.has_ended = True
-                        raise refusal(ErrorReply(frame.code, frame.message))
-                    if isinstance(frame, Done):
-                        self.has_ended = True
-                    yield frame
-        except httpx.TransportError as error:
+            async for chunk in self._response.chunks():
+                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                if lines:
+                    frames, failure = self._decode(lines)
+                    if frames or failure is None:
+                        yield frames
+                    if failure is not None:
+                        raise failure
+        except (EngineLost, EngineTimeout):
             if not self.has_ended:
-                raise _lost(error) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise EngineFailed("the engine broke the protocol") from None
+                raise
         if not self.has_ended:
             raise EngineLost
+
+    def _decode(self, lines: list[bytes]) -> tuple[list[Frame], GatewayError | None]:
+        """The frames of whole lines, and what ended the generation behind them."""
+        frames: list[Frame] = []
+        for line in lines:
+            if not line:
+                continue
+            try:
+                frame = _frame.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                return frames, EngineFailed("the engine broke the protocol")
+            if not self._belongs(frame):
+                self.num_ignored += 1
+                continue
+            if isinstance(frame, Failed):
+                self.has_ended = True
+                return frames, refusal(ErrorReply(frame.code, frame.message))
+            frames.append(frame)
+            if isinstance(frame, Done):
+                self.has_ended = True
+        return frames, None
 
     def _belongs(self, frame: Frame) -> bool:
         if self.has_ended:
@@ -146,8 +142,8 @@ class Generation:
             case _:
                 return frame.choice not in self._finished
 
-    async def aclose(self) -> None:
-        await self._response.aclose()
+    def close(self) -> None:
+        self._response.close()
 
 
 class Engine:
@@ -163,7 +159,7 @@ class Engine:
         name: str,
         url: str,
         secret: str,
-        http: httpx.AsyncClient,
+        http: EngineHttp,
         *,
         weights: Weights | None = None,
         learns: bool = False,
@@ -197,7 +193,7 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return when the engine has answered its status line; raise when it refuses."""
         response = await self._send("POST", "/v1/generate", _encode(request), _GENERATE)
-        if response.status_code != 200:
+        if response.status != 200:
             await self._refuse(response)
         return Generation(response, request.request_id)
 
@@ -229,26 +225,24 @@ class Engine:
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
         response = await self._send("GET", path, None, _EVENTS)
         try:
-            if response.status_code == 404:
+            if response.status == 404:
                 raise NotFound
-            if response.status_code != 200:
+            if response.status != 200:
                 await self._refuse(response)
             async for line in _lines(response):
                 if line.strip():
                     yield _event.decode(line)
-        except httpx.TransportError as error:
-            raise _lost(error) from None
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
         finally:
-            await response.aclose()
+            response.close()
 
     async def poll(self) -> None:
         """Look whether the engine is ready, and learn what it is and what it did for others."""
         try:
             response = await self._send("GET", "/readyz", None, _CONTROL)
-            self.readiness = _readiness(await _read(response))
-            if response.status_code == 200:
+            self.readiness = _readiness(await response.read())
+            if response.status == 200:
                 self._met(await self._call("GET", "/v1/describe", Description))
                 self.status = "ready"
             else:
@@ -300,39 +294,34 @@ class Engine:
         path: str,
         kind: type[Reply],
         body: bytes | None = None,
-        timeout: httpx.Timeout = _CONTROL,
+        timeout: aiohttp.ClientTimeout = _CONTROL,
     ) -> Reply:
         response = await self._send(method, path, body, timeout)
-        if response.status_code != 200:
+        if response.status != 200:
             await self._refuse(response)
         try:
-            return msgspec.json.decode(await _read(response), type=kind)
+            return msgspec.json.decode(await response.read(), type=kind)
         except msgspec.MsgspecError:
             raise EngineFailed("the engine broke the protocol") from None
 
     async def _discard(self, path: str, body: bytes) -> None:
         response = await self._send("POST", path, body, _CONTROL)
-        if response.status_code not in (200, 204):
+        if response.status not in (200, 204):
             await self._refuse(response)
-        await _read(response)
+        await response.read()
 
     async def _send(
-        self, method: str, path: str, body: bytes | None, timeout: httpx.Timeout
-    ) -> httpx.Response:
-        request = self._http.build_request(
-            method, self.url + path, content=body, headers=self._headers, timeout=timeout
-        )
+        self, method: str, path: str, body: bytes | None, timeout: aiohttp.ClientTimeout
+    ) -> EngineResponse:
         try:
-            return await self._http.send(request, stream=True)
-        except httpx.ConnectError:
+            return await self._http.send(method, self.url + path, self._headers, body, timeout)
+        except CannotConnect:
             self.mark_down("cannot connect")
-            raise EngineLost from None
-        except httpx.TransportError as error:
-            raise _lost(error) from None
+            raise
 
-    async def _refuse(self, response: httpx.Response) -> None:
+    async def _refuse(self, response: EngineResponse) -> None:
         try:
-            reply = _error.decode(await _read(response))
+            reply = _error.decode(await response.read())
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
         if reply.code == "not_ready":
@@ -363,11 +352,11 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return EngineFailed()
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
     """Whole lines; raise EngineFailed for one without an end in sight."""
     parts: list[bytes] = []
     size = 0
-    async for chunk in response.aiter_raw():
+    async for chunk in response.chunks():
         first, *others = chunk.split(b"\n")
         parts.append(first)
         size += len(first)
@@ -380,17 +369,6 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
         for line in whole:
             yield line
         parts, size = [rest], len(rest)
-
-
-async def _read(response: httpx.Response) -> bytes:
-    try:
-        return await response.aread()
-    except httpx.TransportError as error:
-        raise _lost(error) from None
-
-
-def _lost(error: httpx.TransportError) -> GatewayError:
-    return EngineTimeout() if isinstance(error, httpx.TimeoutException) else EngineLost()
 
 
 def _readiness(body: bytes) -> dict[str, object]:

@@ -106,10 +106,13 @@ class Gate:
         self._computed_share += _LEARNING * (share - self._computed_share)
         self.changed()
 
-    def closed(self, engine: Engine) -> None:
-        """It refused a turn because it is full."""
+    def closed(self, engine: Engine) -> bool:
+        """It refused a turn because it is full; whether that turn may wait for it."""
+        if not self._wait_seconds:
+            return False
         self._closed = {url: self._closed[url] for url in self.refusing}
         self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
+        return True
 
     def moved(self, engine: Engine) -> None:
         """A turn there has begun to answer or is over."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _FIELDS = ("input", "write_5m", "write_1h", "read", "output")
 # With the day and the digest it must fit the ledger's column.
 _MODEL = re.compile(r"[^@#\s]{1,72}")
 _REFRESH_SECONDS = 5.0
+_FOUND = 1024
 
 
 class PriceError(Exception):
@@ -80,7 +82,7 @@ class Cost:
         return NanoDollars(self.without_cache - self.actual)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """The prices of one model from one day on. `aliases` are globs of further model ids."""
 
@@ -90,7 +92,7 @@ class Price:
     bands: tuple[Band, ...] = ()
     aliases: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Another one for every change, also for an edit that should have been a new entry."""
         prices = repr((self.rates, self.bands)).encode()
@@ -135,9 +137,14 @@ class PriceSheets:
         # Turns of an earlier version have ids without a digest.
         self._of_id = {price.id.partition("#")[0]: price for price in self.all}
         self._of_id |= {price.id: price for price in self.all}
+        # Every turn asks, mostly for the same; ids may be the clients' own, so it is bounded.
+        self._find_once = lru_cache(maxsize=_FOUND)(self._find)
 
     def find(self, model: str, on: date) -> Price | None:
         """The model's price on that day; of aliases that match, the first by name."""
+        return self._find_once(model, on)
+
+    def _find(self, model: str, on: date) -> Price | None:
         valid = [price for price in self.all if price.valid_from <= on]
         named = [price for price in valid if price.model == model]
         if not named:

@@ -16,7 +16,8 @@ from pathlib import Path
 from engine.protocol import FinalCounts
 from gateway.catalogue import load_catalogue
 from gateway.clock import Clock
-from gateway.engines import Engine, make_http
+from gateway.engine_http import EngineHttp
+from gateway.engines import Engine
 from gateway.errors import GatewayError, NotFound
 from gateway.fleet import Fleet
 from gateway.journal.drain import Drain
@@ -153,7 +154,7 @@ def _record(final: FinalCounts, engine: Engine, workspace: str, price: str | Non
 async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     secret = settings.engine_secret.get_secret_value()
     ledger = Ledger(settings.ledger_url)
-    async with make_http() as http:
+    async with EngineHttp() as http:
         fleet = Fleet(
             settings.engines, lambda name, url: Engine(name, url, secret, http, learns=True)
         )

@@ -80,8 +80,9 @@ class TurnService:
         """Begins with this journal's id, so that each gateway knows its own turns again."""
         return TurnId(f"msg_{self.journal.instance}{secrets.token_hex(10)}")
 
-    async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | Frame | None, None]:
-        """Yield Taken once an engine has the turn, then its frames; None is a heartbeat.
+    async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | list[Frame], None]:
+        """Yield Taken once an engine has the turn, then its frames, as many at a time as have come;
+        none is a heartbeat.
 
         An error before the first item is the response's status; after it, the stream's error. The
         frames of an answer that is not streamed come when it is whole: another engine may have
@@ -97,19 +98,19 @@ class TurnService:
                 await self.dispatcher.send(turn.dispatch)
                 yield Taken(turn.findings)
                 whole: list[Frame] = []
-                async for frame in self.dispatcher.frames(turn.dispatch):
-                    self._note(turn, frame)
-                    if isinstance(frame, Done):
+                async for frames in self.dispatcher.frames(turn.dispatch):
+                    for frame in frames:
+                        self._note(turn, frame)
+                        if isinstance(frame, Started):
+                            whole.clear()
+                        if not ask.stream:
+                            whole.append(frame)
+                    if frames and isinstance(frames[-1], Done):
                         await self._close(turn)
                     if ask.stream:
-                        yield frame
-                        continue
-                    if isinstance(frame, Started):
-                        whole.clear()
-                    if frame is not None:
-                        whole.append(frame)
-                for frame in whole:
-                    yield frame
+                        yield frames
+                if whole:
+                    yield whole
             except GatewayError as error:
                 turn.outcome = error.type
                 raise
@@ -146,7 +147,7 @@ class TurnService:
             raise
         return Turn(turn_id, ask, Meter(record), Dispatch(ask, record))
 
-    def _note(self, turn: Turn, frame: Frame | None) -> None:
+    def _note(self, turn: Turn, frame: Frame) -> None:
         match frame:
             case Started():
                 turn.meter.started(frame, self._seconds(turn))

@@ -18,6 +18,8 @@ from gateway.placement import Candidate, Load, Prompt, Weights, place
 HONOURED_SECONDS = 300.0
 EVENT_SECONDS = 0.02
 """From an engine's event to a gateway that knows it."""
+POLL_SECONDS = 1.0
+"""Between two looks of a gateway at what an engine has computed in all."""
 FIRST_TOKENS = 2048
 
 POLICIES = ("cost", "learned", "round_robin", "session", "first_bytes", "longest_prefix")
@@ -63,6 +65,10 @@ class Clockwork:
 
     def at(self, time: float, call: Callable[[float], None]) -> None:
         heapq.heappush(self._calls, (time, next(self._numbers), call))
+
+    @property
+    def is_over(self) -> bool:
+        return not self._calls
 
     def run(self) -> None:
         while self._calls:
@@ -151,6 +157,7 @@ class Simulation:
         self._turns: dict[int, tuple[str, int, int]] = {}
         self._seen: set[int] = set()
         self._used_at: dict[int, float] = {}
+        self._computed: Counter[int] = Counter()
         self.result = Result()
         for number, engine in enumerate(engines):
             engine.started = self._on_started(number)
@@ -165,10 +172,19 @@ class Simulation:
             self._waiting.extend(requests)
             for _ in range(min(self._in_flight, len(self._waiting))):
                 self._next_talk(0.0)
+        self._clock.at(0.0, self._poll)
         self._clock.run()
         self.result.seconds = self._clock.now
         self.result.refused = sum(engine.num_refused for engine in self._engines)
         return self.result
+
+    def _poll(self, now: float) -> None:
+        """What others sent is known from the engine's own count, as in `gateway.engines`."""
+        for gateway in self._gateways:
+            for number, candidate in enumerate(gateway.candidates):
+                candidate.load.observe(self._computed[number], now)
+        if not self._clock.is_over:
+            self._clock.at(now + POLL_SECONDS, self._poll)
 
     def _next_talk(self, now: float) -> None:
         if self._waiting:
@@ -221,6 +237,7 @@ class Simulation:
             counts = self.result.counts[request.kind]
             counts.reused += reused
             self.result.loads[engine] += request.tokens - reused + request.output_tokens
+            self._computed[engine] += request.tokens - reused
             self.result.waits.append(now - job.arrived_at)
             self._keep_promise(job, counts)
             self._gateways[gateway].started(engine, turn, job, request.tokens - reused, now)

@@ -132,7 +132,7 @@ def print_summary(options: Options, keys: Secrets) -> None:
     say(f"  gateway    {gateways}")
     say(f"  engine     {engines}  ({options.engine})")
     if options.dashboard:
-        say(f"  dashboard  {dashboard_url()}")
+        say(f"  dashboard  {dashboard_url()}  (sign in with either key)")
     say(f"  API key    {keys.api_key}")
     say(f"  admin key  {keys.admin_key}")
     say("\nTry it (a marked system prompt; run it twice: the second reads what the first wrote):\n")

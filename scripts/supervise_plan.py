@@ -239,21 +239,16 @@ def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
     )
 
 
-def dashboard_program(keys: Secrets, root: Path) -> Program:
-    flags = {
-        "--server.address": HOST,
-        "--server.port": str(DASHBOARD_PORT),
-        "--server.headless": "true",
-    }
-    command = [sys.executable, "-m", "streamlit", "run", str(root / "dashboard" / "app.py")]
+def dashboard_program() -> Program:
     return Program(
         name="dashboard",
-        command=command + [part for flag in flags.items() for part in flag],
+        command=[sys.executable, "-m", "dashboard"],
         port=DASHBOARD_PORT,
         ready=dashboard_url() + "/_stcore/health",
         environment={
             "DASHBOARD_GATEWAY_URL": gateway_url(0),
-            "DASHBOARD_ADMIN_KEY": keys.admin_key,
+            "DASHBOARD_HOST": HOST,
+            "DASHBOARD_PORT": str(DASHBOARD_PORT),
         },
     )
 
@@ -263,7 +258,7 @@ def programs_of(options: Options, keys: Secrets, root: Path) -> list[Program]:
     programs = [engine_program(options, keys, i) for i in range(options.engines)]
     programs += [gateway_program(options, keys, i) for i in range(options.gateways)]
     if options.dashboard:
-        programs.append(dashboard_program(keys, root))
+        programs.append(dashboard_program())
     return programs
 
 

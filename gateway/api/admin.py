@@ -5,41 +5,18 @@ from typing import Annotated
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter
+from litestar.params import QueryParameter
 
 from engine.protocol import EntryInfo
-from gateway.api.auth import AdminAuth
+from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.api.definitions import DEFINITIONS
 from gateway.api.services import Services
-from gateway.diagnostics import divergence_of
-from gateway.errors import NotFound
 from gateway.ledger.queries import Bucket, Totals
 from gateway.ledger.queries_turns import Turn, TurnFilter, page
 from gateway.ledger.ranges import Range
-from gateway.prefix.fingerprint import DivergenceKind
 
 # Another gateway's clock may be ahead of ours.
 _SKEW_MS = 86_400_000
-
-DEFINITIONS = {
-    "token_hit_rate": "cache_read / (input + cache_read + cache_write_5m + cache_write_1h) tokens",
-    "cacheable_hit_rate": "cache_read / (cache_read + cache_write_5m + cache_write_1h) tokens",
-    "request_hit_rate": "requests with a read / requests",
-    "saved_nano": "cost of the same tokens without a cache - cost, in nano-dollars, write premium"
-    " included; negative while writes have not been read",
-    "unpriced": "requests whose model has no price: they are in the tokens, not in the money",
-    "write_premium_nano": "tokens written x (write price - input price)",
-    "read_discount_nano": "tokens read x (input price - read price)",
-    "hosted": "the cost of the same tokens at a published price, for comparison; no cost of anybody"
-    " here",
-    "prefill_tokens_avoided": "cache_read tokens",
-    "prefill_seconds_avoided": "for each engine and model: cache_read tokens / (computed tokens /"
-    " prefill seconds of its turns whose prefill was timed); unknown where none was",
-    "gpu_hours_avoided": "prefill_seconds_avoided / 3600, an engine counted as one GPU",
-    "first_token_seconds": "percentiles of a histogram, each known to within 19 % of itself",
-    "better_ttl": "the cheaper of 5m: write_5m x turns that came over 5 minutes after the one"
-    " before + read x the others, and 1h: the same with an hour and write_1h",
-    "automatic_tokens": "reused from memory beyond the read, billed as input or write",
-}
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +28,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """`journal_backlog` is of all workspaces, and None for a key that sees only its own."""
+
     now_ms: int
     seconds: int
     bucket_seconds: int
@@ -59,7 +38,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     saved_nano: int
     series: list[Bucket]
     miss_reasons: dict[str, int]
-    journal_backlog: int
+    journal_backlog: int | None
     definitions: dict[str, str]
 
 
@@ -71,33 +50,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     entry: EntryInfo
 
 
-class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
-
-    `segment` counts the earlier prompt's tools, system and message blocks from 0;
-    `missed_tokens`, an estimate by bytes, are those of the earlier prompt from there on.
-    """
-
-    turn: str
-    earlier: str
-    kind: DivergenceKind | None = None
-    segment: int | None = None
-    missed_tokens: int | None = None
-
-
 class AdminController(Controller):
     path = "/admin/v1"
     middleware = (AdminAuth,)
 
-    @get("/overview")
+    @get("/overview", opt=OWN_WORKSPACE)
     async def overview(
         self,
+        request: AdminRequest,
         services: NamedDependency[Services],
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
         now_ms = int(services.clock.wall().timestamp() * 1000)
         since_ms = now_ms - seconds * 1000
-        of = Range(since_ms=since_ms, until_ms=now_ms + 1)
+        of = Range(since_ms=since_ms, until_ms=now_ms + 1, workspace=request.user.workspace)
         totals = await services.queries.totals(of)
         series = await services.queries.series(of)
         return Overview(
@@ -109,8 +75,8 @@ class AdminController(Controller):
             saved_nano=totals.saved_nano,
             series=series.buckets,
             miss_reasons=(await services.queries.reasons(of)).misses,
-            journal_backlog=services.journal.backlog,
-            definitions=DEFINITIONS,
+            journal_backlog=services.journal.backlog if request.user.workspace is None else None,
+            definitions={name: each.formula for name, each in DEFINITIONS.items()},
         )
 
     @get("/turns")
@@ -123,27 +89,6 @@ class AdminController(Controller):
         of = Range(since_ms=0, until_ms=now_ms + _SKEW_MS)
         return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
 
-    @get("/turns/{turn_id:str}/divergence")
-    async def divergence(
-        self,
-        turn_id: FromPath[str],
-        services: NamedDependency[Services],
-        earlier: Annotated[str, QueryParameter(name="from", min_length=1, max_length=64)],
-    ) -> TurnDivergence:
-        """Compare two turns of the ledger, whatever their clients asked for."""
-        found = divergence_of(
-            await _fingerprint(services, earlier), await _fingerprint(services, turn_id)
-        )
-        if found is None:
-            return TurnDivergence(turn=turn_id, earlier=earlier)
-        return TurnDivergence(
-            turn=turn_id,
-            earlier=earlier,
-            kind=found.kind,
-            segment=found.segment,
-            missed_tokens=found.missed_tokens,
-        )
-
     @get("/leases")
     async def leases(self, services: NamedDependency[Services]) -> list[Lease]:
         workspaces = await services.keys.workspaces()
@@ -153,13 +98,6 @@ class AdminController(Controller):
             for engine in services.fleet.ready
             for entry in await engine.entries()
         ]
-
-
-async def _fingerprint(services: Services, turn_id: str) -> bytes:
-    found = await services.queries.fingerprint(turn_id)
-    if found is None:
-        raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
-    return found
 
 
 def rates_of(totals: Totals) -> Rates:

@@ -4,14 +4,21 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from litestar import Controller, Response, post
-from litestar.di import NamedDependency
+from litestar import Controller, post
 from litestar.params import RawBody
+from litestar.response.base import ASGIResponse
 
 from gateway.api.auth import KeyAuth
-from gateway.api.generation import Items, KeyRequest, check_media, streamed, until_taken
+from gateway.api.generation import (
+    Items,
+    KeyRequest,
+    answered,
+    check_media,
+    streamed,
+    until_taken,
+)
 from gateway.api.presence import while_present
-from gateway.api.services import Services
+from gateway.api.services import Services, services_of
 from gateway.ask import Ask
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
 from gateway.errors import GatewayError
@@ -32,10 +39,9 @@ class ChatCompletionsController(Controller):
     middleware = (KeyAuth,)
 
     @post(status_code=200)
-    async def create(
-        self, request: KeyRequest, body: RawBody, services: NamedDependency[Services]
-    ) -> Response[Any]:
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
+        services = services_of(request)
         decoded, num_removed = services.without_nonces(decode_chat(body))
         model = services.find_model(decoded.model)
         ask = chat_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
@@ -43,7 +49,7 @@ class ChatCompletionsController(Controller):
         items, writer = await _begin(request, services, ask, decoded, ChatWriter)
         if ask.stream:
             return streamed(_stream(items, writer), items)
-        return Response(collect_chat(await while_present(request, _chunks(items, writer))))
+        return answered(collect_chat(await while_present(request, _chunks(items, writer))))
 
 
 class CompletionsController(Controller):
@@ -51,17 +57,16 @@ class CompletionsController(Controller):
     middleware = (KeyAuth,)
 
     @post(status_code=200)
-    async def create(
-        self, request: KeyRequest, body: RawBody, services: NamedDependency[Services]
-    ) -> Response[Any]:
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
+        services = services_of(request)
         decoded = decode_completion(body)
         model = services.find_model(decoded.model)
         ask = completion_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
         items, writer = await _begin(request, services, ask, decoded, TextWriter)
         if ask.stream:
             return streamed(_stream(items, writer), items)
-        return Response(collect_completion(await while_present(request, _chunks(items, writer))))
+        return answered(collect_completion(await while_present(request, _chunks(items, writer))))
 
 
 async def _begin(
@@ -93,20 +98,23 @@ async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
     return [
         chunk
         async for item in items
-        if item is not None and not isinstance(item, Taken)
-        for chunk in writer.write(item)
+        if not isinstance(item, Taken)
+        for frame in item
+        for chunk in writer.write(frame)
     ]
 
 
 async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerator[bytes, None]:
-    """After an error the stream ends without its last line: nothing was completed."""
+    """What came in one piece goes out in one piece. After an error the stream ends without its last
+    line: nothing was completed."""
     try:
         async for item in items:
-            if item is None:
+            if isinstance(item, Taken):
+                continue
+            if not item:
                 yield sse.COMMENT
-            elif not isinstance(item, Taken):
-                for chunk in writer.write(item):
-                    yield sse.data(chunk)
+                continue
+            yield b"".join(sse.data(chunk) for frame in item for chunk in writer.write(frame))
         yield sse.DONE
     except GatewayError as error:
         yield sse.data(body_of(error))

@@ -1,13 +1,14 @@
 """Every failure leaves in the envelope that the dialect's clients know, with the request's id."""
 
 import secrets
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
 
+from gateway.access import NO_LIMITS
 from gateway.ask import Principal
 from gateway.errors import (
     Forbidden,
@@ -87,11 +88,15 @@ async def before_send(message: Message, scope: Scope) -> None:
                 (b"anthropic-workspace-id", principal.workspace.encode()),
             ]
         route = str(scope.get("path_template") or "unknown")
-        if isinstance(principal, Principal) and route in _LIMITED:
+        if _is_limited(principal) and route in _LIMITED:
             rates, now = services.turns.admission.rates(principal), services.clock.wall()
             found = openai_limits(rates) if speaks_openai(scope) else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
         services.metrics.requests.labels(route, str(message["status"])).inc()
+
+
+def _is_limited(principal: object) -> TypeGuard[Principal]:
+    return isinstance(principal, Principal) and principal.limits != NO_LIMITS
 
 
 async def after_exception(error: Exception, scope: Scope) -> None:

@@ -3,9 +3,11 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from litestar import Request, Response
+import msgspec
+from litestar import Request
 from litestar.background_tasks import BackgroundTask
-from litestar.response import Stream
+from litestar.response.base import ASGIResponse
+from litestar.response.streaming import ASGIStreamingResponse
 
 from engine.protocol import Frame
 from gateway.ask import Principal
@@ -13,8 +15,9 @@ from gateway.errors import EngineFailed, UnsupportedMedia
 from gateway.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
-Items = AsyncGenerator[Taken | Frame | None, None]
+Items = AsyncGenerator[Taken | list[Frame], None]
 
+_encode = msgspec.json.Encoder().encode
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -40,10 +43,15 @@ async def until_taken(items: Items) -> Taken:
     return taken
 
 
-def streamed(events: AsyncGenerator[bytes, None], items: Items) -> Response[Any]:
+def answered(body: msgspec.Struct) -> ASGIResponse:
+    """The whole answer, as JSON."""
+    return ASGIResponse(body=_encode(body), media_type="application/json")
+
+
+def streamed(events: AsyncGenerator[bytes, None], items: Items) -> ASGIResponse:
     """Server-sent events; afterwards the turn ends at once, also where nobody read to its end."""
-    return Stream(
-        events,
+    return ASGIStreamingResponse(
+        iterator=events,
         media_type="text/event-stream",
         headers=_STREAM_HEADERS,
         background=BackgroundTask(_close, items),

@@ -1,21 +1,29 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Controller, Response, post
+from litestar import Controller, post
 from litestar.di import NamedDependency
 from litestar.params import HeaderParameter, RawBody
+from litestar.response.base import ASGIResponse
 
 from engine.protocol import Frame
 from gateway.api.auth import KeyAuth
 from gateway.api.errors import stream_error
 from gateway.api.findings import compared, explained
-from gateway.api.generation import Items, KeyRequest, check_media, streamed, until_taken
+from gateway.api.generation import (
+    Items,
+    KeyRequest,
+    answered,
+    check_media,
+    streamed,
+    until_taken,
+)
 from gateway.api.presence import while_present
-from gateway.api.services import Services
+from gateway.api.services import Services, services_of
 from gateway.ask import Ask, TurnId
 from gateway.dialects.anthropic.ask import ask_of, count_ask_of
 from gateway.errors import GatewayError, InvalidRequest
@@ -28,7 +36,6 @@ from gateway.wire.anthropic.response import Message, TokenCount
 from gateway.wire.anthropic.writer import EventWriter, MessageCollector
 
 VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
-BetaHeader = Annotated[str | None, HeaderParameter(name="anthropic-beta")]
 
 
 class MessagesController(Controller):
@@ -36,27 +43,21 @@ class MessagesController(Controller):
     middleware = (KeyAuth,)
 
     @post(status_code=200)
-    async def create(
-        self,
-        request: KeyRequest,
-        body: RawBody,
-        services: NamedDependency[Services],
-        anthropic_version: VersionHeader = None,
-        anthropic_beta: BetaHeader = None,
-    ) -> Response[Any]:
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
         check_attribution(request)
-        version = check_version(anthropic_version)
+        services, headers = services_of(request), request.headers
+        version = check_version(headers.get("anthropic-version"))
         decoded, num_removed = services.without_nonces(decode_messages(body))
         model = services.find_model(decoded.model)
         ask = ask_of(decoded, request.user, model, version, request.scope["state"]["arrived"])
-        comparison = compared(decoded, anthropic_beta or "")
+        comparison = compared(decoded, headers.get("anthropic-beta", ""))
         ask = replace(ask, comparison=comparison, num_removed=num_removed)
         turn_id = services.turns.new_id()
         items = services.turns.run(ask, turn_id)
         writer = await while_present(request, _begin(items, ask, turn_id))
         if not ask.stream:
-            return Response(await while_present(request, _collect(items, writer)))
+            return answered(await while_present(request, _collect(items, writer)))
         return streamed(_stream(items, writer), items)
 
     @post("/count_tokens", status_code=200)
@@ -117,21 +118,23 @@ async def _collect(items: Items, writer: EventWriter) -> Message:
 
 
 async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+    """What came in one piece goes out in one piece."""
     has_pinged = False
     try:
         async for item in items:
-            events = _events(item, writer)
-            if not events:
-                # A heartbeat, or thinking that is not shown: keep the connection alive.
-                yield sse.COMMENT
-            for event in events:
-                yield sse.event(str(event.__struct_config__.tag), event)
+            pieces: list[bytes] = []
+            for event in _events(item, writer):
+                pieces.append(sse.event(str(event.__struct_config__.tag), event))
                 if isinstance(event, BlockStart) and not has_pinged:
                     has_pinged = True
-                    yield sse.PING
+                    pieces.append(sse.PING)
+            # A heartbeat, or thinking that is not shown: keep the connection alive.
+            yield b"".join(pieces) if pieces else sse.COMMENT
     except GatewayError as error:
         yield sse.event("error", stream_error(error))
 
 
-def _events(item: Taken | Frame | None, writer: EventWriter) -> list[Event]:
-    return [] if item is None or isinstance(item, Taken) else list(writer.write(item))
+def _events(item: Taken | list[Frame], writer: EventWriter) -> Iterator[Event]:
+    if not isinstance(item, Taken):
+        for frame in item:
+            yield from writer.write(frame)

@@ -3,7 +3,8 @@
 from typing import Any
 
 from gateway.api.access_operations import ACCESS_OPERATIONS
-from gateway.api.admin import Lease, Overview, TurnDivergence
+from gateway.api.admin import Lease, Overview
+from gateway.api.admin_divergence import TurnDivergence
 from gateway.api.engine_operations import ENGINE_OPERATIONS
 from gateway.api.health import Readiness
 from gateway.api.operation import (
@@ -172,7 +173,7 @@ OPERATIONS = (
         security=ADMIN_KEYS,
         parameters=(
             path("turn_id"),
-            query("from", {"type": "string", "minLength": 1, "maxLength": 64}, required=True),
+            query("from", {"type": "string", "minLength": 1, "maxLength": 64}),
         ),
         errors=READING,
     ),

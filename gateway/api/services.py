@@ -1,6 +1,9 @@
 """What handlers may use: built once by the composition root, the same for every request."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import litestar
 
 from gateway.api.auth import AdminGate
 from gateway.catalogue import Catalogue, Model
@@ -38,3 +41,10 @@ class Services:
 
     def without_nonces(self, request: Request) -> tuple[Request, int]:
         return without_nonces(request) if self.removes_nonces else (request, 0)
+
+
+def services_of(request: litestar.Request[Any, Any, Any]) -> Services:
+    """What the dependency `services` is, for calls that run turns: injecting it, and headers, would
+    cost each of them as much as reading its body does."""
+    services: Services = request.app.state.services
+    return services

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.api.admin_about import About
 from gateway.api.admin_report import CostReport, UsageReport
 from gateway.api.admin_usage import MAX_MS, Group, Savings, Usage
 from gateway.api.operation import ADMIN_KEYS, READING, Operation, path, query
@@ -60,6 +61,12 @@ def _admin(
 
 
 USAGE_OPERATIONS = (
+    _admin(
+        "getAbout",
+        "/admin/v1/about",
+        "Who is asking, what can be filtered by, and what each number means.",
+        About,
+    ),
     _admin(
         "getUsage",
         "/admin/v1/usage",

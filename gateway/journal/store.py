@@ -14,7 +14,7 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -165,8 +165,7 @@ class Store:
             return error
         for job, result in zip(jobs, results, strict=True):
             self._applied(job.kind, result)
-        for job, result in zip(jobs, results, strict=True):
-            _settle(job, result, None)
+        _settle(jobs, results, None)
         return None
 
     def _applied(self, kind: Kind, num_rows: Any) -> None:
@@ -187,7 +186,7 @@ class Store:
         if job.kind == "close":
             self._unclosed.append(job)
         else:
-            _settle(job, None, error)
+            _settle([job], [None], error)
 
     def _recover(self) -> None:
         """Close what could not be closed, in the reserve's room; then see whether all is well."""
@@ -249,14 +248,17 @@ def _lock(directory: Path) -> Any:
     return file
 
 
-def _settle(job: Job, result: Any, error: Exception | None) -> None:
-    def tell() -> None:
-        if job.future.done():
-            return
-        if error is not None:
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(result)
+def _settle(jobs: Sequence[Job], results: Sequence[Any], error: Exception | None) -> None:
+    """Tell who waits for these jobs; they all come from one event loop, which is woken once."""
 
-    if not job.loop.is_closed():
-        job.loop.call_soon_threadsafe(tell)
+    def tell() -> None:
+        for job, result in zip(jobs, results, strict=True):
+            if job.future.done():
+                continue
+            if error is not None:
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(result)
+
+    if not jobs[0].loop.is_closed():
+        jobs[0].loop.call_soon_threadsafe(tell)

@@ -5,7 +5,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -146,12 +146,21 @@ class Journal:
     async def _wait(
         self, work: Callable[[sqlite3.Connection], Result], kind: Kind = "other"
     ) -> Result:
+        future = self._store.submit(work, kind)
+        # A timer, not `asyncio.timeout`: nothing is cancelled, and this runs twice a turn.
+        deadline = future.get_loop().call_later(_DEADLINE_SECONDS, _expire, future)
         try:
-            async with asyncio.timeout(_DEADLINE_SECONDS):
-                result: Result = await self._store.submit(work, kind)
+            result: Result = await future
         except (sqlite3.Error, TimeoutError):
             raise JournalUnavailable from None
+        finally:
+            deadline.cancel()
         return result
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 def _instance(db: sqlite3.Connection) -> str:

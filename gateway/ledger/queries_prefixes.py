@@ -17,7 +17,9 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     `saved_nano` is net of the write premium, None where a turn had no price; `is_paid_back` says
     whether it is positive. Of its turns `gaps_5m` came at most 5 minutes after the one before,
     `gaps_1h` later than that but within an hour. `nano_with_5m` and `nano_with_1h` are what its
-    marked tokens would cost with either TTL, given those gaps, and `better_ttl` the cheaper one.
+    marked tokens would cost with either TTL, given those gaps, and `better_ttl` the cheaper one;
+    `better_ttl_saves_nano` is what it would have saved, 0 where the prefix has that TTL already.
+    `reads_to_pay_back` is the fewest reads whose discount exceeds the premium of one write.
     """
 
     workspace: str
@@ -38,6 +40,8 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     nano_with_5m: int | None
     nano_with_1h: int | None
     better_ttl: str | None
+    better_ttl_saves_nano: int | None
+    reads_to_pay_back: int | None
 
 
 async def prefixes(
@@ -67,6 +71,8 @@ def _report(row: Any, prices: PriceSheets) -> PrefixReport:
     better = None
     if with_5m is not None and with_1h is not None:
         better = "5m" if with_5m <= with_1h else "1h"
+    by_ttl = {"5m": with_5m, "1h": with_1h}
+    own, best = by_ttl.get(row["ttl"] or ""), by_ttl.get(better or "")
     return PrefixReport(
         **values,
         workspace=row["workspace_id"],
@@ -75,7 +81,20 @@ def _report(row: Any, prices: PriceSheets) -> PrefixReport:
         nano_with_5m=with_5m,
         nano_with_1h=with_1h,
         better_ttl=better,
+        better_ttl_saves_nano=None if own is None or best is None else own - best,
+        reads_to_pay_back=_reads_to_pay_back(row, prices),
     )
+
+
+def _reads_to_pay_back(row: Any, prices: PriceSheets) -> int | None:
+    """At the price of its last sheet; None where that is gone, or reading is no cheaper."""
+    price = prices.with_id(row["price"] or "")
+    if price is None:
+        return None
+    rates = price.rates
+    write = rates.write_1h if row["ttl"] == "1h" else rates.write_5m
+    premium, discount = write - rates.input, rates.input - rates.read
+    return premium // discount + 1 if discount > 0 else None
 
 
 def _costs_of_ttls(row: Any, prices: PriceSheets) -> tuple[int | None, int | None]:

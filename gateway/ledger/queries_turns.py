@@ -57,7 +57,10 @@ class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFilter:
-    """What a page shows besides its range; None filters nothing. `outcome` `error` is any error."""
+    """What a page shows besides its range; None filters nothing.
+
+    `outcome` `error` is any error, `miss_reason` `any` is any reason.
+    """
 
     outcome: str | None = None
     miss_reason: str | None = None
@@ -99,6 +102,8 @@ async def page(
     }
     if which.outcome == "error":
         del wanted["outcome"]
+    if which.miss_reason == "any":
+        del wanted["miss_reason"]
     query = (
         select(*_COLUMNS)
         .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
@@ -109,6 +114,8 @@ async def page(
     )
     if which.outcome == "error":
         query = query.where(TurnRow.outcome.endswith("_error", autoescape=True))
+    if which.miss_reason == "any":
+        query = query.where(TurnRow.miss_reason.is_not(None))
     if which.has_read is not None:
         read = TurnRow.cache_read_tokens
         query = query.where(read > 0 if which.has_read else read == 0)
@@ -125,6 +132,20 @@ async def page(
     return TurnPage(
         turns=turns, next=str(Cursor(turns[-1].opened_ms, turns[-1].id)) if more else None
     )
+
+
+async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, bytes]]:
+    """Ids and fingerprints of the workspace's turns right before one, the newest first."""
+    place = (turn.opened_ms, turn.id)
+    query = (
+        select(TurnRow.id, TurnRow.fingerprint)
+        .where(TurnRow.workspace_id == turn.workspace, TurnRow.opened_ms <= turn.opened_ms)
+        .where(tuple_(TurnRow.opened_ms, TurnRow.id) < place, TurnRow.fingerprint.is_not(None))
+        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+        .limit(limit)
+    )
+    async with ledger.transaction() as connection:
+        return [(row.id, row.fingerprint) for row in await connection.execute(query)]
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:

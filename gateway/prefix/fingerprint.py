@@ -58,15 +58,17 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference. `segment` is where the earlier prompt stops being matched.
+    """The first difference. `segment` is where the earlier prompt stops being matched, from
+    `characters` of its text on.
 
-    `missed_tokens`, estimated by bytes, are those of the earlier prompt behind that place; both
+    `missed_tokens`, estimated by bytes, are those of the earlier prompt behind that place; all
     are None where the place is not known.
     """
 
     kind: DivergenceKind
     segment: int | None = None
     missed_tokens: int | None = None
+    characters: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -137,6 +139,20 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
     return None
 
 
+def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
+    """How long a prefix both prompts have, as far as their points tell: 0 for different models."""
+    if earlier.model != later.model:
+        return 0
+    known = {point.place: point.digest for point in later.points}
+    found = 0
+    for point in earlier.points:
+        if known.get(point.place, point.digest) != point.digest:
+            break
+        if point.place in known:
+            found = point.num_bytes
+    return found
+
+
 def _level(fingerprint: Fingerprint, level: int) -> tuple[int, bytes | None]:
     """How many segments the tools (0) or the system prompt (1) have, and the digest behind them."""
     count = (fingerprint.num_tools, fingerprint.num_system)[level]
@@ -152,7 +168,8 @@ def _divergence(kind: DivergenceKind, earlier: Fingerprint, matched: Point | Non
     else:
         tokens = missed // _BYTES_PER_TOKEN
     if matched is None:
-        segment = 0
+        segment = characters = 0
     else:
         segment = matched.segment + (matched.characters is None)
-    return Divergence(kind, segment, max(tokens, 1))
+        characters = matched.characters or 0
+    return Divergence(kind, segment, max(tokens, 1), characters)

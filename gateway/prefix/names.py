@@ -88,7 +88,8 @@ def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[tuple[Name | None
         # A chunk of UTF-8 never contains the bytes 0x01 and 0x02 unless the text does, so its
         # length goes in front: no two contents give the same bytes.
         piece = text[start:end].encode()
-        chain.update(b"\x03%d:" % len(piece) + piece)
+        chain.update(b"\x03%d:" % len(piece))
+        chain.update(piece)
         name = Name(chain.hexdigest(), segment, end) if end < len(text) else None
         yield name, len(piece)
 

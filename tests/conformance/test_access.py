@@ -16,7 +16,7 @@ from engine.protocol import Name
 from engine.server import create_app
 from tests.conformance.engines import ROOT, SECRET, Engine, Refused, prompt
 
-PROBES = {"/healthz", "/readyz", "/metrics"}
+PROBES = {"/health", "/healthz", "/readyz", "/metrics"}
 
 
 def _routes(*, speaks_openai: bool) -> set[tuple[str, str]]:

@@ -1,105 +1,41 @@
-"""A small real HTTP server in the place of the gateway's admin API."""
+"""Real gateways over real SQLite ledgers, one for each state that a page must draw."""
 
-import json
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import urlsplit
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-ADMIN_KEY = "admin-key-of-the-tests"
+from dashboard.access.sessions import sessions
+from tests.dashboard.ledgers import FILLS, fill
+from tests.gateway.serving import serve_gateway
 
 
-@dataclass
-class FakeAdmin:
-    """What the admin API answers; tests change it."""
-
-    url: str = ""
-    status: int = 200
-    answers: dict[str, Any] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+@pytest.fixture(scope="session")
+def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Gateways"]:
+    """Gateways by the state of their ledger, started when first asked for."""
+    with ExitStack() as stack:
+        yield Gateways(tmp_path_factory.mktemp("ledgers"), stack)
 
 
-def overview() -> dict[str, Any]:
-    """Two buckets: the first writes a prefix, the second reads it."""
-    start_ms = 1_767_322_800_000
-    wrote = {
-        "requests": 1,
-        "input_tokens": 100,
-        "cache_write_5m_tokens": 3000,
-        "cost_nano": 3850,
-        "cost_without_cache_nano": 3100,
-    }
-    read = {
-        "requests": 2,
-        "input_tokens": 200,
-        "cache_read_tokens": 6000,
-        "cost_nano": 800,
-        "cost_without_cache_nano": 6200,
-    }
-    return {
-        "bucket_seconds": 60,
-        "totals": {key: wrote.get(key, 0) + read.get(key, 0) for key in wrote | read},
-        "rates": {"token_hit_rate": 6000 / 9300},
-        "saved_nano": 4650,
-        "series": [
-            {
-                "start_ms": start_ms + i * 60_000,
-                "is_partial": False,
-                "totals": totals,
-                "saved_nano": totals.get("cost_without_cache_nano", 0) - totals.get("cost_nano", 0),
-            }
-            for i, totals in enumerate((wrote, read))
-        ],
-    }
+@pytest.fixture(autouse=True)
+def no_session_is_left() -> Iterator[None]:
+    yield
+    sessions().close_all()
 
 
-def engine() -> dict[str, Any]:
-    blocks = {
-        "total": 100,
-        "free": 40,
-        "active": 10,
-        "leased": 25,
-        "best_effort": 5,
-        "cached": 20,
-    }
-    return {
-        "name": "engine-0",
-        "url": "http://127.0.0.1:8100",
-        "status": "ready",
-        "detail": {},
-        "description": {"backend": "native", "model": "holdfast-demo"},
-        "stats": {"uptime_seconds": 75.0, "running": 1, "waiting": 0, "blocks": blocks},
-    }
+class Gateways:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._urls: dict[str, str] = {}
 
+    def data(self, state: str) -> Path:
+        return self._folder / state
 
-@pytest.fixture
-def admin() -> Iterator[FakeAdmin]:
-    fake = FakeAdmin()
-    fake.answers = {"/admin/v1/overview": overview(), "/admin/v1/engines": [engine()]}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            fake.asked.append(self.path)
-            status = fake.status
-            if self.headers["authorization"] != f"Bearer {ADMIN_KEY}":
-                status = 401
-            body = json.dumps(fake.answers.get(urlsplit(self.path).path)).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    yield fake
-    server.shutdown()
-    server.server_close()
+    def url(self, state: str) -> str:
+        if state not in self._urls:
+            fill(self.data(state), FILLS[state]())
+            served = serve_gateway(self.data(state), "http://127.0.0.1:9")
+            self._urls[state] = self._stack.enter_context(served)
+        return self._urls[state]

@@ -1,46 +1,46 @@
-"""The dashboard as its user sees it: a process of its own and a browser, or else its test harness.
-
-The page's text and HTML come back, its log goes to a file.
-"""
+"""The dashboard as a process of its own, and a browser in front of it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from streamlit.testing.v1 import AppTest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.e2e.stack import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-APP = str(ROOT / "dashboard" / "app.py")
 START_SECONDS = 60
+# The script has run, and nothing that it drew is being replaced.
+SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+WAIT_MS = 60_000
 
 
-def page_of(gateway: str, admin_key: str, logs: Path) -> str:
-    """All that the overview shows; with Chromium, its HTML too."""
-    settings = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_ADMIN_KEY": admin_key}
+@contextmanager
+def running_dashboard(gateway: str, logs: Path, **settings: str) -> Iterator[str]:
+    """Serve it on a free port; its log goes to `dashboard.log`."""
     port = free_port()
-    flags = ["--server.port", str(port), "--server.address", "127.0.0.1"]
-    command = [sys.executable, "-m", "streamlit", "run", APP, "--server.headless", "true", *flags]
+    environment = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(port), **settings}
     with (logs / "dashboard.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--logger.level", "debug"],
-            env={**os.environ, **settings},
+            [sys.executable, "-m", "dashboard"],
+            env={**os.environ, **environment, "STREAMLIT_LOGGER_LEVEL": "debug"},
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+    url = f"http://127.0.0.1:{port}"
     try:
-        url = f"http://127.0.0.1:{port}"
         _wait_until_up(url, process)
-        html = _html(url)
+        yield url
     finally:
         process.terminate()
         process.wait(30)
-    return _harness_text(settings) + html
 
 
 def _wait_until_up(url: str, process: "subprocess.Popen[bytes]") -> None:
@@ -54,31 +54,72 @@ def _wait_until_up(url: str, process: "subprocess.Popen[bytes]") -> None:
             time.sleep(0.2)
 
 
-def _html(url: str) -> str:
-    """What Chromium has of the page; nothing where there is none."""
-    chromium = os.environ.get("CHROMIUM")
-    if chromium is None:
-        return ""
-    from playwright.sync_api import sync_playwright
+def chromium() -> str | None:
+    """The browser's path: CHROMIUM's, or one of the usual names."""
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
+
+@contextmanager
+def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(url)
-        page.get_by_test_id("stMetric").first.wait_for(timeout=60_000)
-        text = page.content() + page.locator("body").inner_text()
-        browser.close()
-    return text
+        flags = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        made = playwright.chromium.launch(executable_path=chromium(), args=flags)
+        yield made
+        made.close()
 
 
-def _harness_text(settings: dict[str, str]) -> str:
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        app = AppTest.from_file(APP, default_timeout=60).run()
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-    assert not app.exception and app.metric, "the page shows its numbers"
-    app.session_state["client"]._http.close()
-    return str(app)
+class Visit:
+    """A page that is signed in, and everything that must not have happened meanwhile."""
+
+    def __init__(self, opened: Browser, url: str, key: str | None, **options: object) -> None:
+        self.url = url
+        self.context = opened.new_context(locale="en-GB", timezone_id="UTC", **options)  # type: ignore[arg-type]
+        self.page: Page = self.context.new_page()
+        self.errors: list[str] = []
+        self.outside: list[str] = []
+        own = (url, url.replace("http", "ws"), "data:", "blob:")
+        self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
+        self.context.on(
+            "request",
+            lambda asked: asked.url.startswith(own) or self.outside.append(asked.url),
+        )
+        if key is not None:
+            self.page.goto(f"{url}/login")
+            self.page.fill("#key", key)
+            self.page.click("button")
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        self.settle()
+        return self.page
+
+    def settle(self) -> None:
+        shown = self.page.get_by_text("Updated").or_(self.page.get_by_test_id("stAlert"))
+        shown.first.wait_for(timeout=WAIT_MS)
+        self.page.locator(SETTLED).wait_for(timeout=WAIT_MS)
+
+    def text(self) -> str:
+        return self.page.locator("body").inner_text()
+
+    def metric(self, label: str) -> str:
+        card = self.page.get_by_test_id("stMetric").filter(has_text=label).first
+        card.wait_for(timeout=WAIT_MS)
+        return card.get_by_test_id("stMetricValue").inner_text()
+
+    def check(self) -> None:
+        """No error in the console, no dialog, no request to another host."""
+        assert (self.errors, self.outside) == ([], [])
+
+
+def page_of(gateway: str, key: str, logs: Path) -> str:
+    """All that the overview shows, as text and HTML; just the sign-in page without a browser."""
+    with running_dashboard(gateway, logs) as url:
+        if chromium() is None:
+            return httpx.get(f"{url}/login").text
+        with browser() as opened:
+            visit = Visit(opened, url, key)
+            visit.open("/")
+            return visit.page.content() + visit.text()

@@ -46,3 +46,28 @@ def test_money_shows_its_sign_and_is_never_rounded_to_nothing(nanos: int | None,
 )
 def test_an_uptime_has_two_units(seconds: float, text: str) -> None:
     assert formats.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (11, 10, "+10 % vs period before"),
+        (5, 10, "−50 % vs period before"),
+        (-5, 10, "−150 % vs period before"),
+        (5, -10, "+150 % vs period before"),
+        (1200, 10, "120 times the period before"),
+        (10, 10, "0 % vs period before"),
+        (10, 0, None),
+    ],
+)
+def test_a_change_is_of_what_was(now: float, before: float, text: str | None) -> None:
+    assert formats.change(now, before) == text
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [(0.5, 0.4, "+10.0 points vs period before"), (0.4, 0.4, "0 points vs period before")],
+)
+def test_a_share_changes_by_points(now: float, before: float, text: str) -> None:
+    assert formats.points(now, before) == text
+    assert formats.points(None, before) is None and formats.points(now, None) is None

@@ -46,7 +46,8 @@ class Stack:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     data = tmp_path_factory.mktemp("gateway")
     engine = ScriptedEngine()
-    with serve(engine) as engine_url, serve_gateway(data, engine_url) as url:
+    # Nothing waits for an engine that is full: these tests are about what it answers.
+    with serve(engine) as engine_url, serve_gateway(data, engine_url, queue_seconds=0.0) as url:
         yield Stack(url, engine, data)
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncIterator
 
-import httpx
 import msgspec
 import pytest
 
 from engine.protocol import (
     Done,
+    Failed,
     Finished,
     Frame,
     InputUsage,
@@ -17,6 +17,7 @@ from engine.protocol import (
     ToolInputDelta,
     ToolUseStart,
 )
+from gateway.engine_http import EngineResponse
 from gateway.engines import Generation
 from gateway.errors import EngineFailed, EngineLost
 
@@ -37,32 +38,35 @@ FRAMES: list[Frame] = [
 RAW = b"\n" + b"\n".join(msgspec.json.encode(frame) for frame in FRAMES) + b"\n"
 
 
-class Pieces(httpx.AsyncByteStream):
+class Pieces(EngineResponse):
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         for piece in self._pieces:
             yield piece
 
 
-async def read(*pieces: bytes) -> list[Frame | None]:
-    generation = Generation(httpx.Response(200, stream=Pieces(*pieces)), "r")
-    return [frame async for frame in generation.frames()]
+async def read(*pieces: bytes) -> list[list[Frame]]:
+    return [frames async for frames in Generation(Pieces(*pieces), "r").frames()]
+
+
+def flat(batches: list[list[Frame]]) -> list[Frame]:
+    return [frame for frames in batches for frame in frames]
 
 
 @pytest.mark.anyio
 async def test_cut_anywhere_it_is_the_same() -> None:
     for place in range(1, len(RAW)):
-        assert await read(RAW[:place], RAW[place:]) == [None, *FRAMES], place
-    assert await read(*(bytes([byte]) for byte in RAW)) == [None, *FRAMES]
+        assert flat(await read(RAW[:place], RAW[place:])) == FRAMES, place
+    assert await read(*(bytes([byte]) for byte in RAW)) == [[], *([frame] for frame in FRAMES)]
 
 
 @pytest.mark.anyio
-async def test_ended_anywhere_before_its_end_it_is_a_lost_engine() -> None:
-    for place in range(len(RAW) - 1):
-        with pytest.raises(EngineLost):
-            await read(RAW[:place])
+async def test_what_came_together_is_passed_on_together() -> None:
+    lines = RAW.split(b"\n")[1:]
+    first = b"\n".join(lines[:3]) + b"\n" + lines[3][:5]
+    assert await read(b"\n", first, RAW[1 + len(first) :]) == [[], FRAMES[:3], FRAMES[3:]]
 
 
 @pytest.mark.anyio
@@ -77,9 +81,29 @@ async def test_what_is_late_double_or_anothers_is_ignored_and_counted() -> None:
     for frame in strange:
         frames = [*FRAMES[:2], frame, *FRAMES[2:], done, TextDelta("late")]
         raw = b"\n".join(msgspec.json.encode(frame) for frame in frames) + b"\n"
-        generation = Generation(httpx.Response(200, stream=Pieces(raw)), "r")
-        assert [found async for found in generation.frames()] == FRAMES
+        generation = Generation(Pieces(raw), "r")
+        assert flat([found async for found in generation.frames()]) == FRAMES
         assert generation.num_ignored == 3
+
+
+@pytest.mark.anyio
+async def test_what_came_before_a_failure_is_passed_on_before_it() -> None:
+    for failure, error in (
+        (msgspec.json.encode(Failed(code="internal", message="no")), EngineFailed),
+        (b"{}", EngineFailed),
+    ):
+        raw = RAW[: RAW.index(b'{"type":"done"')] + failure + b"\n"
+        batches = Generation(Pieces(raw), "r").frames()
+        assert await anext(batches) == FRAMES[:-1]
+        with pytest.raises(error):
+            await anext(batches)
+
+
+@pytest.mark.anyio
+async def test_ended_anywhere_before_its_end_it_is_a_lost_engine() -> None:
+    for place in range(len(RAW) - 1):
+        with pytest.raises(EngineLost):
+            await read(RAW[:place])
 
 
 @pytest.mark.anyio

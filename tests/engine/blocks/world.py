@@ -23,6 +23,12 @@ from engine.blocks.pool import NoFreeBlocks
 from engine.blocks.table import BlockCopy
 from engine.blocks.tiers import HostTier
 from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
+from tests.engine.blocks.lease_rules import (
+    leased_blocks,
+    note_new_leases,
+    note_rested,
+    note_yielded,
+)
 from tests.engine.blocks.lives import Expected, Life, Prefix
 from tests.engine.blocks.watched import WatchedPool
 
@@ -83,7 +89,7 @@ class World:
             scope, segments, marks, scaffold=scaffold, min_tokens=min_tokens, age=age
         )
         readable = self._readable(query)
-        before = self._leased_blocks()
+        before = leased_blocks(self)
         must_read = max((n for n, known in readable.items() if known.is_promised), default=0)
         found = self.cache.look_up(query)
         hit = found.hit.tokens if found.hit else 0
@@ -98,8 +104,8 @@ class World:
             readable[hit].is_promised = True
         life = Life(query, self.cache.new_table(query), list(query.tokens), found)
         self.lives.append(life)
-        self._note_yielded(scope, before)
-        self._note_new_leases()
+        note_yielded(self, scope, before)
+        note_new_leases(self)
         return life
 
     def query(
@@ -176,7 +182,7 @@ class World:
         """The prompt is computed: write its entries."""
         assert life.found is not None and life.pending == 0
         scope, tokens = life.query.scope, life.query.tokens
-        before = self._leased_blocks()
+        before = leased_blocks(self)
         for mark in life.found.marks:
             prefix = (scope, tuple(tokens[: mark.tokens]))
             known = self._present(prefix)
@@ -198,8 +204,8 @@ class World:
         assert usage.cache_read_tokens == life.found.read
         assert usage.computed_tokens == len(tokens) - life.found.reused
         life.is_started = True
-        self._note_yielded(scope, before)
-        self._note_new_leases()
+        note_yielded(self, scope, before)
+        note_new_leases(self)
 
     def decode(self, life: Life, token: int) -> bool:
         """One more token of an answer; False when there is no room for its predecessor's KV."""
@@ -264,7 +270,7 @@ class World:
         for prefix, known in list(self.expected.items()):
             if known.expires_at <= self.now:
                 del self.expected[prefix]
-        self._note_rested()
+        note_rested(self)
 
     def drop(self, scope: str, key: Digest | None = None) -> None:
         self.entries.drop(scope, key)
@@ -376,53 +382,6 @@ class World:
             del self.expected[prefix]
             return None
         return known
-
-    def _leased_blocks(self) -> dict[str, int]:
-        """What each scope's leases hold, counted from the entries. Forgets leases that ended."""
-        self.entries.leases.take_ended()
-        held: dict[str, set[int]] = {}
-        for entry in self.entries.live():
-            if entry.is_leased:
-                held.setdefault(entry.scope, set()).update(b.block_id for b in entry.blocks)
-        return {scope: len(blocks) for scope, blocks in held.items()}
-
-    def _note_yielded(self, scope: str, before: dict[str, int]) -> None:
-        """Only who is above its share yields, only for another's lease, soonest expiry first."""
-        budget = int(self.num_blocks * self.lease_share)
-        shares = {name: int(budget * share) for name, share in self.used_shares.items()}
-        ended = [end.entry for end in self.entries.leases.take_ended() if end.reason == "yielded"]
-        kept = [entry for entry in self.entries.live() if entry.is_leased]
-        for entry in ended:
-            assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
-            assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
-            self.expected[self.meaning[entry.key]].is_promised = False
-        assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"
-
-    def _note_rested(self) -> None:
-        """Idle leases alone yield, no more than their budget asks for, and it is kept."""
-        budget = int(int(self.num_blocks * self.lease_share) * self.idle_lease_share)
-        self.ended = self.entries.leases.take_ended()
-        ended = [end.entry for end in self.ended if end.reason == "yielded"]
-        for entry in ended:
-            known = self.expected[self.meaning[entry.key]]
-            assert self._is_idle(known), "a lease in use yielded"
-            known.is_promised = False
-        awake: set[Block] = set()
-        idle: set[Block] = set()
-        for entry in self.entries.live():
-            if entry.is_leased:
-                known = self.expected[self.meaning[entry.key]]
-                (idle if self._is_idle(known) else awake).update(entry.blocks)
-        assert len(idle - awake) <= budget
-        assert not ended or len((idle | set(ended[-1].blocks)) - awake) > budget, "in vain"
-
-    def _is_idle(self, known: Expected) -> bool:
-        return known.ttl == "1h" and known.used_at + TTL_SECONDS["5m"] <= self.now
-
-    def _note_new_leases(self) -> None:
-        for entry in self.entries.live():
-            if entry.is_leased:
-                self.expected[self.meaning[entry.key]].is_promised = True
 
     def entry_at(self, scope: str, *segments: Sequence[int]) -> Entry | None:
         """The entry that a prompt beginning with these segments would read."""

@@ -1,0 +1,120 @@
+"""The sign-in page: a form, one question to the gateway, and a cookie."""
+
+from html import escape
+from pathlib import Path
+from string import Template
+from urllib.parse import parse_qs, quote, urlsplit
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from dashboard.access.attempts import Attempts
+from dashboard.access.gate import LOGIN_PATH
+from dashboard.access.headers import page_policy
+from dashboard.access.sessions import COOKIE, Sessions
+from dashboard.answers.about import About
+from dashboard.client import AdminClient, ClientError, KeyRefused
+
+_FOLDER = Path(__file__).parent
+STYLE = (_FOLDER / "login.css").read_text("utf-8")
+_PAGE = Template((_FOLDER / "login.html").read_text("utf-8"))
+_MAX_BODY = 4096
+_MAX_KEY = 512
+
+
+class Login:
+    """`gateway_url` says who a key is; nothing that was typed is ever written back or logged."""
+
+    def __init__(
+        self, sessions: Sessions, gateway_url: str, seconds: float, attempts: Attempts | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._gateway_url = gateway_url
+        self._seconds = seconds
+        self._attempts = attempts or Attempts()
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route(LOGIN_PATH, self.show, methods=["GET"]),
+            Route(LOGIN_PATH, self.sign_in, methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        return page(200, target=inside(request.query_params.get("next", "/")))
+
+    async def sign_in(self, request: Request) -> Response:
+        target = inside(request.query_params.get("next", "/"))
+        if not _is_own_form(request):
+            return page(403, "This form was sent by another site.", target)
+        address = request.client.host if request.client else ""
+        wait = self._attempts.wait_seconds(address)
+        if wait > 0:
+            problem = f"Too many wrong keys. Try again in {int(wait) + 1} seconds."
+            return page(429, problem, target, {"retry-after": str(int(wait) + 1)})
+        key = await _key(request)
+        if key is None:
+            return page(400, "Type a Holdfast key.", target)
+        client = AdminClient(self._gateway_url, key)
+        try:
+            about = await to_thread.run_sync(client.get, "/admin/v1/about", About)
+        except KeyRefused:
+            client.close()
+            self._attempts.failed(address)
+            return page(401, "The gateway does not know this key.", target)
+        except ClientError as error:
+            client.close()
+            return page(503, str(error), target)
+        answer = RedirectResponse(target, 303, {"cache-control": "no-store"})
+        answer.set_cookie(
+            COOKIE,
+            self._sessions.open(client, about),
+            max_age=int(self._seconds),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+
+def page(
+    status: int, problem: str = "", target: str = "/", headers: dict[str, str] | None = None
+) -> HTMLResponse:
+    shown = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
+    action = LOGIN_PATH if target == "/" else f"{LOGIN_PATH}?next={quote(target, safe='')}"
+    text = _PAGE.substitute(style=STYLE, problem=shown, action=escape(action, quote=True))
+    own = {"content-security-policy": page_policy(STYLE), "cache-control": "no-store"}
+    return HTMLResponse(text, status, {**own, **(headers or {})})
+
+
+def inside(target: str) -> str:
+    """A path of this site, `/` for anything else: sign-in must not lead to another host."""
+    parts = urlsplit(target)
+    is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
+    plain = all(character.isprintable() for character in target) and "\\" not in target
+    return target if is_path and plain and not parts.scheme and not parts.netloc else "/"
+
+
+def _is_own_form(request: Request) -> bool:
+    origin = request.headers.get("origin")
+    if origin in (None, "null"):
+        # no-referrer makes browsers say "null" on our own form; what they fetch from says the rest.
+        return request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
+    return urlsplit(origin or "").netloc == request.headers.get("host")
+
+
+async def _key(request: Request) -> str | None:
+    """What was typed, if it could be a key: one line of visible ASCII, of bounded length."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY:
+            return None
+    try:
+        typed = parse_qs(body.decode("ascii"), max_num_fields=4).get("key", [""])[0].strip()
+    except ValueError:
+        return None
+    is_plain = typed.isascii() and typed.isprintable() and " " not in typed
+    return typed if typed and len(typed) <= _MAX_KEY and is_plain else None

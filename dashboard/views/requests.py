@@ -1,0 +1,136 @@
+"""Requests: what happened to one request? A page of turns, and one of them in full."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from dashboard import formats, live, parts, rows
+from dashboard.answers.turns import Turn, TurnPage
+from dashboard.client import AdminClient, NotThere, segment
+from dashboard.selection import Selection
+
+PAGE = 200
+NUM_ABOUT = 11  # of the details: who and what; the rest are tokens, times and money
+ANY = ""
+OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
+# As the query of the admin API says it.
+HITS = {ANY: None, "read something": "true", "read nothing": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`is_missing`: the id that was asked for is none that this key may see."""
+
+    page: TurnPage
+    turn: Turn | None
+    is_missing: bool
+
+
+def controls() -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom", key="request_filters"):
+        st.text_input(
+            "Request id",
+            key="request",
+            placeholder="msg_…",
+            max_chars=64,
+            width=330,
+            bind="query-params",
+        )
+        st.selectbox(
+            "Outcome",
+            OUTCOMES,
+            format_func=lambda option: option or "Any",
+            key="outcome",
+            width=170,
+            accept_new_options=True,
+            bind="query-params",
+        )
+        st.selectbox(
+            "Cache",
+            list(HITS),
+            format_func=lambda option: option or "Any",
+            key="hit",
+            width=160,
+            bind="query-params",
+        )
+        if st.session_state.get("after"):
+            st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
+
+
+def read(client: AdminClient, chosen: Selection) -> View:
+    state = st.session_state
+    which = {
+        **chosen.params(),
+        "outcome": state.get("outcome") or None,
+        "has_read": HITS.get(state.get("hit") or ANY),
+        "after": state.get("after"),
+        "limit": PAGE,
+    }
+    page = client.get("/admin/v1/turns/search", TurnPage, which)
+    wanted = (state.get("request") or "").strip()
+    if not wanted:
+        return View(page, None, False)
+    try:
+        return View(page, client.get(f"/admin/v1/turns/{segment(wanted)}", Turn), False)
+    except NotThere:
+        return View(page, None, True)
+
+
+def draw(view: View, chosen: Selection) -> None:
+    if view.is_missing:
+        parts.empty(
+            "There is no such request, or none that your key may see.", ":material/search_off:"
+        )
+    if view.turn is not None:
+        draw_turn(view.turn)
+    parts.heading("Requests, the newest first")
+    if not view.page.turns:
+        parts.empty("No requests in this range that match.")
+        return
+    st.caption("Click a row to see all of it. The address of this page then leads to that request.")
+    parts.table(
+        rows.turn_table(view.page.turns),
+        "turns",
+        alt_text=f"{len(view.page.turns)} requests, the newest first.",
+        columns=parts.turn_columns(),
+        height=520 if len(view.page.turns) > 14 else "auto",
+        picked=pick,
+    )
+    if view.page.next:
+        cursor = view.page.next
+        st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
+
+
+def pick(row: Any) -> None:
+    st.session_state["request"] = row["Id"]
+
+
+def draw_turn(turn: Turn) -> None:
+    with st.container(border=True, key="turn"):
+        st.text(f"{turn.id} · {turn.opened:%Y-%m-%d %H:%M:%S} UTC")
+        with st.grid(4, min_column_width=170):
+            parts.card("prompt_tokens", f"{turn.prompt_tokens:,}")
+            parts.card("cache_read_tokens", f"{turn.cache_read_tokens:,}")
+            loss = turn.saved_nano is not None and turn.saved_nano < 0
+            parts.card("saved_nano", formats.dollars(turn.saved_nano), is_loss=loss)
+            parts.card("first_token_seconds", formats.seconds(turn.first_token_seconds))
+        details = [{"What": name, "Value": value} for name, value in rows.turn_details(turn)]
+        about, amounts = st.columns(2)
+        for column, key, found in (
+            (about, "about", details[:NUM_ABOUT]),
+            (amounts, "amounts", details[NUM_ABOUT:]),
+        ):
+            with column:
+                alt_text = "What the ledger knows of this request."
+                parts.table(found, f"turn_{key}", alt_text=alt_text, height="content")
+        st.page_link(
+            "views/why.py",
+            label="Why did this miss?",
+            icon=":material/arrow_forward:",
+            query_params={"miss": turn.id},
+        )
+
+
+parts.title("Requests", "What happened to one request?")
+live.show("requests", read, draw, controls=controls)

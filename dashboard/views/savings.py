@@ -1,0 +1,155 @@
+"""Savings: what does caching save, where does it cost, and would the other TTL be cheaper?"""
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from dashboard import charts, formats, live, parts, rows, viewer
+from dashboard.answers.savings import Prefix, Savings
+from dashboard.answers.usage import Group, Usage
+from dashboard.client import AdminClient
+from dashboard.colours import MONEY, TEXT
+from dashboard.selection import Selection
+
+NUM_PREFIXES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    usage: Usage
+    savings: Savings
+    prefixes: list[Prefix]
+    models: list[Group]
+
+
+def read(client: AdminClient, chosen: Selection) -> View:
+    params = chosen.params()
+    of_prefixes = {name: value for name, value in params.items() if name != "engine"}
+    return View(
+        client.get("/admin/v1/usage", Usage, params),
+        client.get("/admin/v1/savings", Savings, params),
+        client.get("/admin/v1/prefixes", list[Prefix], {**of_prefixes, "limit": NUM_PREFIXES}),
+        client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
+    )
+
+
+def draw(view: View, chosen: Selection) -> None:
+    totals = view.usage.totals
+    if not totals.requests:
+        parts.empty("No requests in this range. What they save appears here within seconds.")
+        return
+    draw_cards(view)
+    if totals.unpriced:
+        st.warning(
+            f"{totals.unpriced:,} of {totals.requests:,} requests have no price. Their tokens"
+            " count, their money is unknown and in no sum.",
+            icon=":material/sell:",
+        )
+    if totals.is_priced:
+        draw_money(view)
+    draw_prefixes(view.prefixes)
+    draw_comparisons(view)
+
+
+def draw_cards(view: View) -> None:
+    own, totals = view.savings.own, view.usage.totals
+    priced = totals.is_priced
+    with st.grid(5, min_column_width=160, row_height=120):
+        parts.card(
+            "saved_nano",
+            formats.dollars(own.saved_nano if priced else None),
+            delta=f"{formats.percent(own.saved_nano / own.counterfactual_nano)} of the cost"
+            if own.counterfactual_nano
+            else None,
+            is_good=own.saved_nano >= 0 if priced else None,
+            is_loss=own.saved_nano < 0,
+        )
+        for number, nano in (
+            ("counterfactual_nano", own.counterfactual_nano),
+            ("write_premium_nano", own.write_premium_nano),
+            ("read_discount_nano", own.read_discount_nano),
+            ("actual_nano", own.actual_nano),
+        ):
+            parts.card(number, formats.dollars(nano if priced else None))
+
+
+def draw_money(view: View) -> None:
+    own, usage = view.savings.own, view.usage
+    theme = viewer.theme()
+    left, right = st.columns(2, gap="large")
+    with left:
+        parts.heading("From no cache to what it cost", "actual_nano")
+        parts.chart(
+            charts.waterfall(rows.waterfall(own), MONEY[theme], TEXT[theme]),
+            "waterfall",
+            f"Without a cache {formats.dollars(own.counterfactual_nano)}, plus write premium"
+            f" {formats.dollars(own.write_premium_nano)}, less read discount"
+            f" {formats.dollars(own.read_discount_nano)}, is {formats.dollars(own.actual_nano)}.",
+        )
+        if own.unexplained:
+            st.caption(
+                f"{own.unexplained:,} requests without a price, or whose price is no longer in"
+                " the file, are not in this chart."
+            )
+    with right:
+        parts.heading("Net saved over time", "saved_nano")
+        parts.chart(
+            charts.signed_over_time(
+                rows.saved_over_time(usage),
+                MONEY[theme],
+                title=f"Dollars {charts.per_bucket(usage.bucket_seconds)}",
+                seconds=(usage.until_ms - usage.since_ms) / 1000,
+            ),
+            "saved_over_time",
+            f"Net saved over time, {formats.dollars(usage.saved_nano)} in all.",
+        )
+
+
+def draw_prefixes(prefixes: list[Prefix]) -> None:
+    parts.heading("Has each prefix paid for its writes?", "better_ttl")
+    if not prefixes:
+        parts.empty("No marked prefix has come twice in this range.", ":material/repeat:")
+        return
+    paid = sum(each.is_paid_back is True for each in prefixes)
+    wrong = [each for each in prefixes if (each.better_ttl_saves_nano or 0) > 0]
+    gain = sum(each.better_ttl_saves_nano or 0 for each in wrong)
+    st.caption(
+        f"{paid:,} of {len(prefixes):,} have paid back. {len(wrong):,} would be cheaper with the"
+        f" other TTL, by {formats.dollars(gain)} together, judged by the gaps between their own"
+        " requests. Whole life of each prefix, of all engines; the most used first."
+    )
+    parts.table(
+        rows.prefix_table(prefixes),
+        "prefixes",
+        alt_text=f"{len(prefixes)} prefixes, {paid} of them paid back.",
+        columns={
+            "Net ($)": parts.money_column(),
+            "It would save ($)": parts.money_column(),
+        },
+        height=420 if len(prefixes) > 10 else "auto",
+    )
+
+
+def draw_comparisons(view: View) -> None:
+    money, share = parts.money_column(), parts.share_column()
+    parts.heading("By model")
+    parts.table(
+        rows.group_table(view.models, "model", "Model"),
+        "by_model",
+        alt_text=f"Usage of {len(view.models)} models.",
+        columns={"Hit rate": share, "Cost ($)": money, "Net saved ($)": money},
+    )
+    parts.heading("The same traffic at published prices", "hosted")
+    if not view.savings.hosted:
+        parts.empty("There are no published prices to compare with.", ":material/sell:")
+        return
+    parts.table(
+        rows.hosted_table(view.savings.hosted),
+        "hosted",
+        alt_text="What this traffic would cost at published prices.",
+        columns={"This traffic ($)": money, "Without caching ($)": money},
+    )
+
+
+parts.title("Savings", "What does caching save, and where does it cost?")
+live.show("savings", read, draw)

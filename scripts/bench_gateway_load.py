@@ -1,0 +1,155 @@
+"""The load of `bench_gateway.py`: HTTP/1.1 over raw sockets, and what a process used meanwhile.
+
+A connection asks again as soon as it has its answer. Every answer is checked: a status other than
+200, or a text that is not the stub's, ends the measurement.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ready to be sent; `mark` must be in the answer `num_marks` times."""
+
+    data: bytes
+    mark: bytes
+    num_marks: int
+
+
+class Client(asyncio.Protocol):
+    """One connection; `ask` is one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._parts: list[bytes] = []
+        self._left: int | None = None
+        self._answer: asyncio.Future[bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionResetError("the connection was lost"))
+
+    def data_received(self, data: bytes) -> None:
+        self._parts.append(data)
+        if self._left is None:
+            head, end, body = b"".join(self._parts).partition(b"\r\n\r\n")
+            if not end:
+                return
+            self._left = _content_length(head)
+            data = body
+        if self._left >= 0:
+            self._left -= len(data)
+            is_over = self._left <= 0
+        else:
+            tail = data if len(data) >= 5 else b"".join(self._parts[-5:])
+            is_over = tail.endswith(b"0\r\n\r\n")
+        if is_over and self._answer is not None and not self._answer.done():
+            self._answer.set_result(b"".join(self._parts))
+
+    async def ask(self, request: Request) -> None:
+        """Raise RuntimeError for any other answer than the stub's."""
+        self._parts, self._left = [], None
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request.data)
+        answer = await asyncio.wait_for(self._answer, 60)
+        if not answer.startswith(b"HTTP/1.1 200 ") or _count(answer, request) != request.num_marks:
+            raise RuntimeError(f"not the stub's answer: {answer[:2000]!r}")
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@dataclass(slots=True)
+class Load:
+    """What one measurement saw; `seconds` of every answer, sorted by when they came."""
+
+    wall_seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return len(self.seconds) / self.wall_seconds
+
+    def percentile(self, share: float) -> float:
+        """In seconds."""
+        return sorted(self.seconds)[int(share * (len(self.seconds) - 1))]
+
+
+async def drive(
+    port: int, requests: Sequence[Request], num_connections: int, num_requests: int
+) -> Load:
+    """Ask so many times over so many connections; connection n begins with request n."""
+    loop, load = asyncio.get_running_loop(), Load()
+    pairs = [
+        await loop.create_connection(Client, "127.0.0.1", port) for _ in range(num_connections)
+    ]
+    clients = [client for _, client in pairs]
+    numbers = iter(range(num_requests))
+
+    async def work(client: Client) -> None:
+        for number in numbers:
+            begun = time.perf_counter()
+            await client.ask(requests[number % len(requests)])
+            load.seconds.append(time.perf_counter() - begun)
+
+    begun = time.perf_counter()
+    try:
+        await asyncio.gather(*(work(client) for client in clients))
+    finally:
+        for client in clients:
+            client.close()
+    load.wall_seconds = time.perf_counter() - begun
+    return load
+
+
+def post(path: str, headers: dict[str, str], body: bytes, mark: bytes, num_marks: int) -> Request:
+    lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return Request("\r\n".join([*lines, "", ""]).encode() + body, mark, num_marks)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its descendants, ended ones that were waited for
+    included."""
+    total = 0.0
+    for process in _tree(pid):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        total += sum(int(value) for value in fields[11:15]) / _TICKS
+    return total
+
+
+def rss_bytes(pid: int) -> int:
+    """Memory of a process and its descendants that is in RAM."""
+    pages = [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in _tree(pid)]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _tree(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += _tree(int(child))
+    return found
+
+
+def _count(answer: bytes, request: Request) -> int:
+    return answer.count(request.mark)
+
+
+def _content_length(head: bytes) -> int:
+    """-1 where the body is chunked."""
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return -1

@@ -1,0 +1,250 @@
+"""The workload of bench_routing.py, its client, and what an infinite cache would have held.
+
+Conversations of several tenants, in an order drawn by seed: 8 KB of system prompt that a tenant's
+conversations share, 1.6 KB more with each question, and in between the answers that really came.
+A fixed number of conversations runs at once, each to its end; then the next one begins.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from engine.backends.synthetic import BYTES_PER_TOKEN, SyntheticRenderer
+from engine.protocol import Message, Prompt, TextPart
+
+SYSTEM_BYTES = 8192
+QUESTION_BYTES = 1600
+BLOCK_TOKENS = 16
+REQUEST_SECONDS = 120.0
+
+Marks = Literal["none", "system", "conversation"]
+"""Which parts carry `cache_control`: none, the system prompt, or that and the last question."""
+
+Texts = list[str]
+"""The system prompt, then question and answer by turns; the last is a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    tenants: int = 24
+    conversations: int = 6
+    turns: int = 8
+    in_flight: int = 24
+    max_tokens: int = 2
+    seed: int = 1
+
+    @property
+    def num_requests(self) -> int:
+        return self.tenants * self.conversations * self.turns
+
+    def scripts(self) -> list[tuple[str, list[str]]]:
+        """System prompt and questions of every conversation, in the order in which they begin."""
+        draw = random.Random(self.seed)
+        scripts = []
+        for _ in range(self.tenants):
+            system = _prose(draw, SYSTEM_BYTES)
+            for _ in range(self.conversations):
+                scripts.append((system, [_prose(draw, QUESTION_BYTES) for _ in range(self.turns)]))
+        draw.shuffle(scripts)
+        return scripts
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the client saw. Times in seconds, `prompts` in the order in which they were sent."""
+
+    first_token: list[float] = field(default_factory=list)
+    prompts: list[Texts] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+class Client:
+    """Streams chat completions from `urls` in turn."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        urls: Sequence[str],
+        key: str,
+        marks: Marks,
+        max_tokens: int,
+    ) -> None:
+        self._session = session
+        self._urls = itertools.cycle(f"{url}/v1/chat/completions" for url in urls)
+        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self._marks: Marks = marks
+        self._max_tokens = max_tokens
+
+    async def ask(self, texts: Texts) -> tuple[str, float]:
+        """The answer, and the seconds to its first text.
+
+        Raises aiohttp.ClientError, TimeoutError and RuntimeError for what is no whole answer.
+        """
+        body = msgspec.json.encode(self._body(texts))
+        begun, first, answer = time.perf_counter(), None, ""
+        is_whole = False
+        request = self._session.post(next(self._urls), data=body, headers=self._headers)
+        async with request as response:
+            if response.status != 200:
+                raise RuntimeError(f"{response.status}: {(await response.text())[:200]}")
+            async for line in response.content:
+                if line.startswith(b"data: [DONE]"):
+                    is_whole = True
+                elif line.startswith(b"data: "):
+                    text = _text_of(line[len(b"data: ") :])
+                    if text and first is None:
+                        first = time.perf_counter() - begun
+                    answer += text
+        if first is None or not is_whole:
+            raise RuntimeError("the stream ended early")
+        return answer, first
+
+    def _body(self, texts: Texts) -> dict[str, Any]:
+        last = len(texts) - 1
+        marked = {"none": (), "system": (0,), "conversation": (0, last)}[self._marks]
+        messages = []
+        for index, text in enumerate(texts):
+            role = "system" if index == 0 else "user" if index % 2 else "assistant"
+            content: Any = text
+            if index in marked:
+                marker = {"type": "ephemeral"}
+                content = [{"type": "text", "text": text, "cache_control": marker}]
+            messages.append({"role": role, "content": content})
+        return {
+            "model": "synthetic",
+            "messages": messages,
+            "max_tokens": self._max_tokens,
+            "stream": True,
+        }
+
+
+async def run_load(workload: Workload, urls: Sequence[str], key: str, marks: Marks) -> Observed:
+    observed = Observed()
+    waiting = deque(workload.scripts())
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        client = Client(session, urls, key, marks, workload.max_tokens)
+        begun, cpu_begun = time.perf_counter(), time.process_time()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workload.in_flight):
+                group.create_task(_converse(client, waiting, observed))
+        observed.seconds = time.perf_counter() - begun
+        observed.cpu_seconds = time.process_time() - cpu_begun
+    return observed
+
+
+async def _converse(
+    client: Client, waiting: deque[tuple[str, list[str]]], observed: Observed
+) -> None:
+    """One conversation after the other; one whose request fails ends there."""
+    while waiting:
+        system, questions = waiting.popleft()
+        texts = [system]
+        for question in questions:
+            texts.append(question)
+            observed.prompts.append(list(texts))
+            try:
+                answer, first = await client.ask(texts)
+            except (aiohttp.ClientError, TimeoutError, RuntimeError) as error:
+                observed.errors.append(f"{type(error).__name__}: {error}")
+                break
+            observed.first_token.append(first)
+            texts.append(answer)
+
+
+def _text_of(event: bytes) -> str:
+    chunk = msgspec.json.decode(event)
+    if "error" in chunk:
+        raise RuntimeError(str(chunk["error"])[:200])
+    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+
+def _prose(draw: random.Random, num_bytes: int) -> str:
+    words = []
+    size = 0
+    while size <= num_bytes:
+        words.append(f"{draw.getrandbits(24):06x}"[: draw.randint(2, 6)])
+        size += len(words[-1]) + 1
+    return " ".join(words)[:num_bytes]
+
+
+@dataclass(slots=True)
+class Ceiling:
+    """Tokens that one infinite cache would have reused, by whole blocks and to the token.
+
+    `unique` is what there is to hold, in tokens of whole blocks.
+    """
+
+    prompt: int = 0
+    by_block: int = 0
+    by_token: int = 0
+    unique: int = 0
+
+
+class Ceilings:
+    """Of sets of prompts; the same set is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Ceiling] = {}
+
+    def of(self, prompts: Sequence[Texts]) -> Ceiling:
+        digests = sorted(blake2b("\0".join(texts).encode()).digest() for texts in prompts)
+        key = blake2b(b"".join(digests)).digest()
+        if key not in self._known:
+            self._known[key] = ceiling_of(prompts)
+        return self._known[key]
+
+
+def ceiling_of(prompts: Sequence[Texts]) -> Ceiling:
+    """Replay prompts as the engine tokenizes them; the last token is always computed."""
+    ceiling = Ceiling()
+    known: dict[bytes, set[bytes]] = {}
+    for texts in prompts:
+        tokens = tokens_of(texts)
+        size = BLOCK_TOKENS * BYTES_PER_TOKEN
+        parent, held, exact, is_known = b"", 0, 0, True
+        for start in range(0, len(tokens), size):
+            block = tokens[start : start + size]
+            behind = known.setdefault(parent, set())
+            num_tokens = len(block) // BYTES_PER_TOKEN
+            if is_known and block in behind:
+                held += num_tokens if num_tokens == BLOCK_TOKENS else 0
+                exact += num_tokens
+            else:
+                if is_known:
+                    exact += max((_common(block, other) for other in behind), default=0)
+                    is_known = False
+                behind.add(block)
+                ceiling.unique += num_tokens
+            parent = blake2b(parent + block, digest_size=16).digest()
+        prompt = len(tokens) // BYTES_PER_TOKEN
+        ceiling.prompt += prompt
+        ceiling.by_block += min(held, (prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+        ceiling.by_token += min(exact, prompt - 1)
+    return ceiling
+
+
+def tokens_of(texts: Texts) -> bytes:
+    """The prompt's tokens as the engine renders them, four bytes each."""
+    prompt = Prompt([Message("user", [TextPart(text)]) for text in texts])
+    rendered = SyntheticRenderer().render(prompt, thinking=False, scope="")
+    return array("I", rendered.token_ids).tobytes()
+
+
+def _common(left: bytes, right: bytes) -> int:
+    """How many tokens two blocks begin with in common."""
+    pairs = zip(array("I", left), array("I", right), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

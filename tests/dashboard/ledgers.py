@@ -1,0 +1,159 @@
+"""Ledgers in the states that a page must draw: turns written by SQL, summed by the ledger."""
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gateway.cli import migrate
+from gateway.ledger.database import with_ledger
+from gateway.ledger.upkeep import rebuild
+from gateway.pricing import PriceBook, TokenCounts
+from gateway.settings import DatabaseSettings
+
+HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
+NUM_MANY = 100_000
+# A dollar for a million tokens; written at 1.25 and 2, read at a tenth, output at five.
+PRICE = PriceBook().find("reference", date(2026, 11, 1))
+Row = dict[str, Any]
+
+
+def turn(number: int, moment: datetime, **changes: Any) -> Row:
+    """A row of the turns table; tokens `input`, `read`, `write_5m`, `write_1h`, `output`."""
+    tokens = {name: changes.pop(name, 0) for name in ("input", "read", "write_5m", "write_1h")}
+    output = changes.pop("output", 10)
+    price = changes.pop("price", PRICE)
+    cost = price.cost(TokenCounts(**tokens, output=output)) if price else None
+    row: Row = {
+        "id": f"msg_{number:028x}",
+        "instance": "test",
+        "workspace_id": "default",
+        "key_id": "key_1",
+        "model": "m",
+        "engine": "engine-0",
+        "stream": 1,
+        "opened_at": moment.strftime("%Y-%m-%d %H:%M:%S.%f"),
+        "opened_ms": int(moment.timestamp() * 1000),
+        "outcome": "stop",
+        "input_tokens": tokens["input"],
+        "cache_read_tokens": tokens["read"],
+        "cache_write_5m_tokens": tokens["write_5m"],
+        "cache_write_1h_tokens": tokens["write_1h"],
+        "automatic_tokens": 0,
+        "computed_tokens": tokens["input"] + tokens["write_5m"] + tokens["write_1h"],
+        "output_tokens": output,
+        "thinking_tokens": 0,
+        "first_token_seconds": 0.2,
+        "duration_seconds": 1.0,
+        "prefill_seconds": 0.1,
+        "price": price.id if price else None,
+        "cost_nano": cost.actual if cost else None,
+        "cost_without_cache_nano": cost.without_cache if cost else None,
+        "num_removed": 0,
+        "prefix": None,
+        "prefix_ttl": None,
+        "miss_reason": None,
+    }
+    assert changes.keys() <= row.keys(), changes.keys() - row.keys()
+    return row | changes
+
+
+def fill(data: Path, turns: Iterator[Row]) -> None:
+    """Migrate, insert and sum."""
+    data.mkdir(parents=True)
+    settings = DatabaseSettings(data=data, database_url="")
+    migrate(settings)
+    assert settings.sqlite_path is not None
+    with closing(sqlite3.connect(settings.sqlite_path)) as connection, connection:
+        columns = list(turn(0, datetime.now(UTC)))
+        marks = ", ".join(f":{name}" for name in columns)
+        connection.executemany(f"INSERT INTO turns ({', '.join(columns)}) VALUES ({marks})", turns)
+    asyncio.run(with_ledger(settings.ledger_url, rebuild))
+
+
+def empty() -> Iterator[Row]:
+    return iter(())
+
+
+def one_row() -> Iterator[Row]:
+    moment = datetime.now(UTC) - timedelta(hours=3)
+    yield turn(1, moment, input=100, write_5m=2000, miss_reason="cold")
+
+
+def one_bucket() -> Iterator[Row]:
+    """Everything within the same second."""
+    moment = datetime.now(UTC) - timedelta(hours=3)
+    for number in range(20):
+        yield turn(number, moment, input=10, read=3000, prefix="ab" * 8, prefix_ttl="5m")
+
+
+def negative() -> Iterator[Row]:
+    """Writes that nobody has read."""
+    start = datetime.now(UTC) - timedelta(hours=5)
+    for number in range(6):
+        moment = start + timedelta(minutes=11 * number)
+        yield turn(
+            number,
+            moment,
+            write_1h=9000,
+            prefix="cd" * 8,
+            prefix_ttl="1h",
+            miss_reason="ttl_expired",
+            prefill_seconds=None,
+        )
+
+
+def hostile() -> Iterator[Row]:
+    start = datetime.now(UTC) - timedelta(hours=2)
+    names = {"workspace_id": HOSTILE[:64], "model": HOSTILE, "engine": HOSTILE[:64]}
+    for number in range(3):
+        yield turn(
+            number,
+            start + timedelta(minutes=number),
+            read=100 * number,
+            write_5m=100,
+            miss_reason=HOSTILE[:32],
+            prefix=HOSTILE[:16],
+            outcome=HOSTILE[:32],
+            **names,
+        )
+
+
+def many() -> Iterator[Row]:
+    """A hundred thousand of a month; half of them in prefixes that come again."""
+    chance = random.Random(20261121)
+    start = datetime.now(UTC) - timedelta(days=30)
+    for number in range(NUM_MANY):
+        moment = start + timedelta(days=30) * (number / NUM_MANY)
+        workspace = f"team-{chance.randrange(12):02}"
+        read = chance.choice((0, 4000, 20_000))
+        shared = chance.random() < 0.5
+        yield turn(
+            number,
+            moment,
+            workspace_id=workspace,
+            key_id=f"key_{workspace}",
+            engine=chance.choice(("engine-0", "engine-1")),
+            model=chance.choice(("m", "n")),
+            input=chance.randrange(600),
+            read=read,
+            write_5m=0 if read else 4000,
+            first_token_seconds=0.05 if read else 0.9,
+            miss_reason=None if read else "ttl_expired",
+            prefix=f"{chance.randrange(500):016x}" if shared else None,
+            prefix_ttl="5m" if shared else None,
+        )
+
+
+FILLS: dict[str, Callable[[], Iterator[Row]]] = {
+    "empty": empty,
+    "one_row": one_row,
+    "one_bucket": one_bucket,
+    "negative": negative,
+    "hostile": hostile,
+    "many": many,
+}

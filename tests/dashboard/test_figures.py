@@ -1,0 +1,340 @@
+"""Every figure on Overview and Savings equals what plain SQL over the turns says.
+
+The SQL is written here, over the turns alone: it shares neither sums, nor queries, nor prices with
+the gateway. Prices are the shipped reference ones, in nano-dollars a token.
+"""
+
+import random
+import re
+import sqlite3
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
+from streamlit.testing.v1 import AppTest
+
+from dashboard import formats
+from tests.dashboard.ledgers import Row, fill, turn
+from tests.dashboard.signed_in import open_page, sign_in
+from tests.gateway.serving import ADMIN_KEY, serve_gateway
+
+INPUT, WRITE_5M, WRITE_1H, READ = 1000, 1250, 2000, 100
+PROMPT = "(input_tokens + cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens)"
+NUM_TURNS = 700
+HOUR_MS = 3_600_000
+
+
+def turns() -> Iterator[Row]:
+    """Two days of everything: hits, misses, both TTLs, errors, turns without a price or engine.
+
+    None stands near a boundary of a day from now, so that no second of delay moves one over it.
+    """
+    chance = random.Random(7)
+    now = datetime.now(UTC)
+    for number in range(NUM_TURNS):
+        hours = chance.choice((chance.uniform(1, 23), chance.uniform(25, 47)))
+        kind = chance.randrange(6)
+        tokens: dict[str, Any] = {"input": chance.randrange(1, 900)}
+        length = chance.choice((1500, 7000, 30_000))
+        if kind == 0:
+            tokens |= {"write_5m": length, "miss_reason": "cold"}
+        elif kind == 1:
+            tokens |= {"write_1h": length, "miss_reason": chance.choice(("ttl_expired", "cold"))}
+        elif kind < 5:
+            tokens |= {"read": length}
+        if kind == 5 and number % 3 == 0:
+            tokens |= {"price": None, "model": "unpriced"}
+        if number % 40 == 0:
+            tokens |= {"outcome": "api_error", "engine": None}
+        if kind < 5:
+            shared = chance.randrange(30)
+            tokens |= {
+                "prefix": f"{shared:016x}",
+                "prefix_ttl": ("5m", "1h")[shared % 2],
+                "workspace_id": f"team-{shared % 3}",
+            }
+        yield turn(
+            number,
+            now - timedelta(hours=hours),
+            output=chance.randrange(1, 400),
+            first_token_seconds=chance.uniform(0.02, 0.2) * (1 if kind in (2, 3, 4) else 9),
+            prefill_seconds=None if number % 10 == 0 else chance.uniform(0.01, 2),
+            **tokens,
+        )
+
+
+class Figures:
+    """The pages of one ledger, and SQL over its turns of the last day."""
+
+    def __init__(self, url: str, database: Path) -> None:
+        self.url = url
+        self._database = database
+        self.until_ms = int(datetime.now(UTC).timestamp() * 1000)
+
+    def row(self, columns: str, periods_ago: int = 0, where: str = "1") -> tuple[Any, ...]:
+        until = self.until_ms - periods_ago * 24 * HOUR_MS
+        found = self.rows(f"SELECT {columns} FROM turns", until, where)
+        return found[0]
+
+    def rows(self, select: str, until: int | None = None, where: str = "1", rest: str = "") -> Any:
+        until = until or self.until_ms
+        span = f"opened_ms >= {until - 24 * HOUR_MS} AND opened_ms < {until}"
+        with closing(sqlite3.connect(self._database)) as connection:
+            return connection.execute(f"{select} WHERE {span} AND {where} {rest}").fetchall()
+
+    def value(self, column: str, periods_ago: int = 0, where: str = "1") -> Any:
+        return self.row(column, periods_ago, where)[0]
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Figures]:
+    data = tmp_path_factory.mktemp("figures") / "data"
+    fill(data, turns())
+    with serve_gateway(data, "http://127.0.0.1:9") as url:
+        yield Figures(url, next(data.glob("*.db")))
+
+
+@pytest.fixture
+def overview(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    sign_in(monkeypatch, figures.url, ADMIN_KEY)
+    return open_page("overview", {"range": "24h"})
+
+
+@pytest.fixture
+def savings(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    sign_in(monkeypatch, figures.url, ADMIN_KEY)
+    return open_page("savings", {"range": "24h"})
+
+
+def card(app: AppTest, label: str) -> tuple[str, str]:
+    """Its number without the colour, and what stands below it."""
+    found = next(metric for metric in app.metric if metric.label == label)
+    return re.sub(r"^:red\[(.*)\]$", r"\1", found.value), found.delta
+
+
+def table(app: AppTest, column: str) -> Any:
+    return next(each.value for each in app.dataframe if column in each.value.columns)
+
+
+def alts(app: AppTest) -> list[str]:
+    return [chart.proto.alt for chart in app.get("vega_lite_chart")]
+
+
+def bars(app: AppTest, number: int) -> Any:
+    """The rows that a chart draws."""
+    dataset = app.get("vega_lite_chart")[number].proto.datasets[0]
+    return convert_arrow_bytes_to_pandas_df(dataset.data.data)
+
+
+READS = "SUM(cache_read_tokens)"
+SAVED = f"""SUM(CASE WHEN price IS NOT NULL THEN
+    {PROMPT} * {INPUT} - input_tokens * {INPUT} - cache_read_tokens * {READ}
+    - cache_write_5m_tokens * {WRITE_5M} - cache_write_1h_tokens * {WRITE_1H} ELSE 0 END)"""
+
+
+@pytest.mark.parametrize(
+    ("label", "share"),
+    [
+        ("Token hit rate", f"1.0 * {READS} / SUM({PROMPT})"),
+        ("Cacheable hit rate", f"1.0 * {READS} / SUM({PROMPT} - input_tokens)"),
+        ("Request hit rate", "1.0 * SUM(cache_read_tokens > 0) / COUNT(*)"),
+    ],
+)
+def test_rates_and_how_they_changed(
+    figures: Figures, overview: AppTest, label: str, share: str
+) -> None:
+    now, before = figures.value(share), figures.value(share, 1)
+    shown, delta = card(overview, label)
+    assert shown == formats.percent(now)
+    assert delta == formats.points(now, before)
+
+
+def test_net_saved_and_how_it_changed(figures: Figures, overview: AppTest) -> None:
+    now, before = figures.value(SAVED), figures.value(SAVED, 1)
+    assert card(overview, "Net saved") == (formats.dollars(now), formats.change(now, before))
+
+
+def test_requests(figures: Figures, overview: AppTest) -> None:
+    count = figures.value("COUNT(*)")
+    failed = figures.value("COUNT(*)", where="outcome LIKE '%\\_error' ESCAPE '\\'")
+    assert failed > 0
+    assert card(overview, "Requests") == (formats.compact(count), f"{failed:,} failed")
+
+
+def test_prefill_avoided(figures: Figures, overview: AppTest) -> None:
+    """For each engine and model its reads over its own rate, where any prefill was timed."""
+    seconds = 0.0
+    for read, computed, took in figures.rows(
+        f"""SELECT {READS},
+            SUM(CASE WHEN prefill_seconds IS NOT NULL THEN computed_tokens END),
+            SUM(prefill_seconds) FROM turns""",
+        rest="GROUP BY engine, model",
+    ):
+        seconds += read / (computed / took) if computed and took else 0.0
+    shown, below = card(overview, "Prefill time avoided")
+    assert shown == formats.seconds(seconds)
+    assert below == f"{formats.compact(figures.value(READS))} tokens read"
+
+
+@pytest.mark.parametrize(
+    ("label", "where"),
+    [
+        ("First token, hits", "cache_read_tokens > 0"),
+        ("First token, misses", "cache_read_tokens = 0"),
+    ],
+)
+def test_times_to_first_token(figures: Figures, overview: AppTest, label: str, where: str) -> None:
+    """Within 19 % of the true percentiles, as its definition says."""
+    times = sorted(
+        time for (time,) in figures.rows("SELECT first_token_seconds FROM turns", where=where)
+    )
+    shown, below = card(overview, label)
+    for text, share in ((shown, 0.5), (below.removeprefix("95 % within "), 0.95)):
+        number, unit = text.split()
+        found = float(number) / (1000 if unit == "ms" else 1)
+        true = times[int(share * len(times))]
+        assert abs(found - true) <= 0.2 * true, (label, share)
+
+
+def test_the_chart_of_tokens_says_their_sums(figures: Figures, overview: AppTest) -> None:
+    read, five, hour, plain = figures.row(
+        f"{READS}, SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), SUM(input_tokens)"
+    )
+    assert alts(overview) == [
+        f"Prompt tokens over time: {read:,} read, {five:,} written for 5 minutes,"
+        f" {hour:,} for 1 hour, {plain:,} uncached."
+    ]
+    assert bars(overview, 0).groupby("class")["amount"].sum().to_dict() == {
+        "Read from cache": read,
+        "Written, 5 minutes": five,
+        "Written, 1 hour": hour,
+        "Uncached": plain,
+    }
+
+
+def test_miss_reasons(figures: Figures, overview: AppTest) -> None:
+    counts = dict(
+        figures.rows(
+            "SELECT miss_reason, COUNT(*) FROM turns",
+            where="miss_reason IS NOT NULL",
+            rest="GROUP BY 1",
+        )
+    )
+    shown = table(overview, "Reason")
+    assert dict(zip(shown["Reason"], shown["Requests"], strict=True)) == counts
+    assert list(shown["Share"]) == [
+        pytest.approx(count / sum(counts.values())) for count in shown["Requests"]
+    ]
+
+
+MONEY = {
+    "Net saved": SAVED,
+    "Without a cache": f"SUM({PROMPT} * {INPUT} + output_tokens * 5000)",
+    "Write premium": f"""SUM(cache_write_5m_tokens * {WRITE_5M - INPUT}
+        + cache_write_1h_tokens * {WRITE_1H - INPUT})""",
+    "Read discount": f"SUM(cache_read_tokens * {INPUT - READ})",
+    "Actual cost": f"""SUM(input_tokens * {INPUT} + cache_read_tokens * {READ}
+        + cache_write_5m_tokens * {WRITE_5M} + cache_write_1h_tokens * {WRITE_1H}
+        + output_tokens * 5000)""",
+}
+
+
+@pytest.mark.parametrize("label", MONEY)
+def test_the_waterfall(figures: Figures, savings: AppTest, label: str) -> None:
+    expected = formats.dollars(figures.value(MONEY[label], where="price IS NOT NULL"))
+    assert card(savings, label)[0] == expected
+    if label != "Net saved":
+        assert expected in alts(savings)[0]
+
+
+def test_savings_over_time_add_up(figures: Figures, savings: AppTest) -> None:
+    drawn = bars(savings, 1)
+    assert drawn["amount"].sum() == pytest.approx(figures.value(SAVED) / 1e9)
+    assert set(drawn.loc[drawn["amount"] < 0, "class"]) <= {"Lost"}
+
+
+def test_what_has_no_price_is_counted(figures: Figures, savings: AppTest) -> None:
+    unpriced = figures.value("COUNT(*)", where="price IS NULL")
+    assert unpriced > 0
+    said = f"{unpriced:,} of {figures.value('COUNT(*)'):,} requests have no price"
+    assert said in savings.warning[0].value
+    assert any(each.value.startswith(f"{unpriced:,} requests") for each in savings.caption)
+
+
+def test_models(figures: Figures, savings: AppTest) -> None:
+    shown = table(savings, "Output (tokens)").set_index("Model")
+    expected = figures.rows(
+        f"""SELECT model, COUNT(*), {READS}, SUM(cache_write_5m_tokens),
+            SUM(cache_write_1h_tokens), SUM(input_tokens), SUM(output_tokens), SUM(cost_nano)
+            FROM turns""",
+        rest="GROUP BY model",
+    )
+    assert len(shown) == len(expected) == 2
+    for model, *counts, cost in expected:
+        names = ["Requests", "Read (tokens)", "Written 5m (tokens)", "Written 1h (tokens)"]
+        names += ["Uncached (tokens)", "Output (tokens)"]
+        assert [int(shown.loc[model, name]) for name in names] == counts
+        if cost is not None:
+            assert shown.loc[model, "Cost ($)"] == pytest.approx(cost / 1e9)
+
+
+def test_prefixes(figures: Figures, savings: AppTest) -> None:
+    """Over their whole life: gaps by a window function, and what each TTL would have cost."""
+    with_gaps = f"""
+        SELECT prefix, prefix_ttl, cache_read_tokens AS r, cache_write_5m_tokens AS w5,
+            cache_write_1h_tokens AS w1, {PROMPT} * {INPUT} - input_tokens * {INPUT}
+                - cache_read_tokens * {READ} - cache_write_5m_tokens * {WRITE_5M}
+                - cache_write_1h_tokens * {WRITE_1H} AS saved,
+            opened_ms - LAG(opened_ms) OVER (
+                PARTITION BY workspace_id, prefix ORDER BY opened_ms, id) AS gap
+        FROM turns WHERE prefix IS NOT NULL"""
+    with closing(sqlite3.connect(figures._database)) as connection:
+        expected = connection.execute(
+            f"""SELECT prefix, MAX(prefix_ttl), COUNT(*), SUM(r > 0), SUM(saved),
+                COALESCE(SUM(gap <= 300000), 0), COALESCE(SUM(gap > 300000 AND gap <= 3600000), 0),
+                SUM(r + w5 + w1) FROM ({with_gaps}) GROUP BY prefix HAVING COUNT(*) > 1"""
+        ).fetchall()
+    shown = table(savings, "Cheaper TTL").set_index("Prefix")
+    assert len(shown) == len(expected) == 30
+    would_save = 0
+    for prefix, ttl, count, with_read, saved, near, later, marked in expected:
+        row = shown.loc[prefix]
+        assert (row["Requests"], row["With a read"]) == (count, with_read)
+        assert (row["Gaps up to 5 min"], row["Gaps 5 min to 1 h"]) == (near, later)
+        assert row["Longer gaps"] == count - 1 - near - later
+        assert row["Net ($)"] == pytest.approx(saved / 1e9)
+        assert row["Paid back"] == ("yes" if saved > 0 else "not yet")
+        assert row["Pays back after (reads)"] == {"5m": 1, "1h": 2}[ttl]
+        tokens = marked // count
+        within = near + later
+        costs = {
+            "5m": tokens * (WRITE_5M * (count - near) + READ * near),
+            "1h": tokens * (WRITE_1H * (count - within) + READ * within),
+        }
+        best = "5m" if costs["5m"] <= costs["1h"] else "1h"
+        assert row["Cheaper TTL"] == best
+        would_save += costs[ttl] - costs[best]
+        if ttl != best:
+            assert row["It would save ($)"] == pytest.approx((costs[ttl] - costs[best]) / 1e9)
+    assert any(formats.dollars(would_save) in each.value for each in savings.caption)
+
+
+def test_published_prices(figures: Figures, savings: AppTest) -> None:
+    """One model's, whose prices are read from the shipped file here."""
+    path = Path(__file__).parents[2] / "gateway" / "hosted_prices.toml"
+    sheets = tomllib.loads(path.read_text("utf-8"))["price"]
+    shown = table(savings, "This traffic ($)").set_index("Model")
+    flat = next(each for each in sheets if "band" not in each and each["model"] in shown.index)
+    millionths = {name: float(flat[name]) for name in ("input", "read", "write_5m", "write_1h")}
+    expected = figures.value(
+        f"""SUM(input_tokens * {millionths["input"]} + cache_read_tokens * {millionths["read"]}
+            + cache_write_5m_tokens * {millionths["write_5m"]}
+            + cache_write_1h_tokens * {millionths["write_1h"]}
+            + output_tokens * {float(flat["output"])}) / 1e6"""
+    )
+    assert shown.loc[flat["model"], "This traffic ($)"] == pytest.approx(expected)

@@ -1,0 +1,212 @@
+"""The gate, the sign-in page and what they promise, over HTTP and websockets of a real server."""
+
+import http.client
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from dashboard.access.attempts import MAX_ADDRESSES, MAX_FAILED, WINDOW_SECONDS, Attempts
+from dashboard.access.login import inside
+from dashboard.access.sessions import COOKIE, MAX_SESSIONS, Sessions
+from dashboard.answers.about import About
+from dashboard.client import AdminClient
+from tests.dashboard.conftest import Gateways
+from tests.dashboard.page import running_dashboard
+from tests.gateway.serving import ADMIN_KEY, API_KEY
+
+POLICY = re.compile(r"[a-z-]+-src [^;]*(http:|https:|\*)|unsafe-eval")
+
+
+@dataclass(frozen=True)
+class Site:
+    url: str
+    logs: Path
+
+    def http(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    @contextmanager
+    def signed_in(self, key: str = ADMIN_KEY) -> Iterator[httpx.Client]:
+        with self.http() as client:
+            assert client.post("/login", data={"key": key}).status_code == 303
+            yield client
+
+    def websocket_status(self, cookie: str = "", **changes: str) -> int:
+        """What the handshake is answered with; 101 opens it."""
+        address = urlsplit(self.url).netloc
+        connection = http.client.HTTPConnection(address, timeout=30)
+        headers = {
+            "host": address,
+            "connection": "Upgrade",
+            "upgrade": "websocket",
+            "sec-websocket-version": "13",
+            "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+            "cookie": f"{COOKIE}={cookie}",
+            **changes,
+        }
+        connection.request("GET", "/_stcore/stream", headers=headers)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, gateways: Gateways) -> Iterator[Site]:
+    logs = tmp_path_factory.mktemp("logs")
+    with running_dashboard(gateways.url("empty"), logs) as url:
+        yield Site(url, logs)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/savings", "/_stcore/host-config", "/media/x.csv", "/static/js/x.js", "/x/../"]
+)
+def test_nothing_is_there_without_a_session(site: Site, path: str) -> None:
+    with site.http(accept="text/html") as client:
+        reply = client.get(path)
+        assert reply.status_code == 303 and reply.headers["location"].startswith("/login")
+    with site.http(accept="*/*") as client:
+        assert client.get(path).status_code == 401
+        assert client.post(path).status_code == 401
+    assert site.websocket_status() == 403
+    assert site.websocket_status("forged.aaaaaa.bbbbbbbbbbbbbbbbbbbbbbbbbbb") == 403
+
+
+@pytest.mark.parametrize("key", [ADMIN_KEY, API_KEY])
+def test_a_key_opens_pages_and_the_websocket(site: Site, key: str) -> None:
+    with site.signed_in(key) as client:
+        assert client.get("/savings").status_code == 200
+        assert client.get("/overview?range=6h").headers["location"] == "/?range=6h"
+        assert site.websocket_status(client.cookies[COOKIE]) == 101
+
+
+def test_the_cookie_and_the_headers(site: Site) -> None:
+    with site.http() as client:
+        reply = client.post("/login", data={"key": ADMIN_KEY})
+        cookie = reply.headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie and "max-age=43200" in cookie
+        assert ADMIN_KEY not in str(reply.headers)
+        for path in ("/", "/login", "/_stcore/health", "/nothing/here", "/static/nothing.js"):
+            headers = client.get(path).headers
+            assert not POLICY.search(headers["content-security-policy"]), path
+            assert "frame-ancestors 'none'" in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["x-frame-options"] == "DENY"
+            assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_api_for_agents_is_off(site: Site) -> None:
+    with site.signed_in() as client:
+        assert client.post("/_stcore/agent/interact", json={}).status_code >= 400
+
+
+def test_what_was_typed_is_neither_shown_nor_logged(site: Site) -> None:
+    typed = "hf-typed-<script>alert(1)</script>-secret"
+    with site.http() as client:
+        reply = client.post("/login", data={"key": typed})
+        assert reply.status_code == 401 and "does not know this key" in reply.text
+        assert "typed" not in reply.text
+        for body in ("key=" + "a" * 5000, "key=%ff%fe", "key=a b", "other=1", ""):
+            form = {"content-type": "application/x-www-form-urlencoded"}
+            assert client.post("/login", content=body, headers=form).status_code == 400
+    assert "secret" not in (site.logs / "dashboard.log").read_text("utf-8")
+
+
+def test_other_sites_can_neither_post_nor_connect(site: Site) -> None:
+    with site.signed_in() as client:
+        evil = {"origin": "http://evil.test"}
+        assert client.post("/login", data={"key": ADMIN_KEY}, headers=evil).status_code == 403
+        cookie = client.cookies[COOKIE]
+        assert site.websocket_status(cookie, origin="http://evil.test") == 403
+        assert site.websocket_status(cookie, host="evil.test") in (400, 403)
+        assert client.get("/", headers={"host": "evil.test"}).status_code == 400
+
+
+def test_a_link_from_another_site_is_asked_again_with_the_cookie(site: Site) -> None:
+    """A strict cookie stays away from the first request; the second one comes from here."""
+    with site.http(accept="text/html") as client:
+        reply = client.get("/savings?range=6h", headers={"sec-fetch-site": "cross-site"})
+        assert reply.status_code == 200 and 'http-equiv="refresh" content="0"' in reply.text
+
+
+def test_wrong_keys_are_slowed_down(gateways: Gateways, tmp_path: Path) -> None:
+    with running_dashboard(gateways.url("empty"), tmp_path) as url:
+        site = Site(url, tmp_path)
+        with site.http() as client:
+            wrong = [client.post("/login", data={"key": f"hf-{n}"}) for n in range(MAX_FAILED)]
+            assert {reply.status_code for reply in wrong} == {401}
+            reply = client.post("/login", data={"key": ADMIN_KEY})
+            assert reply.status_code == 429 and 0 < int(reply.headers["retry-after"]) <= 60
+
+
+def test_without_a_gateway_nobody_comes_in(tmp_path: Path) -> None:
+    with running_dashboard("http://127.0.0.1:9", tmp_path) as url, httpx.Client() as client:
+        reply = client.post(f"{url}/login", data={"key": ADMIN_KEY})
+        assert reply.status_code == 503 and "does not answer" in reply.text
+        assert "set-cookie" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("target", "led_to"),
+    [
+        ("/why?miss=msg_1&range=6h", "/why?miss=msg_1&range=6h"),
+        ("//evil.test", "/"),
+        ("/\\evil.test", "/"),
+        ("https://evil.test", "/"),
+        ("/a\r\nset-cookie: b", "/"),
+        ("javascript:alert(1)", "/"),
+        ("", "/"),
+    ],
+)
+def test_sign_in_leads_to_no_other_site(target: str, led_to: str) -> None:
+    assert inside(target) == led_to
+
+
+def client_of(key: str) -> AdminClient:
+    return AdminClient("http://127.0.0.1:9", key)
+
+
+def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
+    now = [0.0]
+    sessions = Sessions(100.0, lambda: now[0])
+    first, second = sessions.open(client_of("a"), About()), sessions.open(client_of("a"), About())
+    found = [sessions.find(first), sessions.find(second)]
+    assert found[0] and found[1] and found[0].client is found[1].client, "one key, one client"
+    sessions.close(first)
+    assert sessions.find(first) is None and sessions.find(second) is not None
+    now[0] = 100.0
+    assert sessions.find(second) is None
+    oldest = sessions.open(client_of("b"), About())
+    for _ in range(MAX_SESSIONS):
+        sessions.open(client_of("b"), About())
+    assert sessions.find(oldest) is None
+    sessions.close_all()
+
+
+def test_a_cookie_of_another_process_is_none() -> None:
+    mine, other = Sessions(100.0), Sessions(100.0)
+    cookie = other.open(client_of("a"), About())
+    assert mine.find(cookie) is None and mine.find("") is None and mine.find("a.b.c") is None
+    tampered = ("B" if cookie[0] == "A" else "A") + cookie[1:]
+    assert other.find(cookie) is not None and other.find(tampered) is None
+    other.close_all()
+
+
+def test_attempts_are_counted_by_address_and_forgotten() -> None:
+    now = [0.0]
+    attempts = Attempts(lambda: now[0])
+    for _ in range(MAX_FAILED):
+        assert attempts.wait_seconds("one") == 0
+        attempts.failed("one")
+    assert attempts.wait_seconds("one") == WINDOW_SECONDS
+    assert attempts.wait_seconds("two") == 0
+    now[0] = WINDOW_SECONDS
+    assert attempts.wait_seconds("one") == 0
+    for number in range(MAX_ADDRESSES + 1):
+        attempts.failed(str(number))
+    assert len(attempts._failed) == MAX_ADDRESSES
