@@ -15,7 +15,14 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.api.errors import reply_without_route
-from gateway.errors import BodyTimeout, GatewayError, HeadTimeout, HeadTooLarge, InvalidRequest
+from gateway.errors import (
+    BodyTimeout,
+    ClientGone,
+    GatewayError,
+    HeadTimeout,
+    HeadTooLarge,
+    InvalidRequest,
+)
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -178,6 +185,8 @@ class BodyDeadline:
                     message: Any = await receive()
             except TimeoutError:
                 raise BodyTimeout from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
             deadline += len(message.get("body", b"")) / BODY_BYTES_PER_SECOND
             is_whole = not message.get("more_body", False)
             return message

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.api.connections import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.gateway.bodies import body
-from tests.gateway.serving import API_KEY
+from tests.gateway.serving import API_KEY, eventually
 from tests.wire.conftest import BODY_LIMIT, Reply, Wire, read_replies
 
 GOOD = json.dumps(body()).encode()
@@ -249,6 +249,19 @@ def test_an_answer_does_not_wait_for_a_body_nor_hold_its_connection_for_ever(wir
         raw.sendall(sent + b"{")
         (reply,) = read_replies(raw, quiet_seconds=30)
     assert reply.status == 401 and reply.closed
+
+
+def test_a_client_that_leaves_in_its_body_is_no_error_of_ours(wire: Wire) -> None:
+    def count(status: int) -> float:
+        text = httpx.get(f"{wire.url}/metrics").text
+        name = f'holdfast_gateway_requests_total{{route="/v1/messages",status="{status}"}}'
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+    before, failed = count(499), count(500)
+    with wire.connect() as raw:
+        raw.sendall(request("content-length: 60000") + b"{")
+    eventually(lambda: count(499) == before + 1)
+    assert count(500) == failed
 
 
 def test_what_was_refused_here_is_counted(wire: Wire) -> None:
