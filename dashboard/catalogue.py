@@ -22,14 +22,14 @@ SECTIONS = {
     ],
     "Cache": [
         Entry("prefixes", "Prefixes and leases"),
-        Entry("memory", "Memory"),
-        Entry("fleet", "Fleet"),
+        Entry("memory", "Memory", frozenset({"engine"})),
+        Entry("fleet", "Fleet", frozenset({"range", "engine", "model"})),
     ],
     "Requests": [
         Entry("latency", "Latency"),
         Entry("why", "Why did this miss"),
         Entry("requests", "Requests"),
-        Entry("playground", "Playground"),
+        Entry("playground", "Playground", frozenset()),
     ],
 }
 

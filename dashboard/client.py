@@ -6,7 +6,7 @@ Counts are tokens, money is nano-dollars, times are UTC. Answers' shapes are in 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -14,6 +14,8 @@ import httpx
 import msgspec
 
 TIMEOUT = httpx.Timeout(10.0, connect=2.0)
+# A long prefill sends comments meanwhile; what is silent for longer is gone.
+STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
 # Tabs of one sign-in ask for the same within a refresh: one question serves them all.
 KEPT_SECONDS = 3.0
 _MAX_KEPT = 256
@@ -76,11 +78,18 @@ class AdminClient:
                 self._kept.popitem(last=False)
         return answer
 
-    def change(self, method: str, path: str, shape: type[Reply], body: Any = None) -> Reply:
+    def change(
+        self,
+        method: str,
+        path: str,
+        shape: type[Reply],
+        body: Any = None,
+        params: Params | None = None,
+    ) -> Reply:
         """POST or DELETE; what was kept of other answers is forgotten."""
         with self._lock:
             self._kept.clear()
-        return decoded(self.send(method, path, body=body), shape)
+        return decoded(self.send(method, path, params, body), shape)
 
     def send(
         self, method: str, path: str, params: Params | None = None, body: Any = None
@@ -101,6 +110,20 @@ class AdminClient:
                 raise ClientError(f"The gateway answers {status}.")
         return reply
 
+    def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[str]:
+        """The lines of a streamed answer. Raise ClientError with the gateway's own words for a
+        refusal, and where it breaks off."""
+        try:
+            with self._http.stream(
+                "POST", path, json=body, headers=dict(headers), timeout=STREAM_TIMEOUT
+            ) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                    raise ClientError(refusal(reply))
+                yield from reply.iter_lines()
+        except httpx.HTTPError as error:
+            raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+
     def close(self) -> None:
         self._http.close()
 
@@ -108,6 +131,23 @@ class AdminClient:
 def segment(text: str) -> str:
     """One segment of a path, whatever was typed."""
     return quote(text, safe="").replace(".", "%2E") or "-"
+
+
+def refusal(reply: httpx.Response) -> str:
+    """Why a request was refused, as the gateway says it; shown as plain text only."""
+    try:
+        body = msgspec.json.decode(reply.content, type=_Refusal)
+    except msgspec.MsgspecError:
+        return f"The gateway answers {reply.status_code}."
+    return f"The gateway answers {reply.status_code}: {body.error.message}"
+
+
+class _Problem(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Problem
 
 
 def decoded(reply: httpx.Response, shape: type[Reply]) -> Reply:

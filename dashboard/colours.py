@@ -44,6 +44,11 @@ HITS: dict[Theme, Palette] = {
     "light": {"Hit": "#0f766e", "Miss": "#b45309"},
     "dark": {"Hit": "#2dd4bf", "Miss": "#fbbf24"},
 }
+# Where a hit was lost on its way.
+STAGES: dict[Theme, Palette] = {
+    "light": {"Available": "#94a3b8", "Captured": "#2563eb", "Delivered": "#0f766e"},
+    "dark": {"Available": "#64748b", "Captured": "#60a5fa", "Delivered": "#2dd4bf"},
+}
 # What was paid, what was saved, what was lost.
 MONEY: dict[Theme, Palette] = {
     "light": {"Cost": "#475569", "Saved": "#0f766e", "Lost": "#b42318"},

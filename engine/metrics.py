@@ -49,6 +49,11 @@ class _StatsCollector(Collector):
             ("engine_requests", "Requests whose response began", counters.requests),
             ("engine_copied_blocks", "Blocks copied on write", counters.copied_blocks),
             ("engine_evicted_blocks", "Blocks with content reused", counters.evicted_blocks),
+            (
+                "engine_evicted_entries",
+                "Entries that lost content for room",
+                counters.evicted_entries,
+            ),
             ("engine_demoted_blocks", "Blocks copied to the host", counters.demoted_blocks),
             ("engine_promoted_blocks", "Blocks copied back", counters.promoted_blocks),
             ("engine_preempted_requests", "Sequences preempted", counters.preempted_requests),

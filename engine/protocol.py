@@ -12,6 +12,7 @@ import msgspec
 PROTOCOL_VERSION = 1
 MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
+MAX_CELLS = 2048
 
 Ttl = Literal["5m", "1h"]
 TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}
@@ -29,6 +30,7 @@ Capability = Literal[
     "structured_output",
     "thinking",
     "manual_clock",
+    "block_map",
 ]
 MissReason = Literal[
     "cold",
@@ -447,7 +449,8 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the epoch began; tokens by class count started requests only.
 
-    `evicted_blocks` with content were reused on the device; `demoted_blocks` were copied to the
+    `evicted_entries` were best-effort and lost a block for room. `evicted_blocks` with content
+    were reused on the device; `demoted_blocks` were copied to the
     host, then or before, `promoted_blocks` were copied back.
     """
 
@@ -461,6 +464,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     copied_blocks: int = 0
     evicted_blocks: int = 0
+    evicted_entries: int = 0
     demoted_blocks: int = 0
     promoted_blocks: int = 0
     preempted_requests: int = 0
@@ -485,8 +489,60 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks_used: int = 0
 
 
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """`counts[i]` values were at most `edges_seconds[i]`; the last count is of all above."""
+
+    edges_seconds: list[float]
+    counts: list[int]
+
+
+class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of entries, since the epoch began: how long those lived that expired or were evicted, how
+    long evicted ones had not been used, and how long after its last use one was used again."""
+
+    expired: Histogram
+    evicted: Histogram
+    idle_before_eviction: Histogram
+    reuse_gaps: Histogram
+
+
+class BlockCell(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive blocks by what holds them, as in `BlockStats`: the first five add up."""
+
+    free: int = 0
+    active: int = 0
+    leased: int = 0
+    best_effort: int = 0
+    cached: int = 0
+    shared: int = 0
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in an engine's memory.
+
+    `cells` are the pool in the order of its blocks, `blocks_per_cell` each (the last may have
+    fewer), at most MAX_CELLS; none without the capability `block_map`. Cells are read between
+    steps, a part of the pool at a time, so they may be of moments some steps apart.
+    `unused_tokens` is the room in `referenced_blocks` that no token is in; None without a map.
+    `host` is the host tier; None without one.
+    """
+
+    epoch: str
+    block_size: int
+    blocks_per_cell: int = 0
+    cells: list[BlockCell] = []
+    referenced_blocks: int | None = None
+    unused_tokens: int | None = None
+    host: BlockStats | None = None
+    lifetimes: Lifetimes
+
+
 class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry; `entry` (32 hex digits) identifies it within its scope."""
+    """One live entry; `entry` (32 hex digits) identifies it within its scope.
+
+    `name` is the gateway's name of just this prefix, where it is known. `shared_by` counts the
+    sequences that hold its deepest full block at the moment.
+    """
 
     entry: str
     scope: str
@@ -496,6 +552,8 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: EntryState
     expires_in_seconds: float
     reads: int
+    name: str | None = None
+    shared_by: int = 0
 
 
 # Events: what the engine holds, told by names. One event per chain, not per block.

@@ -38,6 +38,7 @@ from engine.protocol import (
     EventFrame,
     FinalCounts,
     GenerateRequest,
+    Memory,
     Snapshot,
     Stats,
 )
@@ -109,6 +110,11 @@ async def entries(backend: EngineBackend) -> list[EntryInfo]:
 @get("/stats")
 async def stats(backend: EngineBackend) -> Stats:
     return await backend.stats()
+
+
+@get("/memory")
+async def memory(backend: EngineBackend) -> Memory:
+    return await backend.memory()
 
 
 @post("/drop", status_code=200)
@@ -224,6 +230,7 @@ def create_app(
         snapshot,
         entries,
         stats,
+        memory,
         drop,
         advance_clock,
     ]

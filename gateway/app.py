@@ -17,6 +17,8 @@ from gateway.api.admin_about import AboutController
 from gateway.api.admin_divergence import DivergenceController
 from gateway.api.admin_engines import EnginesController
 from gateway.api.admin_keys import KeysController
+from gateway.api.admin_leases import LeasesController
+from gateway.api.admin_live import LiveController
 from gateway.api.admin_report import ReportController
 from gateway.api.admin_usage import UsageController
 from gateway.api.admin_workspaces import WorkspacesController
@@ -85,6 +87,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             AboutController,
             DivergenceController,
             EnginesController,
+            LiveController,
+            LeasesController,
             WorkspacesController,
             KeysController,
             UsageController,
@@ -139,7 +143,9 @@ async def _start(
         _run_beside(stack, loop)
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
-    await _ensure_key(keys, settings, clock)
+    await _look_at_database(keyring)
+    if not keyring.is_sample:
+        await _ensure_key(keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = Dispatcher(
         fleet=fleet,
@@ -263,6 +269,17 @@ def _run_beside(stack: AsyncExitStack, loop: Loop) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     stack.push_async_callback(stop)
+
+
+async def _look_at_database(keyring: KeyRing) -> None:
+    """Before the first turn, for one of sample data serves none; one that is away is asked again
+    in the background."""
+    try:
+        await keyring.refresh()
+    except LedgerUnavailable as error:
+        get_logger("gateway").warning("database_not_looked_at", error=str(error))
+    if keyring.is_sample:
+        get_logger("gateway").warning("sample_data", serves_turns=False)
 
 
 async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""python -m gateway serve, migrate, recover, keys, workspaces, prices, retain, rollups, export."""
+"""python -m gateway serve, migrate, recover, seed, keys, workspaces, prices, retain, …"""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from alembic import command
 from alembic.config import Config
 from uvicorn.config import STARTUP_FAILURE
 
-from gateway import access_cli
+from gateway import access_cli, sample_cli
 from gateway import commands as ledger_cli
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recover(commands)
     access_cli.add_commands(commands)
     ledger_cli.add_commands(commands)
+    sample_cli.add_commands(commands)
     return parser
 
 

@@ -21,6 +21,8 @@ from engine.protocol import (
     CountRequest,
     Description,
     Done,
+    DropReply,
+    DropRequest,
     EntryInfo,
     ErrorReply,
     EventFrame,
@@ -29,6 +31,7 @@ from engine.protocol import (
     Finished,
     Frame,
     GenerateRequest,
+    Memory,
     Started,
     Stats,
 )
@@ -218,6 +221,14 @@ class Engine:
     async def entries(self) -> list[EntryInfo]:
         return await self._call("GET", "/v1/entries", list[EntryInfo])
 
+    async def memory(self) -> Memory:
+        return await self._call("GET", "/v1/memory", Memory)
+
+    async def drop(self, scope: str, entry: str) -> bool:
+        """Whether there was such an entry of that scope; it is gone when this returns."""
+        body = _encode(DropRequest(scope, entry))
+        return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
+
     async def events(self, epoch: str | None, after: int) -> AsyncGenerator[EventFrame, None]:
         """What it holds from now on, beginning behind event `after` of that epoch if it still can,
         else with a snapshot. Raise NotFound where it tells none, else as every call; end never but
@@ -251,7 +262,7 @@ class Engine:
             self.mark_down(str(error))
             return
         if self.is_ready:
-            await self._watch_load()
+            await self.watch_load()
 
     def learn(self) -> None:
         """Its holdings come from receipts from now on: it tells no events."""
@@ -276,7 +287,8 @@ class Engine:
         self.load.reset()
         self.breaker.reset()
 
-    async def _watch_load(self) -> None:
+    async def watch_load(self) -> None:
+        """Learn how much it computed for others too."""
         try:
             stats = await self.stats()
         except GatewayError:

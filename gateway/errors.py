@@ -8,6 +8,7 @@ GatewayError               500 api_error
 │   └── MissingKey         401 authentication_error
 ├── SpendLimitReached      402 billing_error             the workspace's month is used up
 ├── Forbidden              403 permission_error
+│   └── SampleData         403 permission_error          the database holds sample data only
 ├── NotFound               404 not_found_error
 ├── MethodNotAllowed       405 invalid_request_error
 ├── RequestTimeout         408 invalid_request_error     the request did not come whole in time
@@ -89,6 +90,12 @@ class Forbidden(GatewayError):
     status = 403
     type = "permission_error"
     default = "not permitted"
+
+
+class SampleData(Forbidden):
+    """Nothing real may come into a database of sample data, and no turn is served on one."""
+
+    default = "this gateway shows sample data and serves no turns"
 
 
 class NotFound(GatewayError):

@@ -13,6 +13,8 @@ from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.logs import get_logger
 
 _POLL_SECONDS = 1.0
+# Others' turns are seen so late: two gateways lose 0.7 points of hit rate, 2.0 at 1 s (simulated).
+_LOAD_SECONDS = 0.25
 _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
 
@@ -100,6 +102,7 @@ class Fleet:
     def _attend(self, engine: Engine) -> None:
         self._tasks[engine.name] = [
             asyncio.create_task(self._poll(engine), name=f"poll {engine.name}"),
+            asyncio.create_task(self._watch(engine), name=f"watch {engine.name}"),
             asyncio.create_task(self._follow(engine), name=f"follow {engine.name}"),
         ]
 
@@ -113,6 +116,12 @@ class Fleet:
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             await engine.poll()
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            await asyncio.sleep(_LOAD_SECONDS)
+            if engine.is_ready:
+                await engine.watch_load()
 
     async def _follow(self, engine: Engine) -> None:
         """Keep the engine's holdings as its events say; again after every break."""

@@ -69,6 +69,8 @@ class KeyRing:
         self._used: dict[str, datetime] = {}
         self._noted: dict[str, float] = {}
         self.workspaces: dict[str, Workspace] = {}
+        # Known from the first look at the database on; insertion asks the database itself.
+        self.is_sample = False
         # An installation is one organization; it needs an id that stays and tells nothing.
         identity = hmac.new(self._master, b"organization", sha256).digest()
         self.organization = str(UUID(bytes=identity[:16], version=4))
@@ -120,6 +122,7 @@ class KeyRing:
         found = await self._keys.directory(_MAX_KEYS, now, digests)
         self._generation += 1
         self._version, self.workspaces = found.version, found.workspaces
+        self.is_sample = found.is_sample
         self._known = {key.digest: self._of(key, found.workspaces) for key in found.keys}
         self._confirmed = self._loaded = asked
         if configured is not None:

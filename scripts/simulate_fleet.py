@@ -18,7 +18,7 @@ from gateway.placement import Candidate, Load, Prompt, Weights, place
 HONOURED_SECONDS = 300.0
 EVENT_SECONDS = 0.02
 """From an engine's event to a gateway that knows it."""
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.25
 """Between two looks of a gateway at what an engine has computed in all."""
 FIRST_TOKENS = 2048
 

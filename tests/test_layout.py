@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -29,7 +29,13 @@ HOMES = {
     "transformers": ("engine/model/", "scripts/", "tests/"),
     "sqlalchemy": ("gateway/ledger/", "migrations/", "tests/"),
     "streamlit": ("dashboard/", "tests/dashboard/"),
-    "litestar": ("gateway/app.py", "gateway/api/", "engine/server", "tests/"),
+    "litestar": (
+        "gateway/app.py",
+        "gateway/api/",
+        "engine/server",
+        "scripts/bench_gateway_floor.py",
+        "tests/",
+    ),
     "prometheus_client": ("gateway/metrics.py", "engine/metrics.py", "tests/"),
 }
 # The two edges of each process, where anything may arrive and must be answered or logged.
@@ -65,11 +71,15 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in python_files():
-        yield name_of(path), ast.parse(path.read_text("utf-8"), filename=str(path))
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [
+        (name_of(path), ast.parse(path.read_text("utf-8"), filename=str(path)))
+        for path in python_files()
+    ]
 
 
+@cache
 def imports(tree: ast.Module) -> set[str]:
     """Full names of the modules that a file imports, also inside functions."""
     names: set[str] = set()

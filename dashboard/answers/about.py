@@ -10,10 +10,14 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """`workspace` is the only one that the key sees, None is all; `sample`: nothing is real."""
+    """`workspace` is the only one that the key sees, None is all; `sample`: nothing is real.
+
+    `may_send`: the key can call the model APIs.
+    """
 
     workspace: str | None = None
     sample: bool = False
+    may_send: bool = False
     workspaces: list[str] = []
     engines: list[str] = []
     models: list[str] = []

@@ -1,5 +1,146 @@
-"""The page Latency."""
+"""Latency: how much sooner does a cached prompt answer?"""
 
-from dashboard import parts
+from dataclasses import dataclass
 
-parts.title("Latency", "How much sooner does a read prompt answer?")
+import streamlit as st
+
+from dashboard import charts_live, formats, live, parts, rows_live, viewer
+from dashboard.answers.latency import Latency
+from dashboard.answers.live import LatencySamples
+from dashboard.client import AdminClient
+from dashboard.colours import HITS, PLAIN
+from dashboard.selection import Selection
+
+MIN_TURNS = 5
+"""Medians of fewer turns are not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    latency: Latency
+    samples: LatencySamples
+
+
+def read(client: AdminClient, chosen: Selection) -> View:
+    params = chosen.params()
+    return View(
+        client.get("/admin/v1/latency", Latency, params),
+        client.get("/admin/v1/latency/samples", LatencySamples, params),
+    )
+
+
+def draw(view: View, chosen: Selection) -> None:
+    draw_cards(view)
+    if not view.samples.samples:
+        parts.empty("No answered requests in this range. The first one appears within seconds.")
+        return
+    draw_scatter(view)
+    left, right = st.columns(2, gap="large")
+    with left:
+        draw_percentiles(view)
+    with right:
+        draw_overhead(view)
+    parts.heading("By prompt length", "first_token_seconds")
+    seconds = st.column_config.NumberColumn(format="%.3f")
+    times = [f"{kind} {name} (s)" for kind in ("Hit", "Miss") for name in ("median", "95 %")]
+    parts.table(
+        rows_live.latency_table(view.latency),
+        "latency",
+        alt_text="Times to first token by prompt length, hits and misses side by side.",
+        columns={
+            **dict.fromkeys(times, seconds),
+            "Times shorter": st.column_config.NumberColumn(format="%.1f×"),
+        },
+    )
+
+
+def draw_cards(view: View) -> None:
+    hits, misses = view.latency.hits, view.latency.misses
+    best = _best(view.latency)
+    with st.grid(4, min_column_width=190, row_height=132):
+        for name, found in (("hits", hits), ("misses", misses)):
+            parts.card(
+                "first_token_seconds",
+                formats.seconds(found.p50),
+                label=f"First token, {name}",
+                delta=f"95 % within {formats.seconds(found.p95)}" if found.requests else None,
+            )
+        parts.card(
+            "first_token_seconds",
+            f"{best[1]:.1f}×" if best else formats.NO_VALUE,
+            label="Sooner when cached",
+            delta=f"{best[0]} tokens" if best else None,
+        )
+        ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
+        middle = ordered[len(ordered) // 2] if ordered else None
+        parts.card(
+            "overhead_seconds",
+            formats.seconds(middle.p50) if middle else formats.NO_VALUE,
+            delta=f"95 % within {formats.seconds(max(o.p95 for o in ordered))}" if middle else None,
+        )
+
+
+def _best(latency: Latency) -> tuple[str, float] | None:
+    """The longest prompts that came both ways: how many times sooner the cached ones answered."""
+    rows = [
+        row
+        for row in rows_live.latency_table(latency)
+        if row["Times shorter"] is not None and min(row["Hits"], row["Misses"]) >= MIN_TURNS
+    ]
+    return (rows[-1]["Prompt tokens"], rows[-1]["Times shorter"]) if rows else None
+
+
+def draw_scatter(view: View) -> None:
+    parts.heading("Time to first token against prompt length", "sampled_first_token")
+    found = view.samples.samples
+    hits = sum(1 for each in found if each.cache_read_tokens)
+    parts.chart(
+        charts_live.scatter(rows_live.scatter(view.samples), HITS[viewer.theme()]),
+        "scatter",
+        f"{len(found)} sampled requests, {hits} of them hits. Median time to first token:"
+        f" hits {formats.seconds(view.latency.hits.p50)},"
+        f" misses {formats.seconds(view.latency.misses.p50)}.",
+    )
+
+
+def draw_percentiles(view: View) -> None:
+    parts.heading("Over time", "first_token_seconds")
+    drawn = charts_live.lines_over_time(
+        rows_live.percentiles_over_time(view.latency),
+        field="seconds",
+        title="Time to first token (seconds)",
+        seconds=(view.samples.until_ms - view.samples.since_ms) / 1000,
+        colours=HITS[viewer.theme()],
+    )
+    parts.chart(
+        drawn,
+        "percentiles",
+        f"Median and 95th percentile in {len(view.latency.series)} intervals, hits and misses.",
+    )
+
+
+def draw_overhead(view: View) -> None:
+    parts.heading("Gateway overhead", "overhead_seconds")
+    found = view.samples.overhead
+    if not found:
+        parts.empty("The engines told no times of these requests.")
+        return
+    drawn = charts_live.lines_over_time(
+        rows_live.overhead(view.samples),
+        field="ms",
+        title="Added by the gateway (milliseconds)",
+        seconds=(view.samples.until_ms - view.samples.since_ms) / 1000,
+        colours={"Gateway": PLAIN[viewer.theme()]},
+        kind=None,
+        log=False,
+    )
+    low, high = min(each.p50 for each in found), max(each.p50 for each in found)
+    parts.chart(
+        drawn,
+        "overhead",
+        f"Median overhead between {formats.seconds(low)} and {formats.seconds(high)}.",
+    )
+
+
+parts.title("Latency", "How much sooner does a cached prompt answer?")
+live.show("latency", read, draw)

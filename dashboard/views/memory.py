@@ -1,5 +1,142 @@
-"""The page Memory."""
+"""Memory: what holds the engines' blocks, and what was lost for want of room?"""
 
-from dashboard import parts
+import streamlit as st
 
-parts.title("Memory", "What fills the engines' memory?")
+from dashboard import charts_live, formats, live, parts, rows_live, viewer
+from dashboard.answers.live import EngineMemory
+from dashboard.client import AdminClient
+from dashboard.colours import BLOCKS, HITS, MONEY
+from dashboard.selection import Selection
+
+REFRESH_SECONDS = 5
+
+
+def read(client: AdminClient, chosen: Selection) -> list[EngineMemory]:
+    params = {"engine": chosen.engine}
+    return client.get("/admin/v1/engines/memory", list[EngineMemory], params)
+
+
+def draw(engines: list[EngineMemory], chosen: Selection) -> None:
+    answering = [engine for engine in engines if engine.stats is not None]
+    if not answering:
+        parts.empty(
+            "No engine is running. Memory is shown live; nothing of it is in the ledger.",
+            ":material/dns:",
+        )
+        return
+    draw_cards(answering)
+    palette = BLOCKS[viewer.theme()]
+    shares = {engine.name: _in_use(engine) for engine in answering}
+    told = ", ".join(f"{name} {formats.percent(share)} in use" for name, share in shares.items())
+    if len(answering) > 1:
+        parts.heading("Pools", "pool_in_use")
+        drawn = charts_live.pools(rows_live.pools(answering), palette)
+        parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
+    for engine in answering:
+        draw_engine(engine)
+
+
+def _in_use(engine: EngineMemory) -> float:
+    assert engine.stats is not None
+    blocks = engine.stats.blocks
+    return (blocks.active + blocks.leased) / max(blocks.total, 1)
+
+
+def draw_cards(engines: list[EngineMemory]) -> None:
+    found = [engine.stats for engine in engines if engine.stats is not None]
+    total = max(sum(stats.blocks.total for stats in found), 1)
+    leased = sum(stats.blocks.leased for stats in found)
+    active = sum(stats.blocks.active for stats in found)
+    host, host_used = (
+        sum(stats.host_blocks for stats in found),
+        sum(stats.host_blocks_used for stats in found),
+    )
+    with st.grid(3, min_column_width=190, row_height=132):
+        parts.card("pool_in_use", formats.percent((leased + active) / total))
+        parts.card("pool_leased", formats.percent(leased / total))
+        parts.card("unused_tokens", formats.percent(_unused(engines)))
+        copied = sum(stats.counters.copied_blocks for stats in found)
+        parts.card("copied_blocks", formats.compact(copied))
+        evicted = sum(stats.counters.evicted_blocks for stats in found)
+        demoted = sum(stats.counters.demoted_blocks for stats in found)
+        parts.card(
+            "evicted_blocks",
+            formats.compact(evicted),
+            delta=f"{formats.compact(demoted)} copied to the host" if host else None,
+        )
+        parts.card(
+            "host_blocks",
+            formats.compact(host_used) if host else formats.NO_VALUE,
+            delta=f"of {formats.compact(host)}" if host else "none configured",
+        )
+
+
+def _unused(engines: list[EngineMemory]) -> float | None:
+    mapped = [e.memory for e in engines if e.memory and e.memory.unused_tokens is not None]
+    room = sum((memory.referenced_blocks or 0) * memory.block_size for memory in mapped)
+    return sum(memory.unused_tokens or 0 for memory in mapped) / room if room else None
+
+
+def draw_engine(engine: EngineMemory) -> None:
+    st.subheader("Block map", anchor=False)
+    st.text(f"{engine.name} · {engine.backend} · {engine.model}")
+    stats, memory = engine.stats, engine.memory
+    assert stats is not None
+    if memory is None:
+        parts.empty("This engine does not tell what is in its memory.")
+        return
+    if memory.cells:
+        drawn = charts_live.block_map(
+            rows_live.cells(memory), BLOCKS[viewer.theme()], memory.blocks_per_cell
+        )
+        blocks = stats.blocks
+        parts.chart(
+            drawn,
+            f"map_{engine.name}",
+            f"Map of {blocks.total:,} blocks: {blocks.active:,} active, {blocks.leased:,} leased,"
+            f" {blocks.best_effort:,} best effort, {blocks.cached:,} cached, {blocks.free:,} free;"
+            f" {blocks.shared:,} have more than one holder.",
+        )
+    else:
+        parts.empty(
+            "No map: this engine's blocks are another program's, which does not say where they"
+            " are. The counts below are its own.",
+            ":material/map:",
+        )
+    left, right = st.columns(2, gap="large")
+    with left:
+        parts.heading("How entries ended", "endings")
+        found = rows_live.endings(stats.counters)
+        told = ", ".join(f"{row['reason']} {row['entries']:,}" for row in found)
+        drawn = charts_live.endings(found, MONEY[viewer.theme()])
+        parts.chart(drawn, f"endings_{engine.name}", f"Entries by how they ended: {told}.")
+    with right:
+        parts.heading("How long entries rest", "entry_lifetimes")
+        gaps = sum(memory.lifetimes.reuse_gaps.counts)
+        evicted = sum(memory.lifetimes.idle_before_eviction.counts)
+        drawn = charts_live.rests(rows_live.rests(memory.lifetimes), HITS[viewer.theme()])
+        parts.chart(
+            drawn,
+            f"rests_{engine.name}",
+            f"{gaps:,} uses by the time since the one before, {evicted:,} evictions by idle time.",
+        )
+    parts.table(
+        rows_live.pool_table(engine),
+        f"pool_{engine.name}",
+        alt_text=f"Blocks of {engine.name} by what holds them.",
+        columns={"Share": parts.share_column()},
+    )
+
+
+def page() -> None:
+    parts.title("Memory", "What holds the engines' blocks, and what was lost for want of room?")
+    session = viewer.session()
+    if session is not None and session.workspace is not None:
+        parts.empty(
+            "Memory is shared by all workspaces: this page needs an admin key.", ":material/key:"
+        )
+        return
+    live.show("memory", read, draw, refresh_seconds=REFRESH_SECONDS)
+
+
+page()

@@ -15,7 +15,9 @@ import structlog
 from engine.backends.base import Parts, Progress, Renderer
 from engine.backends.events import EventLog
 from engine.backends.generation import QueuedGeneration
+from engine.backends.memory import MemoryScan
 from engine.backends.queries import check_prompt, check_request, new_query, new_samples
+from engine.backends.reports import entry_infos, snapshot_of
 from engine.blocks.block import Digest
 from engine.blocks.cache import PrefixCache
 from engine.blocks.entries import Entries
@@ -32,7 +34,6 @@ from engine.core.sequence import RequestState
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.prompt.rendered import RenderedPrompt
 from engine.protocol import (
-    ChainHeld,
     CountReply,
     CountRequest,
     Description,
@@ -42,10 +43,9 @@ from engine.protocol import (
     EventFrame,
     FinalCounts,
     GenerateRequest,
-    HeldName,
+    Memory,
     Snapshot,
     Stats,
-    Tier,
 )
 from engine.settings import Settings
 
@@ -152,15 +152,24 @@ class LoopedBackend:
 
     async def snapshot(self) -> Snapshot:
         loaded = self._ready()
-        return await self._call(loaded, partial(_snapshot, loaded))
+        return await self._call(
+            loaded, partial(snapshot_of, loaded.cache, loaded.lifecycle, loaded.description.epoch)
+        )
 
     async def entries(self) -> list[EntryInfo]:
         loaded = self._ready()
-        return await self._call(loaded, partial(_entry_infos, loaded.cache, self._clock))
+        return await self._call(loaded, partial(entry_infos, loaded.cache, self._clock.now))
 
     async def stats(self) -> Stats:
         loaded = self._ready()
         return await self._call(loaded, partial(self._stats, loaded))
+
+    async def memory(self) -> Memory:
+        """A part of the pool between two steps, so that none waits long for it."""
+        loaded, scan = self._ready(), MemoryScan(self._ready().cache)
+        while not scan.is_done:
+            await self._call(loaded, scan.advance)
+        return await self._call(loaded, partial(scan.report, loaded.description.epoch))
 
     async def drop(self, request: DropRequest) -> DropReply:
         loaded = self._ready()
@@ -315,35 +324,3 @@ def _log_failure(future: "Future[bool]") -> None:
     error = future.exception()
     if error is not None:
         log.error("cancel failed", error=type(error).__name__)
-
-
-def _snapshot(loaded: Loaded) -> Snapshot:
-    """What is held, block by block: names of one block are one chain's."""
-    chains = []
-    host = loaded.cache.host
-    for block in [*loaded.cache.pool.blocks, *(host.pool.blocks if host is not None else ())]:
-        if block.names:
-            names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
-            num_leased = len(names) if block.lease_count else 0
-            tier: Tier = "host" if block.is_host else "device"
-            chains.append(ChainHeld(seq=0, names=names, tier=tier, num_leased=num_leased))
-    # Counted on the engine's thread: events published later are not in these chains.
-    seq, epoch = loaded.lifecycle.num_published, loaded.description.epoch
-    return Snapshot(seq=seq, epoch=epoch, chains=chains)
-
-
-def _entry_infos(cache: PrefixCache, clock: Clock) -> list[EntryInfo]:
-    now = clock.now()
-    return [
-        EntryInfo(
-            entry=entry.key.hex(),
-            scope=entry.scope,
-            tokens=entry.tokens,
-            blocks=len(entry.blocks),
-            ttl=entry.ttl,
-            state=entry.state,
-            expires_in_seconds=entry.expires_at - now,
-            reads=entry.reads,
-        )
-        for entry in cache.entries.live()
-    ]

@@ -64,6 +64,7 @@ def _capabilities(renderer: ChatRenderer) -> list[Capability]:
     has_tools = renderer.tool_format is not None
     declared: dict[Capability, bool] = {
         "copy_on_write": True,
+        "block_map": True,
         "multiple_choices": True,
         "tools": has_tools,
         "forced_tools": has_tools and renderer.can_constrain,

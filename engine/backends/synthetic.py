@@ -66,7 +66,7 @@ def load_synthetic(
             num_blocks=settings.num_blocks or DEFAULT_NUM_BLOCKS,
             granularity=1,
             min_cache_tokens=settings.min_cache_tokens,
-            capabilities=["copy_on_write", "multiple_choices", "tools"],
+            capabilities=["copy_on_write", "multiple_choices", "tools", "block_map"],
             prefix_order="tools_first",
             ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,

@@ -73,6 +73,7 @@ class Entry:
     of which is in `refreshed_until`.
     `used_at`: when it was written, read or refreshed last; `is_idle`: that is so long ago that it
     is not spared any more; `is_resting`: its lease counts as an idle one.
+    `name` is the gateway's for just this prefix, where one was told.
     `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
     was taken so that something else could run.
     """
@@ -93,6 +94,7 @@ class Entry:
     is_broken: bool = False
     was_sacrificed: bool = False
     reads: int = 0
+    name: str | None = None
 
     @property
     def why_broken(self) -> MissReason:

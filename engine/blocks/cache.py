@@ -248,6 +248,9 @@ class PrefixCache:
             return BreakpointReport(
                 segment=mark.segment, state="none", tokens=mark.tokens, reason="ttl_expired"
             )
+        named = [name.digest for name in query.names if name.tokens == mark.tokens]
+        # Equal tokens can be marked under several names; the ledger knows the turn's last.
+        entry.name = named[-1] if named else entry.name
         return BreakpointReport(
             segment=mark.segment,
             state=entry.state,

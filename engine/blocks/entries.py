@@ -14,6 +14,7 @@ from typing import NamedTuple
 from engine.blocks.block import Block, Digest, Entry
 from engine.blocks.hashing import TOKEN_BYTES, PromptDigests
 from engine.blocks.leases import EndReason, Leases
+from engine.blocks.lifetimes import LifetimeCounts
 from engine.blocks.pool import BlockPool
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
@@ -60,6 +61,7 @@ class Entries:
         # When each entry that outlives the shortest TTL is idle, unless it is used before.
         self._idle_at: list[tuple[float, int, Entry]] = []
         self._pushes = 0
+        self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -76,7 +78,7 @@ class Entries:
         if entry is None or entry.tokens != tokens:
             return None
         if entry.is_broken:
-            self._remove(entry, entry.why_broken)
+            self._evict(entry, now)
             return None
         if not entry.ready_at <= now < entry.expires_at:
             return None
@@ -97,6 +99,7 @@ class Entries:
 
     def confirm(self, refresh: Refresh) -> None:
         """Whoever refreshed has begun to answer."""
+        self.lifetimes.used_again(max(refresh.until - refresh.entry.kept_until, 0.0))
         refresh.entry.refreshed_until.remove(refresh.until)
         self._extend(refresh.entry, refresh.until)
 
@@ -195,9 +198,10 @@ class Entries:
             broken += self._host.take_broken()
         for entry in broken:
             if self._by_key.get(entry.key) is entry:
-                self._remove(entry, entry.why_broken)
+                self._evict(entry, now)
         while (due := self.next_expiry()) is not None and due <= now:
             _, _, entry = heappop(self._expiries)
+            self.lifetimes.expired(due - entry.ready_at)
             self._remove(entry, "ttl_expired", "expired")
         self._find_idle(now)
 
@@ -303,6 +307,12 @@ class Entries:
             if entry in block.dependents:
                 block.dependents.remove(entry)
                 block.home.requeue(block)
+
+    def _evict(self, entry: Entry, now: float) -> None:
+        """A best-effort entry whose content went for room."""
+        last_use = entry.expires_at - self.seconds(entry.ttl)
+        self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
+        self._remove(entry, entry.why_broken)
 
     def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         del self._by_key[entry.key]

@@ -62,6 +62,7 @@ class Accounts:
             **self.totals,
             copied_blocks=cache.pool.num_copied,
             evicted_blocks=cache.pool.num_evicted,
+            evicted_entries=cache.entries.lifetimes.num_evicted,
             preempted_requests=scheduler.num_preempted,
             demoted_blocks=cache.host.num_demoted if cache.host is not None else 0,
             promoted_blocks=cache.host.num_promoted if cache.host is not None else 0,

@@ -7,7 +7,6 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
-from engine.protocol import EntryInfo
 from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
 from gateway.api.definitions import DEFINITIONS
 from gateway.api.services import Services
@@ -40,14 +39,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     miss_reasons: dict[str, int]
     journal_backlog: int | None
     definitions: dict[str, str]
-
-
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """One live entry of one engine. `workspace` None: a scope of no workspace known here."""
-
-    engine: str
-    workspace: str | None
-    entry: EntryInfo
 
 
 class AdminController(Controller):
@@ -88,16 +79,6 @@ class AdminController(Controller):
         now_ms = int(services.clock.wall().timestamp() * 1000)
         of = Range(since_ms=0, until_ms=now_ms + _SKEW_MS)
         return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
-
-    @get("/leases")
-    async def leases(self, services: NamedDependency[Services]) -> list[Lease]:
-        workspaces = await services.keys.workspaces()
-        names = {services.keyring.scope_of(workspace): workspace for workspace in workspaces}
-        return [
-            Lease(engine=engine.name, workspace=names.get(entry.scope), entry=entry)
-            for engine in services.fleet.ready
-            for entry in await engine.entries()
-        ]
 
 
 def rates_of(totals: Totals) -> Rates:

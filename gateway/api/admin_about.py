@@ -5,7 +5,8 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 
 from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
-from gateway.api.definitions import DEFINITIONS, Definition
+from gateway.api.definition import Definition
+from gateway.api.definitions import DEFINITIONS
 from gateway.api.services import Services
 from gateway.ledger.ranges import Range
 
@@ -18,11 +19,13 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     `workspaces`, `engines` and `models` are what the filters can be set to: what there is, and
     what turns of the last 31 days had. `sample`: the ledger holds made-up turns, for show.
+    `may_send`: this key can call the model APIs here.
     """
 
     now_ms: int
     workspace: str | None
-    sample: bool = False
+    sample: bool
+    may_send: bool
     workspaces: list[str]
     engines: list[str]
     models: list[str]
@@ -47,6 +50,8 @@ class AboutController(Controller):
         return About(
             now_ms=now_ms,
             workspace=own,
+            sample=services.keyring.is_sample,
+            may_send=request.user.may_send and not services.keyring.is_sample,
             workspaces=sorted(workspaces),
             engines=sorted(engines),
             models=sorted({model for _, _, model in found}),

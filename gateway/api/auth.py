@@ -20,7 +20,7 @@ from litestar.connection import ASGIConnection
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
 from pydantic import SecretStr
 
-from gateway.errors import Forbidden, MissingKey, Unauthenticated
+from gateway.errors import Forbidden, MissingKey, SampleData, Unauthenticated
 from gateway.keyring import KeyRing
 from gateway.ledger.keys import digest_of
 
@@ -33,9 +33,10 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 @dataclass(frozen=True, slots=True)
 class Viewer:
     """Who uses the admin API. `workspace` is the only one that they may see; None is all, and
-    then they may also change things."""
+    then they may also change things. `may_send`: their key calls the model APIs too."""
 
     workspace: str | None
+    may_send: bool = False
 
     def sees(self, workspace: str) -> bool:
         return self.workspace is None or self.workspace == workspace
@@ -61,7 +62,8 @@ class AdminGate:
         principal = await self._keyring.find(key)
         if principal is None:
             raise Unauthenticated
-        return Viewer(None if principal.key_scope == "admin" else principal.workspace)
+        own = None if principal.key_scope == "admin" else principal.workspace
+        return Viewer(own, may_send=principal.key_scope != "read_only")
 
 
 class KeyAuth(AbstractAuthenticationMiddleware):
@@ -75,6 +77,8 @@ class KeyAuth(AbstractAuthenticationMiddleware):
             raise Unauthenticated
         if principal.key_scope == "read_only":
             raise Forbidden("this API key may only read its workspace in the admin API")
+        if services.keyring.is_sample:
+            raise SampleData
         return AuthenticationResult(user=principal, auth=None)
 
 

@@ -1,14 +1,7 @@
 """What each number of the admin API is: the one place that says so, for docs and tooltips."""
 
-import msgspec
-
-
-class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """`formula` is what is computed, from fields of the ledger or of the engines."""
-
-    title: str
-    formula: str
-    unit: str
+from gateway.api.definition import Definition
+from gateway.api.definitions_live import LIVE_DEFINITIONS
 
 
 def _of(title: str, unit: str, formula: str) -> Definition:
@@ -16,6 +9,7 @@ def _of(title: str, unit: str, formula: str) -> Definition:
 
 
 DEFINITIONS: dict[str, Definition] = {
+    **LIVE_DEFINITIONS,
     "token_hit_rate": _of(
         "Token hit rate",
         "share of prompt tokens",

@@ -3,10 +3,11 @@
 from typing import Any
 
 from gateway.api.access_operations import ACCESS_OPERATIONS
-from gateway.api.admin import Lease, Overview
+from gateway.api.admin import Overview
 from gateway.api.admin_divergence import TurnDivergence
 from gateway.api.engine_operations import ENGINE_OPERATIONS
 from gateway.api.health import Readiness
+from gateway.api.live_operations import LIVE_OPERATIONS
 from gateway.api.operation import (
     ADMIN_KEYS,
     EVENT_STREAM,
@@ -177,15 +178,7 @@ OPERATIONS = (
         ),
         errors=READING,
     ),
-    Operation(
-        id="listLeases",
-        method="get",
-        path="/admin/v1/leases",
-        summary="Live entries of all engines.",
-        replies=(list[Lease],),
-        security=ADMIN_KEYS,
-        errors=READING,
-    ),
+    *LIVE_OPERATIONS,
     *ACCESS_OPERATIONS,
     Operation(
         id="getHealth",

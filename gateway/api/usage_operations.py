@@ -13,8 +13,10 @@ from gateway.ledger.queries_turns import Turn, TurnPage
 _CSV = "text/csv; charset=utf-8"
 
 
-def _text(name: str, longest: int, shortest: int = 0) -> dict[str, Any]:
-    return query(name, {"type": "string", "minLength": shortest, "maxLength": longest})
+def text(name: str, longest: int, shortest: int = 0, *, required: bool = False) -> dict[str, Any]:
+    """A parameter of the query: a text of so many characters."""
+    schema = {"type": "string", "minLength": shortest, "maxLength": longest}
+    return query(name, schema, required=required)
 
 
 def _one_of(name: str, *values: str) -> dict[str, Any]:
@@ -27,14 +29,14 @@ def _list_of(name: str, *values: str, required: bool = False) -> dict[str, Any]:
 
 
 _MOMENT = {"type": "integer", "minimum": 0, "maximum": MAX_MS}
-_RANGE = (query("since_ms", _MOMENT), query("until_ms", _MOMENT), _text("workspace", 64, 1))
-_FILTERED = (*_RANGE, _text("engine", 64, 1), _text("model", 128, 1))
+_RANGE = (query("since_ms", _MOMENT), query("until_ms", _MOMENT), text("workspace", 64, 1))
+FILTERED = (*_RANGE, text("engine", 64, 1), text("model", 128, 1))
 _LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100})
 _REPORT = (
     query("starting_at", {"type": "string", "maxLength": 40}, required=True),
-    _text("ending_at", 40),
+    text("ending_at", 40),
     query("limit", {"type": "integer", "minimum": 1, "maximum": 1440}),
-    _text("page", 40),
+    text("page", 40),
 )
 
 
@@ -72,23 +74,23 @@ USAGE_OPERATIONS = (
         "/admin/v1/usage",
         "A range, the one before it, and its intervals.",
         Usage,
-        _FILTERED,
+        FILTERED,
     ),
     _admin(
         "getUsageGroups",
         "/admin/v1/usage/groups",
         "A range by workspace, key, engine, model or several of them.",
         list[Group],
-        (_list_of("group_by", "workspace", "key", "engine", "model", required=True), *_FILTERED),
+        (_list_of("group_by", "workspace", "key", "engine", "model", required=True), *FILTERED),
     ),
-    _admin("getSavings", "/admin/v1/savings", "What caching saved, and how.", Savings, _FILTERED),
-    _admin("getLatency", "/admin/v1/latency", "Times to first token.", Latency, _FILTERED),
+    _admin("getSavings", "/admin/v1/savings", "What caching saved, and how.", Savings, FILTERED),
+    _admin("getLatency", "/admin/v1/latency", "Times to first token.", Latency, FILTERED),
     _admin(
         "listPrefixes",
         "/admin/v1/prefixes",
         "Prefixes that came more than once.",
         list[PrefixReport],
-        (*_RANGE, _text("model", 128, 1), _LIMIT),
+        (*_RANGE, text("model", 128, 1), _LIMIT),
     ),
     _admin(
         "searchTurns",
@@ -96,14 +98,14 @@ USAGE_OPERATIONS = (
         "Turns, page by page, the newest first.",
         TurnPage,
         (
-            *_FILTERED,
-            _text("outcome", 32),
-            _text("miss_reason", 32),
-            _text("key", 32),
-            _text("prefix", 16),
+            *FILTERED,
+            text("outcome", 32),
+            text("miss_reason", 32),
+            text("key", 32),
+            text("prefix", 16),
             query("has_read", {"type": "boolean"}),
             _LIMIT,
-            _text("after", 96),
+            text("after", 96),
         ),
     ),
     _admin("getTurn", "/admin/v1/turns/{turn_id}", "One turn.", Turn, (path("turn_id"),)),
@@ -112,7 +114,7 @@ USAGE_OPERATIONS = (
         "/admin/v1/export.csv",
         "Usage as CSV.",
         None,
-        (_one_of("rows", "hours", "days", "turns"), *_FILTERED),
+        (_one_of("rows", "hours", "days", "turns"), *FILTERED),
         _CSV,
     ),
     _admin(

@@ -18,7 +18,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.errors import LedgerRefused, LedgerUnavailable
+from gateway.errors import LedgerRefused, LedgerUnavailable, SampleData
+from gateway.ledger import watermark
 from gateway.ledger.models import TurnRow
 from gateway.ledger.rollups import add_turns
 from gateway.record import TurnRecord
@@ -107,15 +108,19 @@ class Ledger:
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
         """Insert closed turns, and add them to the sums; those already there change nothing.
 
-        Raises as `transaction`.
+        Raises as `transaction`, and SampleData where the database holds sample data: then nothing
+        was inserted.
         """
         insert = postgresql.insert if self.is_postgres else sqlite.insert
         statement = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
-        rows = {record.id: _row(record) for record in reversed(records)}
+        rows = {record.id: row_of(record) for record in reversed(records)}
         async with self.transaction() as connection:
             inserted = await connection.execute(
                 statement, [rows[turn_id] for turn_id in sorted(rows)]
             )
+            # After the insert, which waits for whoever fills the database with samples.
+            if await watermark.is_sample(connection):
+                raise SampleData
             await add_turns(connection, inserted.scalars().all())
 
     async def analyze(self) -> None:
@@ -198,7 +203,8 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor.close()
 
 
-def _row(record: TurnRecord) -> dict[str, Any]:
+def row_of(record: TurnRecord) -> dict[str, Any]:
+    """The columns of a turn."""
     return {
         "id": record.id,
         "instance": record.instance,

@@ -51,9 +51,11 @@ class Directory:
     """Who may come in, as of one `version`: the newest keys, and all workspaces by their ids.
 
     `has_ended` are the digests that were asked about and belong to keys that work no more.
+    `is_sample`: the database holds sample data.
     """
 
     version: int
+    is_sample: bool
     keys: list[ApiKey]
     workspaces: dict[str, Workspace]
     has_ended: frozenset[str]
@@ -161,6 +163,7 @@ class Keys:
         async with self._ledger.transaction() as connection:
             # Read first: a change that comes in between is then seen as a newer version.
             version = await watermark.read(connection)
+            is_sample = await watermark.is_sample(connection)
             rows = (await connection.execute(select(WorkspaceRow.__table__))).all()
             workspaces = {row.id: workspace_of(row) for row in rows}
             stored = await _select(connection, None)
@@ -171,6 +174,7 @@ class Keys:
         ]
         return Directory(
             version=version,
+            is_sample=is_sample,
             keys=keys[-limit:],
             workspaces=workspaces,
             has_ended=frozenset(

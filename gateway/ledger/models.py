@@ -92,7 +92,8 @@ class WatermarkRow(Base):
     """A number that grows with every change of what it is named after.
 
     `access` stands for keys and workspaces: gateways look at it every two seconds, and read the
-    tables only when it has grown.
+    tables only when it has grown. `sample`, where it is, marks a database of sample data; its value
+    is the moment (ms) at which it was filled.
     """
 
     __tablename__ = "watermarks"

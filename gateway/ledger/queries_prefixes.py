@@ -1,5 +1,6 @@
 """Prefixes that came more than once: whether each has paid for its writes, and with which TTL."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -9,6 +10,9 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.models import PrefixRow
 from gateway.ledger.ranges import Range
 from gateway.pricing import PriceSheets
+
+# Parameters of one statement.
+_BATCH = 500
 
 
 class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +66,23 @@ async def prefixes(
     async with ledger.transaction() as connection:
         rows = (await connection.execute(query)).mappings().all()
     return [_report(row, prices) for row in rows]
+
+
+async def named(
+    ledger: Ledger, keys: Collection[tuple[str, str]], prices: PriceSheets
+) -> dict[tuple[str, str], PrefixReport]:
+    """Those that are known of these, by workspace and prefix."""
+    names = sorted({prefix for _, prefix in keys})
+    found = {}
+    async with ledger.transaction() as connection:
+        for start in range(0, len(names), _BATCH):
+            query = select(*PrefixRow.__table__.columns).where(
+                PrefixRow.workspace_id.in_(sorted({workspace for workspace, _ in keys})),
+                PrefixRow.prefix.in_(names[start : start + _BATCH]),
+            )
+            for row in (await connection.execute(query)).mappings().all():
+                found[row["workspace_id"], row["prefix"]] = _report(row, prices)
+    return {key: report for key, report in found.items() if key in keys}
 
 
 def _report(row: Any, prices: PriceSheets) -> PrefixReport:

@@ -1,11 +1,15 @@
-"""The counter by which gateways notice that keys or workspaces have changed."""
+"""The counter by which gateways notice that keys or workspaces have changed, and the mark of a
+database that holds sample data."""
 
-from sqlalchemy import select, update
+from datetime import datetime
+
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.models import WatermarkRow
 
 _ACCESS = "access"
+_SAMPLE = "sample"
 
 
 async def advance(connection: AsyncConnection) -> None:
@@ -21,3 +25,14 @@ async def advance(connection: AsyncConnection) -> None:
 async def read(connection: AsyncConnection) -> int:
     query = select(WatermarkRow.value).where(WatermarkRow.name == _ACCESS)
     return int((await connection.execute(query)).scalar_one())
+
+
+async def is_sample(connection: AsyncConnection) -> bool:
+    query = select(WatermarkRow.value).where(WatermarkRow.name == _SAMPLE)
+    return (await connection.execute(query)).first() is not None
+
+
+async def mark_sample(connection: AsyncConnection, now: datetime) -> None:
+    """For good: nothing takes it away."""
+    row = {"name": _SAMPLE, "value": int(now.timestamp() * 1000)}
+    await connection.execute(insert(WatermarkRow).values(row))

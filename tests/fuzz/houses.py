@@ -11,7 +11,7 @@ import httpx
 
 from tests.conformance.engines import SECRET, running_engine
 from tests.e2e.stack import API_KEY, free_port, python, run, start, wait_until_ready
-from tests.fuzz.servers import MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
+from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model
 
 MODELS = ("tiny-one", "tiny-two")
@@ -33,7 +33,7 @@ min_cache_tokens = {3}
 
 
 @contextmanager
-def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
+def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Iterator[Machines]:
     """One engine for each model; the synthetic ones answer at once."""
     with ExitStack() as stack:
         engines = []
@@ -41,7 +41,7 @@ def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
             settings: dict[str, Any] = {
                 "CLOCK": "manual",
                 "NUM_BLOCKS": 16_384,
-                "MAX_RUNNING": SLOTS,
+                "MAX_RUNNING": slots,
                 "MAX_STEP_TOKENS": 1024,
                 "LEASE_SHARE": share,
                 "THREADS": 1,
@@ -54,7 +54,7 @@ def running_machines(directory: Path, backend: str) -> Iterator[Machines]:
                 settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
                 settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
             engines.append(stack.enter_context(running_engine(backend, settings)))
-        yield Machines(engines)
+        yield Machines(engines, slots)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def by_protocol(directory: Path, backend: str = "native") -> Iterator[ByProtocol
 def by_gateway(directory: Path) -> Iterator[ByGateway]:
     """A gateway with three workspaces, on the native engines."""
     models = MODELS_TOML.format(MODELS[0], MINIMUMS[0], MODELS[1], MINIMUMS[1])
-    with running_machines(directory, "native") as machines:
+    with running_machines(directory, "native", GATEWAY_SLOTS) as machines:
         with serving(directory, machines, models, ["second", "third"]) as (url, keys):
             with httpx.Client(base_url=url, timeout=60) as client:
                 yield ByGateway(machines, client, [API_KEY, *keys], list(MODELS))

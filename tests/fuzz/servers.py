@@ -16,6 +16,8 @@ from tests.fuzz.sequence import Turn
 from tests.fuzz.talks import resolved
 
 SLOTS = 2
+GATEWAY_SLOTS = 4
+"""So many, and one more, the gateway sends to an engine; beyond that they would wait there."""
 MINIMUMS = (32, 48)
 ENDLESS = 100_000
 WAIT_SECONDS = 30
@@ -99,9 +101,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @dataclass
 class Machines:
-    """Engines on manual clocks that move together; each serves one model, `SLOTS` turns at once."""
+    """Engines on manual clocks that move together; each serves one model, `slots` turns at once."""
 
     engines: list[Engine]
+    slots: int = SLOTS
     _counted: dict[bytes, CountReply] = field(default_factory=dict)
 
     @property
@@ -133,7 +136,7 @@ class Machines:
         engine = self.engines[model]
         with ExitStack() as stack:
             blockers = []
-            for _ in range(SLOTS):
+            for _ in range(self.slots):
                 request = engine.request(prompt("wait"), "b" * 32, max_tokens=None, ignore_eos=True)
                 blockers.append(stack.enter_context(engine.stream(request)))
                 blockers[-1].start()

@@ -33,12 +33,12 @@ def play(server: Server, sequences: int) -> Player:
 @pytest.mark.timeout(600)
 def test_native_engines_count_as_the_contract_says(tmp_path: Path) -> None:
     with by_protocol(tmp_path) as server:
-        tally = play(server, 60).tally
+        tally = play(server, 40).tally
     assert [what for what in EXERCISED if not tally[what]] == []
 
 
 @pytest.mark.timeout(600)
 def test_the_messages_api_counts_as_the_contract_says(tmp_path: Path) -> None:
     with by_gateway(tmp_path) as server:
-        tally = play(server, 10).tally
+        tally = play(server, 6).tally
     assert tally["full hits"] and tally["refused"]

@@ -29,6 +29,8 @@ OWN = {
     "listKeys",
     "getUsage",
     "getUsageGroups",
+    "getLatencySamples",
+    "listLeases",
     "getSavings",
     "getLatency",
     "listPrefixes",
@@ -68,7 +70,12 @@ def call(stack: Stack, operation: Any, key: str | None) -> httpx.Response:
     path = operation.path
     # Who may change things archives the spare one, not the one whose keys the test needs.
     workspace = "mine" if operation.method == "get" else "spare"
-    names = {"workspace_id": workspace, "key_id": "key_none", "turn_id": "msg_none"}
+    names = {
+        "workspace_id": workspace,
+        "key_id": "key_none",
+        "turn_id": "msg_none",
+        "entry": "0" * 32,
+    }
     for name, value in names.items():
         path = path.replace(f"{{{name}}}", value)
     headers = {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})

@@ -66,7 +66,7 @@ def check_envelope(reply: httpx.Response, status: int, kind: str) -> str:
         ),
         ("GET", "/v1/models/none", {}, b"", 404, "not_found_error"),
         ("GET", "/v1/models?limit=0", {}, b"", 400, "invalid_request_error"),
-        ("GET", "/admin/v1/overview", {}, b"", 403, "permission_error"),
+        ("GET", "/admin/v1/engines", {}, b"", 403, "permission_error"),
     ],
 )
 def test_every_failure_has_the_one_envelope(

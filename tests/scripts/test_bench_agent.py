@@ -5,15 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.timeout(300)
 def test_a_coding_agents_prefix_is_read_only_without_its_nonce_line() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/bench_agent.py", "--tokens", "2000", "--turns", "6"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from engine.clock import Clock
 from engine.core.accounts import Accounts
 from engine.core.lifecycle import Lifecycle
 from engine.prompt.renderer import ChatRenderer, FormatChoice
-from engine.protocol import BlockStats, Capability, Counters, Description, Stats
+from engine.protocol import BlockStats, Capability, Counters, Description, Memory, Stats
 from engine.settings import Settings
 from engine.sizing import NotSizable, kv_size
 
@@ -81,6 +81,15 @@ class VllmBackend(LoopedBackend):
             num_leases=len(entries.leases),
             unacknowledged=accounts.num_unacknowledged,
             prefill_seconds=accounts.prefill_seconds,
+        )
+
+    async def memory(self) -> Memory:
+        """Without a map: our books mirror only the blocks that entries and names stand on."""
+        loaded = self._ready()
+        return Memory(
+            epoch=loaded.description.epoch,
+            block_size=loaded.description.block_size,
+            lifetimes=loaded.cache.entries.lifetimes.report(),
         )
 
     def _assemble_vllm(self, parts: VllmParts, description: Description) -> Loaded:

@@ -1,0 +1,195 @@
+"""Who acts in the sample month: applications of some workspaces, and the engines they run on.
+
+Names are made up. Each application shows one habit: one pays back, one waits longer between turns
+than its TTL, one puts the time in front of its prompt and never reads what it paid for.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.protocol import Ttl
+
+Rhythm = Literal["office", "night", "weekend", "always"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App:
+    """One application. Lengths are tokens, from and to; `share` is its part of the month's turns.
+
+    A talk has `talk_turns` turns on average, `pause_seconds` apart; each turn sends the ones before
+    again and marks its end, where `marks_turns`. `system_ttl` marks the system prompt. With
+    `stamps` the prompt begins with the time, so no two are alike.
+    """
+
+    workspace: str
+    name: str
+    model: str
+    share: float
+    rhythm: Rhythm
+    system_tokens: int
+    question: tuple[int, int]
+    answer: tuple[int, int]
+    system_ttl: Ttl | None = "5m"
+    turn_ttl: Ttl | None = None
+    num_tools: int = 0
+    num_prompts: int = 1
+    talk_turns: int = 1
+    pause_seconds: float = 45.0
+    stamps: bool = False
+    compares: bool = False
+    dialect: Literal["anthropic", "openai"] = "anthropic"
+    keys: tuple[str, ...] = ("production",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """An engine: what it serves, how fast, from which day of the month on, and when it restarts.
+
+    A restart is the day and hour (UTC) at which it goes away, and for how many minutes.
+    """
+
+    name: str
+    serves: str
+    prefill_tokens_per_second: float
+    decode_seconds: float
+    first_day: int = 0
+    restarts: tuple[tuple[int, float, float], ...] = ()
+
+
+PRICED_AS = {"general-8b": "reference", "coder-32b": "reference", "general-8b-preview": None}
+ENGINE_MODEL = {
+    "general-8b": "general-8b",
+    "general-8b-preview": "general-8b",
+    "coder-32b": "coder-32b",
+}
+
+MACHINES = (
+    Machine(
+        name="engine-0",
+        serves="general-8b",
+        prefill_tokens_per_second=9000.0,
+        decode_seconds=0.012,
+        restarts=((8, 14.3, 4.0), (22, 9.1, 3.0)),
+    ),
+    Machine(
+        name="engine-1",
+        serves="general-8b",
+        prefill_tokens_per_second=8700.0,
+        decode_seconds=0.012,
+        restarts=((8, 14.5, 4.0), (22, 9.3, 3.0)),
+    ),
+    Machine(
+        name="engine-2",
+        serves="coder-32b",
+        prefill_tokens_per_second=3600.0,
+        decode_seconds=0.024,
+        restarts=((5, 10.2, 6.0), (16, 15.7, 11.0), (27, 11.4, 5.0)),
+    ),
+    Machine(
+        name="engine-3",
+        serves="coder-32b",
+        prefill_tokens_per_second=3500.0,
+        decode_seconds=0.024,
+        first_day=12,
+    ),
+)
+
+APPS = (
+    App(
+        workspace="support-desk",
+        name="answers",
+        model="general-8b",
+        share=0.30,
+        rhythm="office",
+        system_tokens=6200,
+        question=(40, 420),
+        answer=(60, 380),
+        num_tools=4,
+        num_prompts=3,
+        talk_turns=2,
+        pause_seconds=70.0,
+        keys=("production", "staging"),
+    ),
+    App(
+        workspace="coding",
+        name="agent",
+        model="coder-32b",
+        share=0.27,
+        rhythm="office",
+        system_tokens=11_800,
+        system_ttl="1h",
+        turn_ttl="5m",
+        question=(120, 2600),
+        answer=(40, 900),
+        num_tools=14,
+        talk_turns=22,
+        pause_seconds=18.0,
+        compares=True,
+        keys=("team-a", "team-b", "ci"),
+    ),
+    App(
+        workspace="reports",
+        name="nightly",
+        model="general-8b",
+        share=0.12,
+        rhythm="night",
+        system_tokens=23_500,
+        system_ttl="1h",
+        question=(300, 1500),
+        answer=(300, 900),
+        num_prompts=2,
+        keys=("batch",),
+    ),
+    App(
+        workspace="docs-search",
+        name="search",
+        model="general-8b",
+        share=0.14,
+        rhythm="always",
+        system_tokens=2900,
+        question=(1800, 5200),
+        answer=(80, 420),
+        num_prompts=14,
+        dialect="openai",
+        keys=("web",),
+    ),
+    App(
+        workspace="translation",
+        name="translate",
+        model="general-8b",
+        share=0.08,
+        rhythm="office",
+        system_tokens=700,
+        system_ttl=None,
+        question=(200, 2400),
+        answer=(200, 2200),
+        dialect="openai",
+        keys=("production",),
+    ),
+    App(
+        workspace="prototype",
+        name="assistant",
+        model="general-8b",
+        share=0.05,
+        rhythm="office",
+        system_tokens=7400,
+        system_ttl="1h",
+        question=(30, 300),
+        answer=(40, 300),
+        num_tools=2,
+        stamps=True,
+        keys=("laptop",),
+    ),
+    App(
+        workspace="evaluation",
+        name="suite",
+        model="general-8b-preview",
+        share=0.04,
+        rhythm="weekend",
+        system_tokens=3800,
+        question=(60, 700),
+        answer=(20, 120),
+        num_prompts=4,
+        keys=("runner",),
+    ),
+)

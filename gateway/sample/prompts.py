@@ -1,0 +1,108 @@
+"""The prompts of the sample month: short stand-ins for texts, with the lengths that they stand for.
+
+Names and fingerprints are made of them as of any prompt; nothing of a text is kept.
+"""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from engine.protocol import Message, Prompt, Role, TextPart, Tool, Ttl
+from gateway.prefix.fingerprint import Fingerprint, digest_parameters, pack, points_of
+from gateway.prefix.names import Prefix, find_prefixes
+from gateway.sample.arrivals import Arrival
+
+_BYTES_PER_TOKEN = 4
+_TOOLS_PART = 0.45
+_SUMMARY_TOKENS = 900
+# What a template writes behind the last message.
+SCAFFOLD_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A marked prefix: its name, its length in tokens, and the TTL that it was marked with."""
+
+    key: str
+    tokens: int
+    ttl: Ttl
+
+
+@dataclass(slots=True)
+class Talk:
+    """What was said so far: role, stand-in text and tokens."""
+
+    said: list[tuple[Role, str, int]] = field(default_factory=list)
+    compactions: int = 0
+
+    def ask(self, arrival: Arrival, tokens: int) -> bool:
+        """Whether the history was replaced by a summary for it."""
+        is_compacted = arrival.compactions != self.compactions
+        if is_compacted:
+            self.compactions = arrival.compactions
+            self.said = [("user", f"summary {arrival.talk}.{arrival.turn}", _SUMMARY_TOKENS)]
+            self.said.append(("assistant", "understood", 4))
+        self.said.append(("user", f"question {arrival.talk}.{arrival.turn}", tokens))
+        return is_compacted
+
+    def answer(self, arrival: Arrival, tokens: int) -> None:
+        self.said.append(("assistant", f"answer {arrival.talk}.{arrival.turn}", tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A prompt as the gateway sees it. `keys` are the names of its segment ends, `marks` those of
+    its breakpoints."""
+
+    prompt: Prompt
+    prefixes: list[Prefix]
+    lengths: list[int]
+    marks: list[Mark]
+
+    @property
+    def tokens(self) -> int:
+        return self.lengths[-1] + SCAFFOLD_TOKENS
+
+    @property
+    def keys(self) -> list[str]:
+        return [prefix.name.digest for prefix in self.prefixes]
+
+    def fingerprint(self, arrival: Arrival, scope: str) -> bytes:
+        return pack(
+            Fingerprint(
+                model=arrival.app.model,
+                parameters=digest_parameters(b"", scope),
+                num_tools=len(self.prompt.tools),
+                num_system=len(self.prompt.system),
+                points=points_of(
+                    [
+                        prefix._replace(num_bytes=tokens * _BYTES_PER_TOKEN)
+                        for prefix, tokens in zip(self.prefixes, self.lengths, strict=True)
+                    ]
+                ),
+                num_tokens=self.tokens,
+                is_shared=arrival.app.compares,
+            )
+        )
+
+
+def write(arrival: Arrival, talk: Talk, version: int, scope: str) -> Written:
+    """`version` counts the deployments that changed the system prompt."""
+    app = arrival.app
+    stamp = f"now {arrival.ms}: " if app.stamps else ""
+    tools = [Tool(f"{app.name}_{number}", {}) for number in range(app.num_tools)]
+    tool_tokens = int(app.system_tokens * _TOOLS_PART / app.num_tools) if tools else 0
+    system = app.system_tokens * (1 + arrival.prompt % 5) // 3 - tool_tokens * app.num_tools
+    prompt = Prompt(
+        messages=[Message(role, [TextPart(text)]) for role, text, _ in talk.said],
+        tools=tools,
+        system=[TextPart(f"{stamp}{app.name} {arrival.prompt}.{version}")],
+    )
+    sizes = [tool_tokens] * len(tools) + [max(system, 400)] + [each[2] for each in talk.said]
+    lengths, prefixes = list(accumulate(sizes)), find_prefixes(prompt, scope)
+    marks = []
+    if app.system_ttl is not None:
+        end = app.num_tools
+        marks.append(Mark(prefixes[end].name.digest, lengths[end], app.system_ttl))
+    if app.turn_ttl is not None:
+        marks.append(Mark(prefixes[-1].name.digest, lengths[-1], app.turn_ttl))
+    return Written(prompt, prefixes, lengths, marks)

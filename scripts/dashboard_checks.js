@@ -1,0 +1,75 @@
+// What is wrong with the page as it is drawn: one line each. Tables are canvases, which nobody can look into.
+() => {
+  const problems = [];
+  const boxOf = (e) => e.getBoundingClientRect();
+  const words = (e) => (e.textContent || "").trim().slice(0, 40);
+  const seen = (e) => {
+    const box = boxOf(e), style = getComputedStyle(e);
+    return box.width > 1 && box.height > 1 && style.visibility !== "hidden" && style.opacity !== "0"
+      && !e.closest('[aria-hidden="true"],[disabled],[aria-disabled="true"],[data-testid=stHeaderActionElements]');
+  };
+
+  // Clipped: text that is wider than what shows it.
+  const labels = '[data-testid^=stMetric] *, h1, h2, h3, button p, label p, [data-testid=stCaptionContainer] p, [data-testid=stBadge] *, [data-testid=stSidebarNav] span';
+  for (const e of document.querySelectorAll(labels)) {
+    const style = getComputedStyle(e);
+    const hides = style.overflowX !== "visible" || style.textOverflow === "ellipsis";
+    if (seen(e) && !e.children.length && hides && e.scrollWidth > e.clientWidth + 1)
+      problems.push(`clipped: "${words(e)}" needs ${e.scrollWidth} px, has ${e.clientWidth}`);
+  }
+  for (const svg of document.querySelectorAll("[data-testid=stVegaLiteChart] svg")) {
+    const frame = boxOf(svg);
+    const texts = [...svg.querySelectorAll("text")].filter((t) => t.textContent.trim() && seen(t));
+    for (const t of texts) {
+      const box = boxOf(t);
+      if (box.left < frame.left - 2 || box.right > frame.right + 2 || box.top < frame.top - 2 || box.bottom > frame.bottom + 2)
+        problems.push(`clipped in a chart: "${words(t)}"`);
+      if (t.textContent.endsWith("…")) problems.push(`cut off in a chart: "${words(t)}"`);
+    }
+    for (let i = 0; i < texts.length; i++)
+      for (let j = i + 1; j < texts.length; j++) {
+        const a = boxOf(texts[i]), b = boxOf(texts[j]);
+        const w = Math.min(a.right, b.right) - Math.max(a.left, b.left), h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (w > 1.5 && h > 3.5) problems.push(`overlap in a chart: "${words(texts[i])}" and "${words(texts[j])}"`);
+      }
+    // A unit on each axis: Vega writes its title into the axis's description.
+    for (const axis of svg.querySelectorAll("g.role-axis[aria-label]")) {
+      const about = axis.getAttribute("aria-label");
+      if (!/titled '/.test(about) && /waterfall|step/i.test(about) === false && !/discrete scale/.test(about))
+        problems.push(`no unit on an axis: ${about.slice(0, 60)}`);
+    }
+  }
+
+  // Contrast: the colour of text on the nearest opaque background behind it.
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (text) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
+  };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+  const behind = (e) => {
+    const layers = [];
+    for (let at = e; at; at = at.parentElement) {
+      const found = rgba(getComputedStyle(at).backgroundColor);
+      if (found[3] > 0) layers.push(found);
+      if (found[3] >= 1) break;
+    }
+    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
+  };
+  const light = (c) => {
+    const [r, g, b] = c.slice(0, 3).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const reported = new Set();
+  const leaves = [...document.querySelectorAll("p, span, h1, h2, h3, label, div, button, text, li, a, input, textarea, code")]
+    .filter((e) => seen(e) && ([...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || /INPUT|TEXTAREA/.test(e.tagName)));
+  for (const e of leaves) {
+    if (e.closest("[data-testid=stIconMaterial]") || /Material/.test(getComputedStyle(e).fontFamily)) continue;
+    const style = getComputedStyle(e), back = behind(e);
+    const colour = over(rgba(e.tagName === "text" ? style.fill : style.color), back);
+    const [hi, lo] = [light(colour), light(back)].sort((a, b) => b - a), ratio = (hi + 0.05) / (lo + 0.05);
+    const line = `contrast ${ratio.toFixed(2)}: "${words(e) || e.tagName}"`;
+    if (ratio < 4.5 && !reported.has(line)) { reported.add(line); problems.push(line); }
+  }
+  return problems;
+}

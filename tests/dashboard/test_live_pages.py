@@ -1,0 +1,144 @@
+"""The pages that show engines, in Streamlit's harness, in every state that data can be in."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.dashboard import live_answers
+from tests.dashboard.fake_admin import ADMIN_KEY, FakeAdmin, serve_fake
+from tests.dashboard.live_answers import STATES, about, answers
+from tests.dashboard.signed_in import open_page, sign_in
+
+PAGES = ("prefixes", "memory", "latency", "fleet", "playground")
+HOSTILE = "![x](http://evil.test/x.png) :red[boo] <img src=x> $a$"
+
+
+@pytest.fixture
+def admin() -> Iterator[FakeAdmin]:
+    with serve_fake() as fake:
+        yield fake
+
+
+@pytest.fixture
+def show(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def open_in(name: str, found: dict[str, Any]) -> AppTest:
+        admin.answers = found
+        sign_in(monkeypatch, admin.url, ADMIN_KEY)
+        return open_page(name)
+
+    return open_in
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_stands_in_every_state(show: Any, name: str, state: str) -> None:
+    app = show(name, answers(state))
+    assert not app.exception
+    assert not app.error, [each.value for each in app.error]
+    if state == "empty":
+        assert app.info, "an empty page says that it is, and why"
+    assert app.title[0].value
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_gateway_that_is_away_is_said(show: Any, admin: FakeAdmin, name: str) -> None:
+    app = show(name, answers("one row"))
+    admin.status = 503
+    app.run()
+    assert not app.exception
+    shown = [each.value for each in (*app.error, *app.warning)]
+    assert any("503" in text for text in shown), shown
+    admin.status = 200
+    app.run()
+    assert not app.error and not app.warning
+
+
+def test_leases_have_time_left_size_and_net(show: Any) -> None:
+    app = show("prefixes", answers("one row"))
+    shown = metrics(app)
+    assert (shown["Leases"], shown["Ttl left"]) == ("1", "4:07")
+    row = app.dataframe[0].value.iloc[0]
+    assert (row["Ends in"], row["Tokens"], row["Shared by"], row["Reads"]) == ("4:07", 2048, 1, 3)
+    assert row["Net saved"] == 5.0 and row["TTL left"] == pytest.approx(247 / 300)
+
+
+def test_a_loss_of_what_is_held_is_shown_as_one(show: Any) -> None:
+    shown = metrics(show("prefixes", answers("negative savings")))
+    assert shown["Lease saved nano"].startswith(":red[−$")
+
+
+def test_only_an_admin_is_offered_to_drop(show: Any) -> None:
+    found = answers("one row")
+    assert any("Pick a row" in each.value for each in show("prefixes", found).caption)
+    found["/admin/v1/about"] = about(workspace="mine")
+    app = show("prefixes", found)
+    assert not any("Pick a row" in each.value for each in app.caption)
+
+
+@pytest.mark.parametrize("name", ["memory", "fleet"])
+def test_what_all_workspaces_share_is_for_admins(show: Any, admin: FakeAdmin, name: str) -> None:
+    app = show(name, {**answers("one row"), "/admin/v1/about": about(workspace="mine")})
+    assert "needs an admin key" in app.info[0].value
+    assert not any("/engines/memory" in path for path in admin.asked)
+
+
+def test_memory_shows_shares_and_waste(show: Any) -> None:
+    shown = metrics(show("memory", answers("one bucket")))
+    assert shown["Pool in use"] == "50.0%" and shown["Copied blocks"] == "3"
+    assert shown["Unused tokens"] == "12.5%"  # 64 tokens in 32 blocks of 16
+
+
+def test_an_engine_without_a_map_says_so(show: Any) -> None:
+    found = answers("one bucket")
+    found["/admin/v1/engines/memory"][0]["memory"] |= {"cells": [], "unused_tokens": None}
+    app = show("memory", found)
+    assert not app.exception and "No map" in app.info[0].value
+    assert metrics(app)["Unused tokens"] == "–"
+
+
+def test_latency_compares_prompts_of_one_length(show: Any) -> None:
+    assert metrics(show("latency", answers("one bucket")))["Sooner when cached"] == "13.0×"
+    few = metrics(show("latency", answers("one row")))
+    assert few["Sooner when cached"] == "–", "one turn of each is no comparison"
+
+
+def test_fleet_counts_what_restarts_cost(show: Any) -> None:
+    shown = metrics(show("fleet", answers("one bucket")))
+    assert shown["Engines ready"] == "1 of 1" and shown["Restart lost"] == "144K"
+    assert shown["Delivered of available"] == "91.4%"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"sample": True}, "sample data"), ({"may_send": False}, "can't send")]
+)
+def test_the_playground_says_why_it_cannot_send(
+    show: Any, changes: dict[str, Any], said: str
+) -> None:
+    found = {**answers("one row"), "/admin/v1/about": about(**changes)}
+    app = show("playground", found)
+    assert said in app.info[0].value and not app.text_area
+
+
+def test_hostile_text_stays_in_cells_and_plain_text(show: Any) -> None:
+    found = answers("one bucket")
+    for lease in found["/admin/v1/leases"]:
+        lease["workspace"] = lease["engine"] = HOSTILE
+    for engine in (*found["/admin/v1/engines"], *found["/admin/v1/engines/memory"]):
+        engine["name"] = HOSTILE
+    found["/admin/v1/engines/memory"][0]["model"] = HOSTILE
+    for name in ("prefixes", "memory", "fleet"):
+        app = show(name, found)
+        assert not app.exception
+        for element in (*app.markdown, *app.caption, *app.info, *app.metric, *app.subheader):
+            assert "evil.test" not in str(element.value)
+
+
+def test_every_state_is_another_answer() -> None:
+    assert len({str(answers(state)) for state in STATES}) == len(STATES)
+    assert len(live_answers.memory(2048)["cells"]) == 2048
