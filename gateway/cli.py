@@ -15,6 +15,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from gateway import access_cli, sample_cli
 from gateway import commands as ledger_cli
+from gateway.api.server import Server
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
 from gateway.cli_recover import add_parser as add_recover
@@ -23,7 +24,6 @@ from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import sum_once
 from gateway.logs import configure
 from gateway.pricing import PriceError
-from gateway.server import Server
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,9 +11,9 @@ import uvicorn
 from litestar import Litestar
 from pydantic import SecretStr
 
+from gateway.api.server import Server
 from gateway.app import create_app
 from gateway.cli import migrate
-from gateway.server import Server
 from gateway.settings import Settings
 
 API_KEY = "hf-test-key"
