@@ -107,7 +107,9 @@ class EngineHttp:
     """Connections to all engines, without a limit: admission is ours, not the pool's."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+        # What looks at engines several times a second has connections of its own: aiohttp takes the
+        # one that was idle longest, so it would keep all of a past peak from ever being idle.
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,8 +123,8 @@ class EngineHttp:
         await self.aclose()
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def send(
         self,
@@ -134,17 +136,17 @@ class EngineHttp:
     ) -> EngineResponse:
         """Return with the status line. Raise CannotConnect, EngineLost or EngineTimeout."""
         try:
-            response = await self._open().request(
+            response = await self._open(is_look=method == "GET").request(
                 method, url, headers=headers, data=body, timeout=timeout, allow_redirects=False
             )
         except _FAILURES as error:
             raise _failure(error) from None
         return EngineResponse(response)
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self, *, is_look: bool) -> aiohttp.ClientSession:
         """Made in the event loop that uses it."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
+        if is_look not in self._sessions:
+            self._sessions[is_look] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, socket_factory=_socket
                 ),
@@ -153,7 +155,7 @@ class EngineHttp:
                 auto_decompress=False,
                 skip_auto_headers=("accept", "accept-encoding", "user-agent"),
             )
-        return self._session
+        return self._sessions[is_look]
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
