@@ -21,6 +21,9 @@ from engine.settings import Settings
 log = structlog.get_logger()
 
 GRACE_SECONDS = 10
+# Longer than a gateway keeps idle connections (30 s): who closes first must be the one that sends,
+# or a request goes out on a connection that has just ended.
+KEEP_ALIVE_SECONDS = 75
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         port=settings.port,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     return 1 if failed else 0

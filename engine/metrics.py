@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -76,4 +76,5 @@ def render(stats: Stats) -> bytes:
     """The exposition text of one moment."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_StatsCollector(stats))
+    ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -11,7 +11,7 @@ from litestar import Litestar, Request, Response, Router, get, post
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import FromQuery, RawBody
 from litestar.response import Stream
@@ -195,6 +195,9 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
         case HTTPException() if error.status_code < 500:
             code = "not_found" if error.status_code == 404 else "invalid_request"
             message, status = error.detail, error.status_code
+        case InternalServerException(detail="client disconnected prematurely"):
+            # Its body had not come whole, so nothing was begun, and nobody reads this.
+            code, message, status = "invalid_request", "the body ended early", 499
         case _:
             log.error("call failed", exc_info=error)
             code, message, status = "internal", "internal error", 500

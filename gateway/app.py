@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.middleware import DefineMiddleware
 
 from gateway.admission import Admission
 from gateway.api import errors
@@ -23,6 +24,7 @@ from gateway.api.admin_usage import UsageController
 from gateway.api.admin_workspaces import WorkspacesController
 from gateway.api.auth import AdminGate
 from gateway.api.completions import ChatCompletionsController, CompletionsController
+from gateway.api.connections import BodyDeadline
 from gateway.api.health import HealthController
 from gateway.api.messages import MessagesController
 from gateway.api.models import ModelsController
@@ -95,6 +97,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         ],
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
+        state=State({"stopping": asyncio.Event()}),
+        middleware=[DefineMiddleware(BodyDeadline, request_seconds=settings.request_seconds)],
         exception_handlers=errors.handlers,
         before_send=[errors.before_send],
         after_exception=[errors.after_exception],

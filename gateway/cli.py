@@ -6,15 +6,16 @@ import fcntl
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import uvicorn
 from alembic import command
 from alembic.config import Config
+from uvicorn.config import STARTUP_FAILURE
 
 from gateway import access_cli, sample_cli
 from gateway import commands as ledger_cli
+from gateway.api.server import Server
 from gateway.app import create_app
 from gateway.catalogue import CatalogueError
 from gateway.cli_recover import add_parser as add_recover
@@ -26,7 +27,6 @@ from gateway.pricing import PriceError
 from gateway.settings import DatabaseSettings, SettingsError, load, load_database
 
 ROOT = Path(__file__).resolve().parent.parent
-_GRACE_SECONDS = 30
 # The collector walks what lives through a request again and again, and finds nothing: requests
 # leave few cycles. How much more there is before it looks: new objects, then rounds of it.
 _GC_THRESHOLDS = (20_000, 50, 50)
@@ -64,18 +64,10 @@ def _serve(_: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    uvicorn.run(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-    return 0
+    server = Server(app, settings)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    return 0 if server.started else STARTUP_FAILURE
 
 
 def _migrate(_: argparse.Namespace) -> int:

@@ -99,9 +99,10 @@ class Dispatcher:
         """The frames of a turn that was sent, as `Generation.frames`. Raise what ended it before
         its end. Where no byte has gone out another Started may come: the answer begins anew."""
         while True:
-            assert dispatch.generation is not None
+            generation = dispatch.generation
+            assert generation is not None
             try:
-                async for frames in dispatch.generation.frames():
+                async for frames in generation.frames():
                     for frame in frames:
                         if isinstance(frame, Started):
                             self._started(dispatch, frame)
@@ -111,6 +112,8 @@ class Dispatcher:
                 return
             except GatewayError as error:
                 self._failed(dispatch, error)
+            finally:
+                self.metrics.ignored_frames.inc(generation.num_ignored)
             await self.send(dispatch)
 
     async def count(self, ask: Ask) -> int:

@@ -5,6 +5,7 @@ a request costs".
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,10 @@ import aiohttp
 from gateway.errors import EngineLost, EngineTimeout, GatewayError
 
 _KEEPALIVE_SECONDS = 30
+# What one stream may hold while its client does not read: a piece and what is made of it, and twice
+# that much beside; the rest stays with the engine. A loop that finds more in a socket reads it all.
+_PIECE_BYTES = 16 * 1024
+_RECEIVE_BYTES = 64 * 1024
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -32,13 +37,13 @@ class EngineResponse:
         self.status = response.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All that has come since the last piece, until the body's end."""
+        """What has come since the last piece, until the body's end."""
         content = self._response.content
         silence = _Silence(self._response)
         try:
             while True:
                 silence.begin()
-                piece = await content.readany()
+                piece = await content.read(_PIECE_BYTES)
                 silence.end()
                 if not piece:
                     return
@@ -102,7 +107,9 @@ class EngineHttp:
     """Connections to all engines, without a limit: admission is ours, not the pool's."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+        # What looks at engines several times a second has connections of its own: aiohttp takes the
+        # one that was idle longest, so it would keep all of a past peak from ever being idle.
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,8 +123,8 @@ class EngineHttp:
         await self.aclose()
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def send(
         self,
@@ -129,23 +136,33 @@ class EngineHttp:
     ) -> EngineResponse:
         """Return with the status line. Raise CannotConnect, EngineLost or EngineTimeout."""
         try:
-            response = await self._open().request(
+            response = await self._open(is_look=method == "GET").request(
                 method, url, headers=headers, data=body, timeout=timeout, allow_redirects=False
             )
         except _FAILURES as error:
             raise _failure(error) from None
         return EngineResponse(response)
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self, *, is_look: bool) -> aiohttp.ClientSession:
         """Made in the event loop that uses it."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+        if is_look not in self._sessions:
+            self._sessions[is_look] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, socket_factory=_socket
+                ),
+                read_bufsize=_PIECE_BYTES,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 skip_auto_headers=("accept", "accept-encoding", "user-agent"),
             )
-        return self._session
+        return self._sessions[is_look]
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+    return made
 
 
 def limits(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:

@@ -28,9 +28,11 @@ from engine.protocol import (
     EventFrame,
     Failed,
     FinalCounts,
+    Finished,
     Frame,
     GenerateRequest,
     Memory,
+    Started,
     Stats,
 )
 from gateway.breaker import Breaker
@@ -72,11 +74,18 @@ _error = msgspec.json.Decoder(ErrorReply)
 
 
 class Generation:
-    """One accepted generation: its frames, as many at a time as have come."""
+    """One accepted generation: its frames, as many at a time as have come.
 
-    def __init__(self, response: EngineResponse) -> None:
+    `num_ignored` counts frames that did not belong there: late, double, or another request's.
+    """
+
+    def __init__(self, response: EngineResponse, request_id: str) -> None:
         self._response = response
+        self._request_id = request_id
+        self._has_started = False
+        self._finished: set[int] = set()
         self.has_ended = False
+        self.num_ignored = 0
 
     async def frames(self) -> AsyncIterator[list[Frame]]:
         """Yield until Done, an empty list for a heartbeat; raise for Failed, for silence, and for
@@ -107,14 +116,34 @@ class Generation:
                 frame = _frame.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return frames, EngineFailed("the engine broke the protocol")
+            if not self._belongs(frame):
+                self.num_ignored += 1
+                continue
             if isinstance(frame, Failed):
                 self.has_ended = True
                 return frames, refusal(ErrorReply(frame.code, frame.message))
             frames.append(frame)
             if isinstance(frame, Done):
                 self.has_ended = True
-                break
         return frames, None
+
+    def _belongs(self, frame: Frame) -> bool:
+        if self.has_ended:
+            return False
+        match frame:
+            case Started(request_id=request_id):
+                is_first, self._has_started = not self._has_started, True
+                return is_first and request_id == self._request_id
+            case Done(request_id=request_id):
+                return request_id == self._request_id
+            case Finished(choice=choice):
+                is_first = choice not in self._finished
+                self._finished.add(choice)
+                return is_first
+            case Failed():
+                return True
+            case _:
+                return frame.choice not in self._finished
 
     def close(self) -> None:
         self._response.close()
@@ -169,7 +198,7 @@ class Engine:
         response = await self._send("POST", "/v1/generate", _encode(request), _GENERATE)
         if response.status != 200:
             await self._refuse(response)
-        return Generation(response)
+        return Generation(response, request.request_id)
 
     async def count(self, request: CountRequest) -> CountReply:
         body = await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)

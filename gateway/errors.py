@@ -11,8 +11,12 @@ GatewayError               500 api_error
 │   └── SampleData         403 permission_error          the database holds sample data only
 ├── NotFound               404 not_found_error
 ├── MethodNotAllowed       405 invalid_request_error
+├── RequestTimeout         408 invalid_request_error     the request did not come whole in time
+│   ├── HeadTimeout        408 invalid_request_error
+│   └── BodyTimeout        408 invalid_request_error
 ├── TooLarge               413 request_too_large
 ├── UnsupportedMedia       415 invalid_request_error
+├── HeadTooLarge           431 invalid_request_error     too many headers, or too long ones
 ├── RateLimited            429 rate_limit_error          the workspace's limit is reached
 ├── ClientGone             499 api_error                 nobody is left to read it
 ├── EngineFailed           500 api_error                 the engine gave up or broke the protocol
@@ -116,6 +120,28 @@ class UnsupportedMedia(GatewayError):
     status = 415
     type = "invalid_request_error"
     default = "content-type: must be application/json"
+
+
+class HeadTooLarge(GatewayError):
+    status = 431
+    type = "invalid_request_error"
+    default = "the request's headers are too many or too long"
+
+
+class RequestTimeout(GatewayError):
+    """The connection is closed: the rest of such a request could be taken for the next one."""
+
+    status = 408
+    type = "invalid_request_error"
+    default = "the request did not arrive in time"
+
+
+class HeadTimeout(RequestTimeout):
+    default = "the request's headers did not arrive in time"
+
+
+class BodyTimeout(RequestTimeout):
+    default = "the request's body did not arrive in time"
 
 
 class RateLimited(GatewayError):

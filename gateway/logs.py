@@ -18,14 +18,20 @@ def drop_private(
     return {key: value for key, value in event.items() if key.lower() not in NEVER_LOGGED}
 
 
+_STAMP: list[structlog.typing.Processor] = [
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+]
+
+
 def configure(level: str) -> None:
+    """Also for what libraries log: their lines are JSON too, with their logger as `part`."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             drop_private,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
+            *_STAMP,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
@@ -34,6 +40,24 @@ def configure(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+            foreign_pre_chain=[_name_part, *_STAMP],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def _name_part(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    event["part"] = event["_record"].name
+    return event
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

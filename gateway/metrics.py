@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
 TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
@@ -25,10 +25,17 @@ class EngineState(NamedTuple):
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.requests = Counter(
             "holdfast_gateway_requests",
             "HTTP requests by route template and status",
             ["route", "status"],
+            registry=self.registry,
+        )
+        self.refused_connections = Counter(
+            "holdfast_gateway_refused_connections",
+            "Connections that were closed before or beside any route, by why",
+            ["reason"],
             registry=self.registry,
         )
         self.turns = Counter(
@@ -96,6 +103,11 @@ class Metrics:
             "holdfast_gateway_retries",
             "Turns sent to another engine before their first byte, by what the one before did",
             ["reason"],
+            registry=self.registry,
+        )
+        self.ignored_frames = Counter(
+            "holdfast_gateway_ignored_frames",
+            "Frames of engines that were late, double or another request's",
             registry=self.registry,
         )
         self.prefix_tokens = Counter(

@@ -163,7 +163,28 @@ class Settings(PriceFiles):
     body_limit_bytes: int = Field(
         default=BODY_LIMIT_BYTES, ge=1024, description="Largest request body, in bytes"
     )
-
+    request_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="For how many seconds a request's headers may take to come, and then its body;"
+        " a body gets one more for each 16 KiB of it",
+    )
+    stall_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="After how many seconds a client that does not read its answer is cut off",
+    )
+    drain_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="For how many seconds after SIGTERM the gateway still takes requests while it"
+        " is not ready any more, so that a load balancer can see that",
+    )
+    grace_seconds: int = Field(
+        default=30,
+        ge=0,
+        description="How many seconds running turns then have to end; the others are cut off",
+    )
     journal_max_bytes: int = Field(
         default=JOURNAL_MAX_BYTES,
         ge=JOURNAL_MIN_BYTES,

@@ -3,6 +3,7 @@
 import secrets
 from typing import Any, TypeGuard
 
+import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
@@ -17,6 +18,7 @@ from gateway.errors import (
     NotFound,
     Overloaded,
     RateLimited,
+    RequestTimeout,
     SpendLimitReached,
     TooLarge,
     Unauthenticated,
@@ -74,7 +76,11 @@ async def before_send(message: Message, scope: Scope) -> None:
     name = b"x-request-id" if speaks_openai(scope) else b"request-id"
     headers = [*message.get("headers", []), (name, request_id(scope).encode())]
     message["headers"] = headers
-    services = getattr(scope["litestar_app"].state, "services", None)
+    state = scope["litestar_app"].state
+    if state.stopping.is_set():
+        # Who asks again does so at another gateway.
+        headers.append((b"connection", b"close"))
+    services = getattr(state, "services", None)
     if services is not None:
         if isinstance(principal := scope.get("user"), Principal):
             headers += [
@@ -143,11 +149,29 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     )
 
 
+def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str], bytes]:
+    """Headers and body where no application was called: the request was not whole, or none."""
+    made = f"req_{secrets.token_hex(12)}"
+    if url.startswith(_OPENAI_PATHS):
+        name, body = "x-request-id", msgspec.json.encode(openai.body_of(failure))
+    else:
+        name, body = "request-id", msgspec.json.encode(ErrorBody(detail_of(failure), made))
+    headers = {
+        name: made,
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    return headers, body
+
+
 def _advice(failure: GatewayError, status: int) -> dict[str, str]:
     """When to come again. SDKs retry every 429 by themselves, but no month is over in seconds."""
     match failure:
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             return {"retry-after": str(seconds)}
+        case RequestTimeout():
+            return {"connection": "close"}
         case SpendLimitReached() if status == 429:
             return {"x-should-retry": "false"}
         case _:

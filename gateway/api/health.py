@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 from litestar import Controller, Response, get
+from litestar.datastructures import State
 from litestar.di import NamedDependency
 
 from gateway.api.services import Services
@@ -30,7 +31,10 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """`stopping`: it was told to end, and its place is taken by another."""
+
     ready: bool
+    stopping: bool
     engines: list[EngineHealth]
     journal_backlog: int
     journal: JournalHealth
@@ -42,8 +46,12 @@ class HealthController(Controller):
         return {"status": "ok"}
 
     @get(["/readyz", "/health"])
-    async def readyz(self, services: NamedDependency[Services]) -> Response[Readiness]:
-        """Ready while an engine is and the journal has room; no database is needed.
+    async def readyz(
+        self, state: State, services: NamedDependency[Services]
+    ) -> Response[Readiness]:
+        """Ready while an engine is and the journal has room, until it is told to stop.
+
+        No database is needed.
 
         `/health` is vLLM's name, which GuideLLM asks for.
         """
@@ -62,9 +70,14 @@ class HealthController(Controller):
             max_bytes=services.journal.max_bytes,
             has_room=services.journal.has_room,
         )
-        is_ready = bool(services.fleet.ready) and journal.has_room
+        is_stopping = state.stopping.is_set()
+        is_ready = bool(services.fleet.ready) and journal.has_room and not is_stopping
         body = Readiness(
-            ready=is_ready, engines=engines, journal_backlog=journal.backlog, journal=journal
+            ready=is_ready,
+            stopping=is_stopping,
+            engines=engines,
+            journal_backlog=journal.backlog,
+            journal=journal,
         )
         return Response(body, status_code=200 if is_ready else 503)
 

@@ -117,8 +117,13 @@ def run_kills(
     database_url: str = "",
     max_tokens: int = 60,
     seed: int = 1,
+    gateway_settings: Mapping[str, str] | None = None,
+    kind: "type[Killed] | None" = None,
 ) -> Report:
-    """Run it all; the engine lives throughout and its counters are the independent count."""
+    """Run it all; the engine lives throughout and its counters are the independent count.
+
+    `kind` says how the gateway comes to its ends, otherwise than by `kill -9`.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     # The stack's own gateway only brings the engine up; the one that dies has other data.
@@ -130,10 +135,11 @@ def run_kills(
             "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
             "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",
             "HOLDFAST_DATABASE_URL": database_url,
+            **(gateway_settings or {}),
         }
         home = data / "killed"
         run([*python("gateway"), "migrate"], {**settings, "HOLDFAST_DATA": str(home)})
-        gateway = Killed(home, settings, url)
+        gateway = (kind or Killed)(home, settings, url)
         rng = random.Random(seed)
         model = "synthetic" if backend == "synthetic" else "holdfast-demo"
         clients = Clients(url, model, max_tokens, rng)
@@ -141,7 +147,7 @@ def run_kills(
         try:
             asyncio.run(_kill_over_and_over(gateway, clients, report, streams, rng))
             with stack.engine_client() as engine:
-                report.stats = _idle_stats(engine)
+                report.stats = idle_stats(engine)
         finally:
             gateway.stop()
         report.left_open = len(gateway.open_turns())
@@ -177,7 +183,7 @@ async def _until(condition: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-def _idle_stats(engine: httpx.Client) -> dict[str, Any]:
+def idle_stats(engine: httpx.Client) -> dict[str, Any]:
     """The engine's stats once it is idle and everything is acknowledged, or after the bound."""
     deadline = time.monotonic() + BOUND_SECONDS
     while True:
@@ -188,11 +194,16 @@ def _idle_stats(engine: httpx.Client) -> dict[str, Any]:
         time.sleep(0.2)
 
 
-def _compare(report: Report, clients: Clients, url: str) -> None:
+def ledger_rows(url: str) -> list[dict[str, Any]]:
     database = sa.create_engine(url.replace("sqlite+aiosqlite", "sqlite"))
     with database.connect() as connection:
         rows = [dict(row) for row in connection.execute(sa.text("SELECT * FROM turns")).mappings()]
     database.dispose()
+    return rows
+
+
+def _compare(report: Report, clients: Clients, url: str) -> None:
+    rows = ledger_rows(url)
     by_id = {row["id"]: row for row in rows}
     report.rows, report.duplicates = len(rows), len(rows) - len(by_id)
     report.killed_rows = sum(row["outcome"] == "gateway_killed" for row in rows)

@@ -1,7 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -10,7 +9,6 @@ from openai import OpenAI
 
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
-from tests.postgres import new_database
 
 
 @dataclass
@@ -70,11 +68,3 @@ def stack(shared: Stack) -> Iterator[Stack]:
         sdk.close()
     shared.sdks.clear()
     shared.openais.clear()
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def shared_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database that several gateways can share."""
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'shared.db'}"
-    return new_database(request.getfixturevalue("postgres"), uuid4().hex)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,11 @@ START_SECONDS = 90
 
 @contextmanager
 def gateway_process(
-    data: Path, engine: str, log: Path
+    data: Path, engine: str, log: Path, changes: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Start `python -m gateway serve`, wait until an engine is ready, end it whatever happens.
 
-    What it writes goes to `log`.
+    What it writes goes to `log`; `changes` are further settings.
     """
     port = free_port()
     settings = {
@@ -33,6 +33,7 @@ def gateway_process(
         "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": "engine-secret",
         "HOLDFAST_MASTER_SECRET": "master",
+        **(changes or {}),
     }
     command = [sys.executable, "-m", "gateway"]
     run([*command, "migrate"], settings)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from litestar import Litestar
 from pydantic import SecretStr
 
+from gateway.api.server import Server
 from gateway.app import create_app
 from gateway.cli import migrate
 from gateway.settings import Settings
@@ -24,7 +26,19 @@ def serve(app: Any) -> Iterator[str]:
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, ws="none", timeout_graceful_shutdown=2
     )
-    server = uvicorn.Server(config)
+    with _running(uvicorn.Server(config)) as url:
+        yield url
+
+
+@contextmanager
+def serve_app(app: Litestar, settings: Settings) -> Iterator[str]:
+    """Run the gateway's application as `python -m gateway serve` does, on a free port."""
+    with _running(Server(app, settings, port=0, timeout_graceful_shutdown=2)) as url:
+        yield url
+
+
+@contextmanager
+def _running(server: uvicorn.Server) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
@@ -57,7 +71,7 @@ def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
 def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
     settings = make_settings(data, *engines, **changes)
     migrate(settings)
-    with serve(create_app(settings)) as url:
+    with serve_app(create_app(settings), settings) as url:
         yield url
 
 

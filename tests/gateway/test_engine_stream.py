@@ -48,7 +48,7 @@ class Pieces(EngineResponse):
 
 
 async def read(*pieces: bytes) -> list[list[Frame]]:
-    return [frames async for frames in Generation(Pieces(*pieces)).frames()]
+    return [frames async for frames in Generation(Pieces(*pieces), "r").frames()]
 
 
 def flat(batches: list[list[Frame]]) -> list[Frame]:
@@ -70,12 +70,30 @@ async def test_what_came_together_is_passed_on_together() -> None:
 
 
 @pytest.mark.anyio
+async def test_what_is_late_double_or_anothers_is_ignored_and_counted() -> None:
+    started, *_, done = FRAMES
+    assert isinstance(started, Started) and isinstance(done, Done)
+    strange: list[Frame] = [
+        msgspec.structs.replace(started, request_id="another"),
+        started,
+        msgspec.structs.replace(done, request_id="another"),
+    ]
+    for frame in strange:
+        frames = [*FRAMES[:2], frame, *FRAMES[2:], done, TextDelta("late")]
+        raw = b"\n".join(msgspec.json.encode(frame) for frame in frames) + b"\n"
+        generation = Generation(Pieces(raw), "r")
+        assert flat([found async for found in generation.frames()]) == FRAMES
+        assert generation.num_ignored == 3
+
+
+@pytest.mark.anyio
 async def test_what_came_before_a_failure_is_passed_on_before_it() -> None:
     for failure, error in (
         (msgspec.json.encode(Failed(code="internal", message="no")), EngineFailed),
         (b"{}", EngineFailed),
     ):
-        batches = Generation(Pieces(RAW[: RAW.index(b'{"type":"done"')] + failure + b"\n")).frames()
+        raw = RAW[: RAW.index(b'{"type":"done"')] + failure + b"\n"
+        batches = Generation(Pieces(raw), "r").frames()
         assert await anext(batches) == FRAMES[:-1]
         with pytest.raises(error):
             await anext(batches)

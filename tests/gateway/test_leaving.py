@@ -80,8 +80,16 @@ def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
 
 
 def test_a_reader_that_stops_reading_does_not_block_the_others(stack: Stack) -> None:
-    stack.engine.script = lambda _request, _usage: [TextDelta("x" * 10_000)] * 2000
-    with stack.http() as slow, slow.stream("POST", "/v1/messages", json=body(stream=True)):
+    # More than the sockets' buffers take, which are some MB each.
+    stack.engine.script = lambda _request, _usage: [TextDelta("x" * 10_000), 0.001] * 20_000
+    with (
+        stack.http() as slow,
+        slow.stream("POST", "/v1/messages", json=body(stream=True)) as answer,
+    ):
+        # Only when its first text is here does it certainly not follow the next script.
+        pieces = answer.iter_bytes(1000)
+        while b"xxx" not in next(pieces):
+            pass
         unread = stack.engine.requests[-1].request_id
         stack.engine.script = say("quick")
         with stack.http() as quick:

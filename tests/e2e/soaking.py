@@ -1,0 +1,231 @@
+"""Load on gateways: many streams at once, or a mixture for a long time; does anything grow?
+
+Of gateways and engines only URLs are asked, so that it does not matter where they run.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+IDLE_SECONDS = 120.0
+# Connections that are kept, and files that happen to be open.
+SPARE_FDS = 8
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """`urls` are gateways, `engines` what stands behind them; both have `/metrics`."""
+
+    urls: Sequence[str]
+    engines: Sequence[str]
+    key: str
+    model: str
+
+
+@dataclass
+class Streams:
+    """`wrong` says what was not as it should be, stream by stream; times are in seconds."""
+
+    count: int
+    first: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    num_open_at_once: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Of one process: resident bytes and open descriptors. `active` are an engine's blocks that
+    sequences hold, `waiting` what is in a journal or unacknowledged."""
+
+    at: float
+    rss: float
+    fds: float
+    active: float
+    waiting: float
+
+
+def values(text: str) -> dict[str, float]:
+    """Every sample of an exposition, by its name with its labels."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, _, value in lines}
+
+
+async def sample(http: httpx.AsyncClient, url: str) -> Sample:
+    found = values((await http.get(f"{url}/metrics")).text)
+    return Sample(
+        at=time.monotonic(),
+        rss=found["process_resident_memory_bytes"],
+        fds=found["process_open_fds"],
+        active=found.get('engine_kv_blocks{state="active"}', 0.0),
+        waiting=found.get("holdfast_gateway_journal_backlog", 0.0)
+        + found.get("engine_unacknowledged", 0.0),
+    )
+
+
+async def samples(target: Target) -> dict[str, Sample]:
+    async with client() as http:
+        return {url: await sample(http, url) for url in (*target.urls, *target.engines)}
+
+
+async def idle_samples(
+    target: Target, before: Mapping[str, Sample] | None = None
+) -> dict[str, Sample]:
+    """Once nothing runs and nothing waits; with `before`, idle connections are gone as well, or
+    stay. Raise TimeoutError where something still runs."""
+    deadline = time.monotonic() + IDLE_SECONDS
+    while True:
+        found = await samples(target)
+        is_idle = not any(one.active or one.waiting for one in found.values())
+        extra = max(one.fds - before[url].fds for url, one in found.items()) if before else 0
+        is_late = time.monotonic() > deadline
+        if is_idle and (extra <= SPARE_FDS or is_late):
+            return found
+        if is_late:
+            raise TimeoutError(f"not idle after {IDLE_SECONDS} s: {found}")
+        await asyncio.sleep(0.5)
+
+
+def client() -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=300, limits=limits, trust_env=False)
+
+
+def headers(target: Target) -> dict[str, str]:
+    return {"x-api-key": target.key, "anthropic-version": "2023-06-01"}
+
+
+def body(target: Target, system: str, question: str, **changes: Any) -> dict[str, Any]:
+    block = {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": question}
+    base = {"model": target.model, "max_tokens": 32, "system": [block], "messages": [message]}
+    return {**base, **changes}
+
+
+async def run_streams(target: Target, count: int, max_tokens: int) -> Streams:
+    """So many streams at once, spread over the gateways; each must be whole and in order."""
+    found, open_now = Streams(count), [0]
+    handbook = "A rule that everybody shares. " * 100
+
+    async def one(http: httpx.AsyncClient, number: int) -> None:
+        url = target.urls[number % len(target.urls)] + "/v1/messages"
+        asked = body(target, handbook, f"stream {number}", stream=True, max_tokens=max_tokens)
+        begun, text, names = time.monotonic(), "", []
+        try:
+            async with http.stream("POST", url, json=asked, headers=headers(target)) as reply:
+                if reply.status_code != 200:
+                    found.wrong.append(f"{number}: {reply.status_code} {await reply.aread()!r}")
+                    return
+                open_now[0] += 1
+                found.num_open_at_once = max(found.num_open_at_once, open_now[0])
+                async for line in reply.aiter_lines():
+                    if not line.startswith("data: "):
+                        continue
+                    event = json.loads(line[6:])
+                    names.append(event["type"])
+                    if event["type"] == "content_block_delta":
+                        if not text:
+                            found.first.append(time.monotonic() - begun)
+                        text += event["delta"]["text"]
+                open_now[0] -= 1
+        except httpx.TransportError as error:
+            found.wrong.append(f"{number}: {error!r}")
+            return
+        if fault := disorder(names, text, max_tokens):
+            found.wrong.append(f"{number}: {fault}")
+
+    begun = time.monotonic()
+    async with client() as http:
+        await asyncio.gather(*(one(http, number) for number in range(count)))
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+def disorder(names: list[str], text: str, max_tokens: int) -> str:
+    """What is wrong with a stream of the synthetic engine, whose words count up."""
+    ends = [name for name in names if name not in ("ping", "content_block_delta")]
+    order = ["message_start", "content_block_start", "content_block_stop"]
+    if ends != [*order, "message_delta", "message_stop"]:
+        return f"events {ends}"
+    wanted = " ".join(["synthetic", *(str(number) for number in range(max_tokens - 1))])
+    return "" if text == wanted else f"text {text[:80]!r}… of {len(text)} characters"
+
+
+@dataclass
+class Soak:
+    """What came of a long mixture: answers by kind and status, and samples over time."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    unexpected: list[str] = field(default_factory=list)
+    history: dict[str, list[Sample]] = field(default_factory=dict)
+
+
+async def run_soak(
+    target: Target, seconds: float, clients: int, sample_seconds: float, seed: int = 1
+) -> Soak:
+    """Hits, misses, aborts and errors, by so many clients at once."""
+    soak, until = Soak(), time.monotonic() + seconds
+
+    async def watch() -> None:
+        while time.monotonic() < until:
+            for url, found in (await samples(target)).items():
+                soak.history.setdefault(url, []).append(found)
+            await asyncio.sleep(sample_seconds)
+
+    async with client() as http:
+        await asyncio.gather(
+            watch(), *(_mix(http, target, soak, until, f"{seed}-{n}") for n in range(clients))
+        )
+    return soak
+
+
+async def _mix(
+    http: httpx.AsyncClient, target: Target, soak: Soak, until: float, seed: str
+) -> None:
+    rng = random.Random(seed)
+    number = 0
+    while time.monotonic() < until:
+        number += 1
+        url = rng.choice(list(target.urls)) + "/v1/messages"
+        kind = rng.choices(("hit", "miss", "abort", "error"), (50, 25, 15, 10))[0]
+        shared = f"Handbook {rng.randrange(20)}. " if kind != "miss" else f"New {seed} {number}. "
+        asked = body(target, shared + "Another rule. " * 150, f"question {seed} {number}")
+        try:
+            if kind == "abort":
+                asked |= {"stream": True, "max_tokens": 200}
+                async with http.stream("POST", url, json=asked, headers=headers(target)) as reply:
+                    async for _ in reply.aiter_bytes():
+                        if rng.random() < 0.2:
+                            break
+                status = reply.status_code
+            else:
+                asked |= {"temperature": 7} if kind == "error" else {}
+                reply = await http.post(url, json=asked, headers=headers(target))
+                status = reply.status_code
+        except httpx.TransportError as error:
+            soak.unexpected.append(f"{kind}: {error!r}")
+            continue
+        soak.asked[f"{kind} {status}"] += 1
+        if status not in ({400} if kind == "error" else {200, 529}):
+            soak.unexpected.append(f"{kind}: {status} {reply.text[:200]}")
+
+
+def slope_an_hour(history: Sequence[Sample], name: str) -> float:
+    """By least squares, of the second half: in the first, caches and pools fill."""
+    half = list(history)[len(history) // 2 :]
+    times = [one.at for one in half]
+    found = [float(getattr(one, name)) for one in half]
+    middle, mean = sum(times) / len(times), sum(found) / len(found)
+    spread = sum((at - middle) ** 2 for at in times)
+    if not spread:
+        return 0.0
+    both = zip(times, found, strict=True)
+    return sum((at - middle) * (value - mean) for at, value in both) / spread * 3600

@@ -1,0 +1,12 @@
+"""How often a fault is tried: little on every commit, as the fault table asks in `long_tests`."""
+
+import os
+
+
+def number(small: int, full: int) -> int:
+    return full if os.environ.get("FAULTS") == "full" else small
+
+
+def told(row: str, **found: object) -> None:
+    """Print what a row of the table came to; shown by `pytest -rP`."""
+    print(f"{row}: " + ", ".join(f"{name} {value}" for name, value in found.items()))

@@ -1,0 +1,120 @@
+"""F6: clients that go at any moment. Nothing stays behind, and every turn is closed and counted."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.kills import CLASSES, ENGINE_SETTINGS, idle_stats, ledger_rows
+from tests.e2e.stack import API_KEY, Stack, running_stack
+from tests.faults.sizes import number, told
+from tests.gateway.serving import eventually
+
+AT_ONCE = 20
+Where = str
+PLACES = ("in the head", "in the body", "before the answer", "in the answer", "at its end")
+
+
+def body_of(rng: random.Random, stream: bool) -> bytes:
+    """One of a few marked prompts, so that there are reads and races, and a new question."""
+    text = f"Handbook {rng.randrange(8)}. " + "Another rule. " * rng.choice((30, 300))
+    marker = {"type": "ephemeral"}
+    return json.dumps(
+        {
+            "model": "synthetic",
+            "max_tokens": rng.choice((1, 20, 200)),
+            "stream": stream,
+            "system": [{"type": "text", "text": text, "cache_control": marker}],
+            "messages": [{"role": "user", "content": f"question {rng.random()}"}],
+        }
+    ).encode()
+
+
+async def leave(url: str, rng: random.Random, where: Where) -> None:
+    """Ask, and close the connection at this place."""
+    host, port = url.removeprefix("http://").split(":")
+    content = body_of(rng, stream=rng.random() < 0.7)
+    head = (
+        f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n"
+        "anthropic-version: 2023-06-01\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    ).encode()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        sent = head + content
+        if where == "in the head":
+            sent = sent[: rng.randrange(len(head))]
+        elif where == "in the body":
+            sent = sent[: len(head) + rng.randrange(len(content))]
+        writer.write(sent)
+        await writer.drain()
+        if where == "before the answer":
+            await asyncio.sleep(rng.uniform(0, 0.1))
+        elif where == "in the answer":
+            await reader.read(rng.randrange(1, 6000))
+        elif where == "at its end":
+            # Somewhere between the last token and the last event, as often as that can be met.
+            while piece := await reader.read(65536):
+                if b"content_block_stop" in piece or (
+                    b'"usage"' in piece and b"delta" not in piece
+                ):
+                    break
+    except ConnectionError:
+        pass
+    finally:
+        # RST half of the time, as a client that was killed; else FIN.
+        if rng.random() < 0.5:
+            writer.transport.abort()
+        writer.close()
+
+
+async def leave_over_and_over(stack: Stack, count: int) -> Counter[Where]:
+    rng, places = random.Random(6), Counter[Where]()
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one() -> None:
+        async with free:
+            where = rng.choice(PLACES)
+            places[where] += 1
+            await leave(stack.gateway, random.Random(rng.random()), where)
+
+    await asyncio.gather(*(one() for _ in range(count)))
+    return places
+
+
+@pytest.mark.timeout(1800)
+def test_clients_that_leave_anywhere_leave_nothing_behind(tmp_path: Path) -> None:
+    count = number(100, 1000)
+    settings = {"HOLDFAST_LOG_LEVEL": "error"}
+    with running_stack(tmp_path, "synthetic", ENGINE_SETTINGS, settings) as stack:
+        places = asyncio.run(leave_over_and_over(stack, count))
+        eventually(lambda: open_turns(stack) == 0, 120)
+        with stack.engine_client() as engine:
+            stats: dict[str, Any] = idle_stats(engine)
+        rows = ledger_rows(f"sqlite:///{tmp_path / 'ledger.db'}")
+    blocks = stats["blocks"]
+    ledger = {name: sum(row[name] for row in rows) for name in CLASSES}
+    counted = {name: stats["counters"].get(name, 0) for name in CLASSES}
+    outcomes = Counter(row["outcome"] for row in rows)
+    told(
+        "F6",
+        disconnects=dict(places),
+        rows=dict(outcomes),
+        left_running=stats["running"] + stats["waiting"],
+        left_blocks=blocks["active"],
+        left_unacknowledged=stats["unacknowledged"],
+    )
+    assert stats["running"] + stats["waiting"] + blocks["active"] + stats["unacknowledged"] == 0
+    kinds = ("free", "leased", "best_effort", "cached")
+    assert sum(blocks[kind] for kind in kinds) == blocks["total"]
+    assert ledger == counted, "the ledger and the engine count the same tokens"
+    assert outcomes["client_disconnect"] > count / 10 and not outcomes["open"]
+
+
+def open_turns(stack: Stack) -> int:
+    return int(httpx.get(f"{stack.gateway}/readyz", timeout=30).json()["journal_backlog"])

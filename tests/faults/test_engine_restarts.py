@@ -1,0 +1,109 @@
+"""F2: a restarted engine holds nothing. The first use of a prefix is a write, and says why."""
+
+import sqlite3
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.faults.sizes import number, told
+from tests.gateway.serving import eventually
+
+ENGINE = {
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_SYNTHETIC_DECODE_MS": "10",
+    "ENGINE_LOG_LEVEL": "error",
+}
+CLIENTS = 8
+
+
+class Askers:
+    """Each keeps asking over a prefix of its own, through every restart."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._gateway = fleet.gateways[0]
+        self._stopping = threading.Event()
+        self.answers: list[list[dict[str, Any]]] = [[] for _ in range(CLIENTS)]
+        self.failed: Counter[int] = Counter()
+        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, client: int) -> None:
+        system = f"The handbook of client {client}. " + "A rule that holds. " * 60
+        while not self._stopping.is_set():
+            reply = self._gateway.ask(system, f"q{len(self.answers[client])}")
+            if reply.status_code == 200:
+                self.answers[client].append(reply.json())
+            else:
+                self.failed[reply.status_code] += 1
+                time.sleep(0.05)
+
+    def go_on(self) -> None:
+        """Wait until everybody has read what they wrote, and is asking again."""
+        wanted = [len(answers) + 3 for answers in self.answers]
+        eventually(lambda: all(len(a) >= n for a, n in zip(self.answers, wanted, strict=True)), 60)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.timeout(1800)
+def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path) -> None:
+    restarts = number(3, 20)
+    with running_fleet(tmp_path, 1, 1, ENGINE, {"HOLDFAST_LOG_LEVEL": "error"}) as fleet:
+        askers = Askers(fleet)
+        try:
+            for _ in range(restarts):
+                askers.go_on()
+                fleet.kill(0)
+                fleet.restart(0)
+            askers.go_on()
+        finally:
+            askers.stop()
+        eventually(lambda: not backlog(fleet))
+    rows = turns(tmp_path / "gateway-0" / "ledger.db")
+    firsts, reads = Counter[str](), 0
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        if not row["epoch"] or row["outcome"] not in ("stop", "length"):
+            continue
+        key = (row["epoch"], row["prefix"])
+        if key in seen:
+            reads += row["cache_read_tokens"] > 0
+            assert row["cache_read_tokens"] > 0 or row["miss_reason"] == "in_progress_race", row
+            continue
+        seen.add(key)
+        assert row["cache_read_tokens"] == 0, f"read what no engine holds: {row}"
+        firsts[row["miss_reason"]] += 1
+    epochs = {epoch for epoch, _ in seen}
+    told(
+        "F2",
+        restarts=restarts,
+        epochs=len(epochs),
+        first_uses=dict(firsts),
+        wrong_reads=0,
+        reads=reads,
+    )
+    assert len(epochs) == restarts + 1 and reads > restarts * CLIENTS
+    assert firsts["cold"] == CLIENTS and firsts["engine_restart"] >= restarts * CLIENTS * 0.9
+
+
+def backlog(fleet: Fleet) -> int:
+    return int(httpx.get(f"{fleet.gateways[0].url}/readyz").json()["journal_backlog"])
+
+
+def turns(path: Path) -> list[dict[str, Any]]:
+    """All rows in the order in which they were opened."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        db.row_factory = sqlite3.Row
+        rows = [dict(row) for row in db.execute("SELECT * FROM turns ORDER BY opened_at, id")]
+    db.close()
+    return rows

@@ -1,0 +1,90 @@
+"""F13: many clients bring the same cold prefix at once. Computed once, and billed honestly."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.stack import API_KEY
+from tests.faults.sizes import number, told
+from tests.gateway.serving import eventually
+
+PREFIX_TOKENS = 1024
+ENGINE = {
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_MAX_RUNNING": "64",
+    "ENGINE_MAX_WAITING": "256",
+    "ENGINE_SYNTHETIC_PREFILL_US": "20",
+    "ENGINE_SYNTHETIC_DECODE_MS": "1",
+    "ENGINE_LOG_LEVEL": "error",
+}
+# Nobody is to wait at the gateway: the race is the engine's.
+GATEWAY = {"HOLDFAST_ENGINE_QUEUE_TOKENS": "10000000", "HOLDFAST_LOG_LEVEL": "error"}
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+
+
+def body(round_number: int, client: int) -> dict[str, Any]:
+    text = (f"prefix {round_number} " * PREFIX_TOKENS)[: PREFIX_TOKENS * 4]
+    system = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+    question = [{"role": "user", "content": f"client {client:04}"}]
+    return {"model": "synthetic", "max_tokens": 2, "system": system, "messages": question}
+
+
+async def play(fleet: Fleet, rounds: int, clients: int) -> list[list[dict[str, Any]]]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as http:
+
+        async def ask(turn: int, client: int) -> dict[str, Any]:
+            url = f"{fleet.gateways[0].url}/v1/messages"
+            reply = await http.post(url, json=body(turn, client), headers=HEADERS)
+            assert reply.status_code == 200, reply.text
+            found: dict[str, Any] = reply.json()
+            return found
+
+        return [
+            await asyncio.gather(*(ask(turn, client) for client in range(clients)))
+            for turn in range(rounds)
+        ]
+
+
+def check_round(answers: list[dict[str, Any]]) -> Counter[str]:
+    """One of them computed the prefix; nobody is told that they read what they, or anybody after
+    their arrival, computed."""
+    reasons = Counter[str]()
+    computed = 0
+    for answer in answers:
+        usage, extension = answer["usage"], answer["holdfast"]
+        read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+        assert read + written == PREFIX_TOKENS and (read == 0 or written == 0), answer
+        assert (extension["miss_reason"] is None) == (read > 0), answer
+        prompt = read + written + usage["input_tokens"]
+        reused = read + extension["automatic_tokens"]
+        assert reused + extension["computed_tokens"] == prompt, answer
+        computed += extension["computed_tokens"]
+        reasons[extension["miss_reason"] or "read"] += 1
+    tails = sum(answer["usage"]["input_tokens"] for answer in answers)
+    # The prefix once; of each question at most what lies beyond its last whole shared block.
+    assert PREFIX_TOKENS <= computed <= PREFIX_TOKENS + tails + 16 * len(answers), computed
+    assert reasons["cold"] == 1, reasons
+    assert set(reasons) <= {"cold", "in_progress_race", "read"}
+    return reasons
+
+
+@pytest.mark.timeout(3600)
+def test_a_cold_prefix_is_computed_once_and_is_nobodys_read_before_it_is_there(
+    tmp_path: Path,
+) -> None:
+    rounds, clients = number(3, 200), number(16, 64)
+    with running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet:
+        answers = asyncio.run(play(fleet, rounds, clients))
+        eventually(lambda: fleet.stats(0)["unacknowledged"] == 0, 60)
+        counters = fleet.stats(0)["counters"]
+    reasons = sum((check_round(one) for one in answers), Counter[str]())
+    told("F13", rounds=rounds, clients=clients, computed_once=rounds, answers=dict(reasons))
+    said = sum(a["holdfast"]["computed_tokens"] for one in answers for a in one)
+    assert counters["computed_tokens"] == said
+    assert reasons["in_progress_race"] > 0

@@ -1,0 +1,136 @@
+"""F12: ten times what the pool holds, at once. Refused in words, leases kept, nothing stuck."""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.e2e.kills import idle_stats
+from tests.e2e.stack import API_KEY, ENGINE_SECRET
+from tests.faults.sizes import number, told
+
+BLOCKS, BLOCK_TOKENS = 512, 16
+PROMPT_TOKENS = 1024
+OVERCOMMIT = 10
+CLIENTS = OVERCOMMIT * BLOCKS * BLOCK_TOKENS // PROMPT_TOKENS
+ENGINE = {
+    "ENGINE_NUM_BLOCKS": str(BLOCKS),
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_MAX_RUNNING": "64",
+    "ENGINE_MAX_WAITING": "16",
+    "ENGINE_SYNTHETIC_DECODE_MS": "5",
+    "ENGINE_LOG_LEVEL": "error",
+}
+GATEWAY = {"HOLDFAST_QUEUE_SECONDS": "2", "HOLDFAST_LOG_LEVEL": "error"}
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+# An eighth of the pool, and so within the lease budget whatever else comes.
+HELD = 4
+READ_SECONDS = 1.0
+
+
+@dataclass
+class Seen:
+    statuses: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    reads: int = 0
+    answered_at: list[float] = field(default_factory=list)
+
+
+def prompt(name: str, tokens: int, marker: Any = None) -> dict[str, Any]:
+    """Of about so many tokens, four bytes each on the synthetic engine."""
+    block: dict[str, Any] = {"type": "text", "text": (f"{name} " * tokens)[: tokens * 4]}
+    if marker:
+        block["cache_control"] = marker
+    return {
+        "model": "synthetic",
+        "max_tokens": 16,
+        "system": [block],
+        "messages": [{"role": "user", "content": "And?"}],
+    }
+
+
+async def flood(
+    http: httpx.AsyncClient, url: str, seen: Seen, names: Iterator[int], until: float
+) -> None:
+    while time.monotonic() < until:
+        body = prompt(f"flood {next(names)}", PROMPT_TOKENS)
+        reply = await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)
+        seen.statuses[reply.status_code] += 1
+        if reply.status_code == 200:
+            seen.answered_at.append(time.monotonic())
+        elif (
+            reply.status_code != 529
+            or reply.json()["error"]["type"] != "overloaded_error"
+            or int(reply.headers.get("retry-after", 0)) < 1
+        ):
+            seen.wrong.append(f"{reply.status_code} {reply.headers} {reply.text}")
+        else:
+            await asyncio.sleep(0.2)
+
+
+async def read_over_and_over(
+    http: httpx.AsyncClient, url: str, seen: Seen, name: str, until: float
+) -> None:
+    """The leased prefix is there every time, in full, whatever the flood takes."""
+    body = prompt(name, 256, {"type": "ephemeral"})
+    is_written = False
+    while time.monotonic() < until or not is_written:
+        reply = await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)
+        if reply.status_code == 200:
+            usage = reply.json()["usage"]
+            if is_written and usage["cache_read_input_tokens"] != 256:
+                seen.wrong.append(f"{name} was lost: {reply.text}")
+            seen.reads += is_written
+            is_written = True
+        await asyncio.sleep(READ_SECONDS)
+
+
+async def overcommit(fleet: Fleet, seconds: float) -> Seen:
+    seen, names, url = Seen(), itertools.count(), fleet.gateways[0].url
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as http:
+        until = time.monotonic() + seconds
+        readers = [
+            asyncio.create_task(read_over_and_over(http, url, seen, f"held {i}", until))
+            for i in range(HELD)
+        ]
+        await asyncio.sleep(2 * READ_SECONDS)
+        await asyncio.gather(*(flood(http, url, seen, names, until) for _ in range(CLIENTS)))
+        await asyncio.gather(*readers)
+    return seen
+
+
+@pytest.mark.timeout(1200)
+def test_ten_times_the_pool_is_refused_in_words_and_takes_no_lease(tmp_path: Path) -> None:
+    seconds = number(10, 300)
+    with running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet:
+        assert fleet.stats(0)["blocks"]["total"] == BLOCKS
+        seen = asyncio.run(overcommit(fleet, seconds))
+        with httpx.Client(
+            base_url=fleet.engines[0], headers={"authorization": f"Bearer {ENGINE_SECRET}"}
+        ) as engine:
+            stats = idle_stats(engine)
+    counters = stats["counters"]
+    pauses = [b - a for a, b in itertools.pairwise(seen.answered_at)]
+    told(
+        "F12",
+        overcommit=f"{OVERCOMMIT} times for {seconds} s",
+        statuses=dict(seen.statuses),
+        full_reads_of_leased_prefixes=seen.reads,
+        leases_sacrificed=counters["leases_sacrificed"],
+        longest_pause_between_answers=f"{max(pauses):.1f} s",
+    )
+    assert not seen.wrong, seen.wrong[:3]
+    assert seen.statuses[200] and seen.statuses[529], "there was more than it could take"
+    assert seen.reads >= HELD
+    assert counters["leases_sacrificed"] == counters["leases_yielded"] == 0
+    assert stats["running"] + stats["waiting"] + stats["blocks"]["active"] == 0
+    assert max(pauses) < 60

@@ -1,0 +1,63 @@
+"""F16: many gateways start over one database that is empty: one schema, one key, all serve."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from tests.e2e.stack import free_port, wait_until_ready
+from tests.faults.sizes import number, told
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually, serve
+
+
+@pytest.mark.timeout(1200)
+def test_gateways_that_start_together_share_one_database(
+    tmp_path: Path, shared_database: str
+) -> None:
+    count = number(3, 10)
+    with serve(ScriptedEngine()) as engine, ExitStack() as stack:
+        ports = [free_port() for _ in range(count)]
+        started = []
+        for port in ports:
+            settings = {
+                "HOLDFAST_PORT": str(port),
+                "HOLDFAST_DATA": str(tmp_path / str(port)),
+                "HOLDFAST_DATABASE_URL": shared_database,
+                "HOLDFAST_ENGINES": engine,
+                "HOLDFAST_API_KEY": API_KEY,
+                "HOLDFAST_ENGINE_SECRET": "engine-secret",
+                "HOLDFAST_MASTER_SECRET": "master",
+                "HOLDFAST_LOG_LEVEL": "error",
+            }
+            both = f"{sys.executable} -m gateway migrate && exec {sys.executable} -m gateway serve"
+            command = ["sh", "-c", both]
+            process = subprocess.Popen(command, env={**os.environ, **settings})
+            stack.callback(process.wait, 60)
+            stack.callback(process.terminate)
+            started.append(process)
+        for port, process in zip(ports, started, strict=True):
+            wait_until_ready(f"http://127.0.0.1:{port}", process)
+        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+        for port in ports:
+            url = f"http://127.0.0.1:{port}/v1/messages"
+            assert httpx.post(url, json=body(), headers=headers, timeout=60).status_code == 200
+        eventually(lambda: rows(shared_database, "turns") == count, 60)
+        keys = rows(shared_database, "api_keys")
+        told("F16", starts=count, database=shared_database.split(":")[0], keys=keys, rows=count)
+        assert keys == 1
+
+
+def rows(url: str, table: str) -> int:
+    database = sa.create_engine(url.replace("sqlite+aiosqlite", "sqlite"))
+    try:
+        with database.connect() as connection:
+            return int(connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one())
+    finally:
+        database.dispose()

@@ -1,0 +1,88 @@
+"""F15: SIGTERM under load. Not ready at once, streams end, all rows closed, out in time."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.kills import Killed, run_kills
+from tests.faults.sizes import number, told
+
+GRACE_SECONDS = 3
+DRAIN_SECONDS = 3
+SETTINGS = {
+    "HOLDFAST_GRACE_SECONDS": str(GRACE_SECONDS),
+    "HOLDFAST_DRAIN_SECONDS": str(DRAIN_SECONDS),
+}
+
+
+class Rolled(Killed):
+    """A gateway that is told to stop, and then started again."""
+
+    exits: list[tuple[float, int]]
+    not_ready: list[int]
+
+    def kill(self) -> set[str]:
+        begun = time.monotonic()
+        watcher = threading.Thread(target=self._watch)
+        self.process.send_signal(signal.SIGTERM)
+        watcher.start()
+        code = self.process.wait(120)
+        self.exits.append((time.monotonic() - begun, code))
+        watcher.join()
+        return self.open_turns()
+
+    def _watch(self) -> None:
+        """While it drains it still answers, and says that it is not ready."""
+        deadline = time.monotonic() + DRAIN_SECONDS + 20
+        while time.monotonic() < deadline:
+            try:
+                reply = httpx.get(f"{self.url}/readyz", timeout=5)
+            except httpx.TransportError:
+                break
+            if reply.status_code == 503 and reply.json()["stopping"]:
+                self.not_ready.append(reply.status_code)
+                break
+            time.sleep(0.02)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("max_tokens", [50, 1000], ids=["streams-end", "streams-are-cut"])
+def test_a_gateway_that_is_told_to_stop_loses_nothing_and_is_gone_in_time(
+    tmp_path: Path, max_tokens: int
+) -> None:
+    """50 tokens take 2 s and fit into the grace; 1,000 take 40 and are cut off."""
+    rolls = number(3, 20) if max_tokens == 50 else number(2, 5)
+    Rolled.exits, Rolled.not_ready = [], []
+    report = run_kills(
+        tmp_path,
+        kills=rolls,
+        streams=16,
+        max_tokens=max_tokens,
+        gateway_settings=SETTINGS,
+        kind=Rolled,
+    )
+    seconds = [seconds for seconds, _ in Rolled.exits]
+    told(
+        f"F15, up to {max_tokens} tokens",
+        rolls=rolls,
+        rows=report.rows,
+        lost=len(report.lost),
+        wrong=len(report.wrong),
+        duplicates=report.duplicates,
+        open_at_exit=sum(report.interrupted),
+        not_ready_seen=len(Rolled.not_ready),
+        exits=f"{sorted(seconds)[len(seconds) // 2]:.1f} s (median), {max(seconds):.1f} s at most",
+        allowed=f"{DRAIN_SECONDS + GRACE_SECONDS + 5} s",
+    )
+    assert report.is_exact, report
+    assert report.interrupted == [0] * rolls, "every row was closed before it ended"
+    # A machine that is slow enough answers nobody in the time that it drains.
+    assert len(Rolled.not_ready) > rolls / 2
+    assert {code for _, code in Rolled.exits} == {-signal.SIGTERM}
+    assert sorted(seconds)[len(seconds) // 2] <= DRAIN_SECONDS + GRACE_SECONDS + 5
+    if max_tokens == 1000:
+        assert report.seen_final < report.seen_begun, "some were cut"

@@ -1,0 +1,312 @@
+"""Bytes that no client library would send (F9): one answer, the right one, and no second request.
+
+What a proxy in front might understand otherwise than we do (request smuggling) is refused, and the
+connection closed, so that nothing behind it is ever taken for a request.
+"""
+
+import json
+import time
+import zlib
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.api.connections import MAX_HEAD_BYTES, MAX_HEADERS
+from tests.gateway.bodies import body
+from tests.gateway.serving import API_KEY, eventually
+from tests.wire.conftest import BODY_LIMIT, Reply, Wire, read_replies
+
+GOOD = json.dumps(body()).encode()
+FIRST = "POST /v1/messages HTTP/1.1"
+BASE = (
+    "host: gateway",
+    f"x-api-key: {API_KEY}",
+    "anthropic-version: 2023-06-01",
+    "content-type: application/json",
+)
+# What a smuggler hides behind the first request's body.
+HIDDEN = b"GET /healthz HTTP/1.1\r\nhost: gateway\r\n\r\n"
+
+
+def request(*headers: str, content: bytes = b"", first: str = FIRST, eol: str = "\r\n") -> bytes:
+    return eol.join([first, *BASE, *headers, "", ""]).encode("latin-1") + content
+
+
+def length(content: bytes) -> str:
+    return f"content-length: {len(content)}"
+
+
+def chunked(content: bytes, extension: str = "") -> bytes:
+    return f"{len(content):x}{extension}\r\n".encode() + content + b"\r\n0\r\n\r\n"
+
+
+CASES: dict[str, tuple[bytes, int]] = {
+    "cl_te": (
+        request(length(chunked(GOOD)), "transfer-encoding: chunked", content=chunked(GOOD)),
+        400,
+    ),
+    "te_cl": (
+        request("transfer-encoding: chunked", length(b"0\r\n\r\n"), content=b"0\r\n\r\n"),
+        400,
+    ),
+    "te_te": (
+        request("transfer-encoding: chunked", "transfer-encoding: identity", content=chunked(GOOD)),
+        400,
+    ),
+    "te_obfuscated": (request("transfer-encoding: xchunked", content=chunked(GOOD)), 400),
+    "te_twice_in_one": (request("transfer-encoding: chunked, identity", content=GOOD), 400),
+    "te_space_before_colon": (request("transfer-encoding : chunked", content=chunked(GOOD)), 400),
+    "cl_twice": (request(length(GOOD), length(GOOD + b"x"), content=GOOD), 400),
+    "cl_plus": (request(f"content-length: +{len(GOOD)}", content=GOOD), 400),
+    "cl_minus": (request("content-length: -1", content=GOOD), 400),
+    "cl_hex": (request(f"content-length: {len(GOOD):#x}", content=GOOD), 400),
+    "cl_list": (request(f"content-length: {len(GOOD)}, {len(GOOD)}", content=GOOD), 400),
+    "cl_too_big_for_64_bits": (request(f"content-length: {10**30}", content=GOOD), 400),
+    "bare_lf": (request(length(GOOD), content=GOOD, eol="\n"), 400),
+    "bare_lf_in_a_header": (request("x-a: b\nx-c: d", length(GOOD), content=GOOD), 400),
+    "bare_cr_in_a_header": (request("x-a: b\rx-c: d", length(GOOD), content=GOOD), 400),
+    "obs_fold": (request("x-a: b\r\n c", length(GOOD), content=GOOD), 400),
+    "nul_in_a_header": (request("x-a: b\x00c", length(GOOD), content=GOOD), 400),
+    "space_in_a_name": (request("x a: b", length(GOOD), content=GOOD), 400),
+    "no_name": (request(": b", length(GOOD), content=GOOD), 400),
+    "chunk_size_no_number": (
+        request("transfer-encoding: chunked", content=b"zz\r\n" + GOOD + b"\r\n0\r\n\r\n"),
+        400,
+    ),
+    "chunk_size_overflows": (
+        request("transfer-encoding: chunked", content=b"f" * 17 + b"\r\n" + GOOD),
+        400,
+    ),
+    "chunk_longer_than_said": (
+        request("transfer-encoding: chunked", content=b"4\r\n" + GOOD + b"\r\n0\r\n\r\n"),
+        400,
+    ),
+    "no_http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20, 400),
+    "http_2_preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "unknown_version": (request(length(GOOD), content=GOOD, first=FIRST[:-3] + "9.9"), 400),
+    "url_with_a_space": (request(length(GOOD), content=GOOD, first="POST /v1/ m HTTP/1.1"), 400),
+    "10k_headers": (
+        request(*(f"x-{n}: 1" for n in range(10_000)), length(GOOD), content=GOOD),
+        431,
+    ),
+    "one_header_too_many": (
+        request(*(f"x-{n}: 1" for n in range(MAX_HEADERS)), length(GOOD), content=GOOD),
+        431,
+    ),
+    "100_kb_header": (request(f"x-a: {'b' * 100_000}", length(GOOD), content=GOOD), 431),
+    "endless_header": (request()[:-2] + b"x-a: " + b"b" * 2_000_000, 431),
+    "endless_url": (f"POST /{'v' * 2_000_000}".encode(), 431),
+    "endless_trailer": (
+        request("transfer-encoding: chunked", content=b"0\r\nx-a: " + b"b" * 2_000_000),
+        431,
+    ),
+    "10k_trailers": (
+        request(
+            "transfer-encoding: chunked",
+            content=b"0\r\n" + b"".join(b"x-%d: 1\r\n" % n for n in range(10_000)) + b"\r\n",
+        ),
+        431,
+    ),
+    "endless_line_breaks": (b"\r\n" * 200_000, 431),
+}
+
+
+def check_envelope(reply: Reply, status: int) -> None:
+    assert reply.status == status, reply
+    assert reply.error["type"] == "invalid_request_error" and reply.error["message"]
+    assert json.loads(reply.body)["request_id"] == reply.headers["request-id"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_plain_http_gets_one_answer_and_the_connection_ends(
+    wire: Wire, name: str
+) -> None:
+    sent, status = CASES[name]
+    asked = len(wire.engine.requests)
+    (reply,) = wire.replies(sent + HIDDEN)
+    check_envelope(reply, status)
+    assert reply.closed and reply.headers["connection"] == "close"
+    assert len(wire.engine.requests) == asked
+
+
+OPENAI = "POST /v1/chat/completions HTTP/1.1"
+
+
+def test_the_answer_without_a_route_is_in_the_paths_dialect(wire: Wire) -> None:
+    sent = request(*(f"x-{n}: 1" for n in range(500)), length(GOOD), content=GOOD, first=OPENAI)
+    (reply,) = wire.replies(sent)
+    assert reply.status == 431 and set(json.loads(reply.body)) == {"error"}
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
+def test_what_is_unusual_but_right_is_served(wire: Wire) -> None:
+    """So that the cases above fail for what is wrong with them."""
+    fine = [
+        request(length(GOOD), content=GOOD),
+        request("transfer-encoding: chunked", content=chunked(GOOD)),
+        request("transfer-encoding: chunked", content=chunked(GOOD, ";name=value")),
+        request("Transfer-Encoding: CHUNKED", content=chunked(GOOD)[:-2] + b"x-t: 1\r\n\r\n"),
+        request(*(f"x-{n}: 1" for n in range(100)), length(GOOD), content=GOOD),
+        request(f"x-a: {'b' * (MAX_HEAD_BYTES // 2)}", length(GOOD), content=GOOD),
+        request("expect: 100-continue", length(GOOD), content=GOOD, first=FIRST),
+    ]
+    for sent in fine:
+        *interim, reply = wire.replies(sent)
+        assert reply.status == 200 and all(r.status == 100 for r in interim), (sent, reply)
+        assert not reply.closed
+    both = wire.replies(fine[0] + fine[1])
+    assert [reply.status for reply in both] == [200, 200], "pipelined requests are two requests"
+
+
+def test_a_trailer_never_becomes_a_header(wire: Wire) -> None:
+    """Or it would carry past a proxy what that takes from the headers."""
+    sent = request("transfer-encoding: chunked", content=chunked(GOOD))
+    key = f"x-api-key: {API_KEY}\r\n"
+    (reply,) = wire.replies(sent.replace(key.encode(), b"")[:-2] + key.encode() + b"\r\n")
+    assert reply.status == 401
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_over_the_limit_is_413(wire: Wire, is_chunked: bool) -> None:
+    content = json.dumps(body(system="x" * 20 * BODY_LIMIT)).encode()
+    how = "transfer-encoding: chunked" if is_chunked else length(content)
+    sent = request(how, content=chunked(content) if is_chunked else content)
+    reply = wire.replies(sent)[0]
+    assert reply.status == 413 and reply.error["type"] == "request_too_large"
+
+
+def test_a_compressed_body_is_415_and_is_not_unpacked(wire: Wire) -> None:
+    bomb = zlib.compress(b" " * 40_000_000, 9, wbits=31)
+    assert len(bomb) < BODY_LIMIT
+    for encoding in ("gzip", "deflate", "br", "zstd", "gzip, identity"):
+        sent = request(f"content-encoding: {encoding}", length(bomb), content=bomb)
+        check_envelope(wire.replies(sent)[0], 415)
+
+
+def drip(wire: Wire, start: bytes, rest: bytes) -> list[Reply]:
+    """Send the rest a byte at a time until the other side has had enough."""
+    with wire.connect() as raw:
+        raw.sendall(start)
+        deadline = time.monotonic() + 60
+        for place in range(len(rest)):
+            assert time.monotonic() < deadline, "it was never cut off"
+            time.sleep(0.2)
+            try:
+                raw.sendall(rest[place : place + 1])
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            raw.settimeout(0.001)
+            try:
+                if raw.recv(1, 2):  # MSG_PEEK: an answer has come
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+        return read_replies(raw)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_that_trickles_is_408_and_the_connection_ends(
+    wire: Wire, path: str, is_chunked: bool
+) -> None:
+    how = "transfer-encoding: chunked" if is_chunked else "content-length: 50000"
+    start = request(how, first=f"POST {path} HTTP/1.1") + (b"5000\r\n" if is_chunked else b"")
+    asked = len(wire.engine.requests)
+    (reply,) = drip(wire, start, b"{" + b" " * 500)
+    assert reply.status == 408 and reply.closed
+    assert reply.error["message"] == "the request's body did not arrive in time"
+    assert len(wire.engine.requests) == asked
+
+
+def test_a_head_that_trickles_is_408_and_the_connection_ends(wire: Wire) -> None:
+    (reply,) = drip(wire, b"POST /v1/messages HTTP/1.1\r\nx-a: ", b"b" * 500)
+    check_envelope(reply, 408)
+    assert reply.closed and reply.error["message"] == "the request's headers did not arrive in time"
+
+
+def test_a_second_head_on_a_connection_has_its_time_too(wire: Wire) -> None:
+    first, second = drip(wire, request(length(GOOD), content=GOOD) + b"POST /v", b"1" * 500)
+    assert first.status == 200
+    check_envelope(second, 408)
+
+
+@pytest.mark.parametrize("start", [b"", b"\r\n"])
+def test_a_connection_that_says_nothing_is_closed(wire: Wire, start: bytes) -> None:
+    with wire.connect() as raw:
+        raw.sendall(start)
+        replies = read_replies(raw, quiet_seconds=30)
+    assert [reply.status for reply in replies] == ([408] if start else [])
+
+
+def test_an_answer_does_not_wait_for_a_body_nor_hold_its_connection_for_ever(wire: Wire) -> None:
+    """Without a key nobody reads the body; the answer is there at once, the rest is dropped."""
+    sent = request("content-length: 60000").replace(API_KEY.encode(), b"wrong-key")
+    with wire.connect() as raw:
+        raw.sendall(sent + b"{")
+        (reply,) = read_replies(raw, quiet_seconds=30)
+    assert reply.status == 401 and reply.closed
+
+
+def test_a_client_that_leaves_in_its_body_is_no_error_of_ours(wire: Wire) -> None:
+    def count(status: int) -> float:
+        text = httpx.get(f"{wire.url}/metrics").text
+        name = f'holdfast_gateway_requests_total{{route="/v1/messages",status="{status}"}}'
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+    before, failed = count(499), count(500)
+    with wire.connect() as raw:
+        raw.sendall(request("content-length: 60000") + b"{")
+    eventually(lambda: count(499) == before + 1)
+    assert count(500) == failed
+
+
+def test_what_was_refused_here_is_counted(wire: Wire) -> None:
+    def counts() -> dict[str, float]:
+        text = httpx.get(f"{wire.url}/metrics").text
+        name = "holdfast_gateway_refused_connections_total"
+        lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+
+    before = counts()
+    wire.replies(CASES["cl_te"][0])
+    wire.replies(CASES["10k_headers"][0])
+    after = counts()
+    assert after["malformed"] == before.get("malformed", 0) + 1
+    assert after["head_too_large"] == before.get("head_too_large", 0) + 1
+
+
+URL_SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "image": (
+        "/v1/messages",
+        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x.png"}},
+    ),
+    "document": (
+        "/v1/messages",
+        {"type": "document", "source": {"type": "url", "url": "http://127.0.0.1:9/x.pdf"}},
+    ),
+    "file": ("/v1/messages", {"type": "document", "source": {"type": "file", "file_id": "f"}}),
+    "image_url": (
+        "/v1/chat/completions",
+        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}},
+    ),
+    "file_url": ("/v1/chat/completions", {"type": "file", "file": {"file_id": "http://x"}}),
+}
+
+
+@pytest.mark.parametrize("name", URL_SOURCES)
+def test_nothing_is_ever_fetched_for_a_client(wire: Wire, name: str) -> None:
+    """No request makes the gateway open a connection (SSRF): what names a place is refused."""
+    path, part = URL_SOURCES[name]
+    message = {"role": "user", "content": [part]}
+    content = {"model": "scripted", "max_tokens": 4, "messages": [message]}
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    asked = len(wire.engine.requests)
+    reply = httpx.post(f"{wire.url}{path}", json=content, headers=headers)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert "messages" in reply.json()["error"]["message"]
+    assert len(wire.engine.requests) == asked
