@@ -27,7 +27,7 @@ def styled(drawn: Any, theme: Theme) -> Any:
     words, lines = SOFT_TEXT[theme], GRID[theme]
     return drawn.configure_axis(
         labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
-    ).configure_legend(labelColor=words, titleColor=words)
+    ).configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
 
 
 def time_axis(seconds: float) -> alt.Axis:

@@ -53,7 +53,7 @@ def leases(found: Sequence[Lease]) -> list[Row]:
             "Blocks": lease.entry.blocks,
             "Shared by": lease.entry.shared_by,
             "Reads": lease.entry.reads,
-            "Net saved": None
+            "Net saved ($)": None
             if lease.prefix is None or lease.prefix.saved_nano is None
             else lease.prefix.saved_nano / NANO,
             "Entry": lease.entry.entry,
