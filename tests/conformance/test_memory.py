@@ -1,4 +1,4 @@
-"""What `GET /v1/memory` tells of an engine: its map adds up to its counts, and entries' lifetimes."""
+"""What `GET /v1/memory` tells of an engine: a map that adds up to its counts, and lifetimes."""
 
 from dataclasses import dataclass
 
