@@ -9,6 +9,8 @@ import pandas as pd  # type: ignore[import-untyped]
 from dashboard.colours import GRID, SOFT_TEXT, Palette, Theme
 
 TOKENS_HEIGHT = 300
+_LAST_SPACE = "lastindexof(datum.label, ' ')"
+_LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {_LAST_SPACE} + 1)]"
 
 
 def scale(colours: Palette) -> alt.Scale:
@@ -25,7 +27,7 @@ def styled(drawn: Any, theme: Theme) -> Any:
     words, lines = SOFT_TEXT[theme], GRID[theme]
     return drawn.configure_axis(
         labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
-    ).configure_legend(labelColor=words, titleColor=words)
+    ).configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
 
 
 def time_axis(seconds: float) -> alt.Axis:
@@ -123,7 +125,7 @@ def waterfall(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) ->
         sort=steps,
         title=None,
         scale=alt.Scale(paddingInner=0.3, paddingOuter=0.15),
-        axis=alt.Axis(labelAngle=0, grid=False, labelExpr="split(datum.label, ' ')"),
+        axis=alt.Axis(labelAngle=0, grid=False, labelExpr=_LAST_WORD_BELOW, labelLimit=120),
     )
     bars = (
         alt.Chart(frame)

@@ -180,41 +180,41 @@ def lines_over_time(
     kind: str | None = "kind",
     log: bool = True,
 ) -> Any:
-    """Lines by kind (colour) and percentile (dash)."""
+    """Lines by kind (colour) and percentile (dash), with a dot where only one point is.
+
+    The dots are a layer of their own: with the lines' own points the legend shows no dashes.
+    """
     only = next(iter(colours.values()))
     neutral = only if kind is None else "#7c8896"
     options: dict[str, Any] = {"type": "log"} if log else {"zero": True}
-    return (
-        alt.Chart(pd.DataFrame(rows))
-        .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=22))
-        .encode(
-            x=moment("start", seconds),
-            y=alt.Y(
-                f"{field}:Q",
-                title=title,
-                scale=alt.Scale(**options),
-                axis=alt.Axis(format="~g", values=_steps(0.001, 6))
-                if log
-                else alt.Axis(format="~g", tickCount=5),
-            ),
-            color=alt.Color(f"{kind}:N", scale=scale(colours), legend=legend())
-            if kind
-            else alt.value(only),
-            strokeDash=alt.StrokeDash(
-                "percentile:N",
-                sort=["Median", "95 %"],
-                legend=alt.Legend(
-                    title=None, orient="top", symbolType="stroke", symbolStrokeColor=neutral
-                ),
-            ),
-            tooltip=[
-                alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
-                alt.Tooltip("percentile:N", title="Percentile"),
-                alt.Tooltip(f"{field}:Q", title=title, format=".3~f"),
-            ],
-        )
-        .properties(height=300)
+    drawn = alt.Chart(pd.DataFrame(rows)).encode(
+        x=moment("start", seconds),
+        y=alt.Y(
+            f"{field}:Q",
+            title=title,
+            scale=alt.Scale(**options),
+            axis=alt.Axis(format="~g", values=_steps(0.001, 6))
+            if log
+            else alt.Axis(format="~g", tickCount=5),
+        ),
+        color=alt.Color(f"{kind}:N", scale=scale(colours), legend=legend())
+        if kind
+        else alt.value(only),
+        tooltip=[
+            alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
+            alt.Tooltip("percentile:N", title="Percentile"),
+            alt.Tooltip(f"{field}:Q", title=title, format=".3~f"),
+        ],
     )
+    dashes = alt.StrokeDash(
+        "percentile:N",
+        sort=["Median", "95 %"],
+        legend=alt.Legend(
+            title=None, orient="top", symbolType="stroke", symbolStrokeColor=neutral, symbolSize=300
+        ),
+    )
+    lines = drawn.mark_line(strokeWidth=2).encode(strokeDash=dashes)
+    return alt.layer(lines, drawn.mark_circle(size=22, opacity=1)).properties(height=300)
 
 
 def attribution(rows: Rows, colours: Palette) -> Any:

@@ -2,6 +2,8 @@
 
 NANO = 1_000_000_000
 NO_VALUE = "–"
+MANY_TIMES = 10
+"""An amount that grew so much is told as a multiple: percents of four digits say little."""
 
 
 def percent(share: float | None) -> str:
@@ -53,21 +55,22 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value < 60 else duration(value)
 
 
-def points(now: float | None, before: float | None) -> str | None:
-    """How a share changed, in percentage points; None where there is nothing to compare."""
-    if now is None or before is None:
-        return None
+def points(now: float | None, before: float | None, *, is_comparable: bool) -> str:
+    """How a share changed, in percentage points; what it was where that can't be compared."""
+    if now is None or before is None or not is_comparable:
+        return f"period before: {percent(before)}"
     return f"{signed(round((now - before) * 100, 1))} points vs period before"
 
 
-def change(now: float, before: float) -> str | None:
-    """How an amount changed, in percent of what it was; None where it was nothing."""
-    if not before:
-        return None
-    if before > 0 and now >= 10 * before:
+def change(now: int | None, before: int | None, *, is_comparable: bool) -> str:
+    """How an amount of money (nano-dollars) changed, in percent of what it was; what it was where
+    that can't be compared, as something can't be with nothing."""
+    if now is None or not before or not is_comparable:
+        return f"period before: {dollars(before)}"
+    share = (now - before) / abs(before)
+    if before > 0 and share >= MANY_TIMES - 1:
         return f"{now / before:,.0f} times the period before"
-    share = round((now - before) / abs(before) * 100)
-    return f"{signed(share)} % vs period before"
+    return f"{signed(round(share * 100))} % vs period before"
 
 
 def signed(value: float) -> str:

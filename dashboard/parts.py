@@ -160,11 +160,11 @@ def turn_columns() -> dict[str, Any]:
         "Time (UTC)": st.column_config.DatetimeColumn(format="D MMM HH:mm:ss"),
         "First token (s)": number(format="%.2f"),
         "Duration (s)": number(format="%.2f"),
-        "Cost ($)": number(format="$%.6f"),
-        "Net saved ($)": number(format="$%.6f"),
+        "Cost ($)": number(format="%.6f"),
+        "Net saved ($)": number(format="%.6f"),
     }
 
 
 def money_column() -> Any:
-    """Dollars with the digits that tell small amounts from nothing."""
-    return st.column_config.NumberColumn(format="$%.4f")
+    """Dollars with the digits that tell small amounts from nothing; the title has the unit."""
+    return st.column_config.NumberColumn(format="%.4f")

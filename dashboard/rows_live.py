@@ -24,6 +24,9 @@ from dashboard.formats import NANO
 
 Row = Mapping[str, Any]
 
+MAX_DOTS = 600
+"""Dots of one chart: a browser takes a second to draw a few thousand."""
+
 STATES = {
     "Active": "active",
     "Leased": "leased",
@@ -50,7 +53,7 @@ def leases(found: Sequence[Lease]) -> list[Row]:
             "Blocks": lease.entry.blocks,
             "Shared by": lease.entry.shared_by,
             "Reads": lease.entry.reads,
-            "Net saved": None
+            "Net saved ($)": None
             if lease.prefix is None or lease.prefix.saved_nano is None
             else lease.prefix.saved_nano / NANO,
             "Entry": lease.entry.entry,
@@ -175,6 +178,8 @@ def _short(seconds: float) -> str:
 
 
 def scatter(found: LatencySamples) -> list[Row]:
+    """At most `MAX_DOTS` of the sample, evenly over the range: each is an element of the page."""
+    step = -(-len(found.samples) // MAX_DOTS) or 1
     return [
         {
             "prompt": max(each.prompt_tokens, 1),
@@ -183,7 +188,7 @@ def scatter(found: LatencySamples) -> list[Row]:
             "share": each.cache_read_tokens / max(each.prompt_tokens, 1),
             "id": each.id,
         }
-        for each in found.samples
+        for each in found.samples[::step]
     ]
 
 

@@ -9,6 +9,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from streamlit.starlette import App
 
+# Charts and tables are imported with the server, so that its first visitor does not wait for them.
+from dashboard import charts_live, parts  # noqa: F401
 from dashboard.access import index
 from dashboard.access.gate import Gate
 from dashboard.access.login import Login

@@ -433,7 +433,8 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks by what holds them; the five add up to `total`.
 
     active: referenced by a sequence; leased: by leases only; best_effort: unreferenced, of a
-    best-effort entry; cached: unreferenced, content reusable; free: nothing of use.
+    best-effort entry that was used lately; cached: unreferenced, content reusable; free: nothing of
+    use.
     `shared` (more than one reference) cuts across.
     """
 

@@ -1,4 +1,4 @@
-"""The document of every page: Streamlit's own, told where its server is.
+"""The document of every page: Streamlit's own, told where its server is and what it will load.
 
 Left to itself it asks for `/savings/_stcore/health` first when a page is opened by its address, and
 the browser logs what is not there as an error.
@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Route
 
+from dashboard.access.preload import links
+
 INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</script>"
 
@@ -21,7 +23,7 @@ _BASE = "<script>window.__streamlit={BACKEND_BASE_URL:location.origin+'/'}</scri
 def document() -> str:
     index = Path(streamlit.__file__).parent / "static" / "index.html"
     text = index.read_text("utf-8").replace("<title>Streamlit</title>", "<title>Holdfast</title>")
-    return text.replace("<head>", f"<head>{_BASE}", 1)
+    return text.replace("<head>", f"<head>{_BASE}", 1).replace("</head>", f"{links()}</head>", 1)
 
 
 async def show(request: Request) -> HTMLResponse:

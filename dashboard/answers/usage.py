@@ -4,6 +4,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
+MIN_COMPARED = 20
+MIN_COMPARED_SHARE = 0.1
+
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over a stretch of time; turns without a price are in no sum of money."""
@@ -82,6 +85,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Bucket]
     miss_reasons: dict[str, int]
     outcomes: dict[str, int]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the period before is one to compare with: it had 20 requests at least, and a
+        tenth of this one's. Against less, a difference tells when the traffic began and not how
+        the cache does. Every comparison goes by this one rule."""
+        least = max(MIN_COMPARED, MIN_COMPARED_SHARE * self.totals.requests)
+        return self.before.requests >= least
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

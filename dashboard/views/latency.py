@@ -92,12 +92,12 @@ def _best(latency: Latency) -> tuple[str, float] | None:
 
 def draw_scatter(view: View) -> None:
     parts.heading("Time to first token against prompt length", "sampled_first_token")
-    found = view.samples.samples
-    hits = sum(1 for each in found if each.cache_read_tokens)
+    dots = rows_live.scatter(view.samples)
+    hits = sum(dot["kind"] == "Hit" for dot in dots)
     parts.chart(
-        charts_live.scatter(rows_live.scatter(view.samples), HITS[viewer.theme()]),
+        charts_live.scatter(dots, HITS[viewer.theme()]),
         "scatter",
-        f"{len(found)} sampled requests, {hits} of them hits. Median time to first token:"
+        f"{len(dots)} sampled requests, {hits} of them hits. Median time to first token:"
         f" hits {formats.seconds(view.latency.hits.p50)},"
         f" misses {formats.seconds(view.latency.misses.p50)}.",
     )

@@ -52,24 +52,23 @@ def draw_cards(view: View) -> None:
     usage, series = view.usage, view.usage.series
     now, before = usage.rates.token_hit_rate, usage.rates_before.token_hit_rate
     saved = usage.saved_nano if usage.totals.is_priced else None
-    had_price = usage.before.is_priced
+    saved_before = usage.saved_nano_before if usage.before.is_priced else None
+    is_comparable = usage.is_comparable
     with st.grid(4, min_column_width=190, row_height=176):
         parts.card(
             "token_hit_rate",
             formats.percent(now),
             trend=rows.hit_rates(series),
             chart="area",
-            delta=formats.points(now, before),
-            is_good=None if now is None or before is None else now >= before,
+            delta=formats.points(now, before, is_comparable=is_comparable),
+            is_good=_is_good(now, before) if is_comparable else None,
         )
         parts.card(
             "saved_nano",
             formats.dollars(saved),
             trend=rows.running_savings(series),
-            delta=formats.change(saved, usage.saved_nano_before)
-            if saved is not None and had_price
-            else None,
-            is_good=saved is not None and saved >= usage.saved_nano_before if had_price else None,
+            delta=formats.change(saved, saved_before, is_comparable=is_comparable),
+            is_good=_is_good(saved, saved_before) if is_comparable else None,
             is_loss=saved is not None and saved < 0,
         )
         parts.card(
@@ -89,8 +88,13 @@ def draw_cards(view: View) -> None:
     draw_more_cards(view)
 
 
+def _is_good(now: float | None, before: float | None) -> bool | None:
+    return None if now is None or before is None else now >= before
+
+
 def draw_more_cards(view: View) -> None:
     usage = view.usage
+    now, before, is_comparable = usage.rates, usage.rates_before, usage.is_comparable
     with st.grid(4, min_column_width=190, row_height=132):
         for title, found in (("hits", view.latency.hits), ("misses", view.latency.misses)):
             parts.card(
@@ -101,15 +105,17 @@ def draw_more_cards(view: View) -> None:
             )
         parts.card(
             "cacheable_hit_rate",
-            formats.percent(usage.rates.cacheable_hit_rate),
+            formats.percent(now.cacheable_hit_rate),
             delta=formats.points(
-                usage.rates.cacheable_hit_rate, usage.rates_before.cacheable_hit_rate
+                now.cacheable_hit_rate, before.cacheable_hit_rate, is_comparable=is_comparable
             ),
         )
         parts.card(
             "request_hit_rate",
-            formats.percent(usage.rates.request_hit_rate),
-            delta=formats.points(usage.rates.request_hit_rate, usage.rates_before.request_hit_rate),
+            formats.percent(now.request_hit_rate),
+            delta=formats.points(
+                now.request_hit_rate, before.request_hit_rate, is_comparable=is_comparable
+            ),
         )
 
 

@@ -75,7 +75,7 @@ def draw_leases(leases: list[Lease]) -> None:
                 format=" ", min_value=0, max_value=1, width="small"
             ),
             "Tokens": number(format="localized"),
-            "Net saved": parts.money_column(),
+            "Net saved ($)": parts.money_column(),
             "Entry": None,
         },
         height=min(38 + 35 * len(leases), 420),

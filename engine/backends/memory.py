@@ -73,9 +73,9 @@ def state_of(block: Block) -> str:
         return "active"
     if block.lease_count:
         return "leased"
-    if block.dependents:
+    if any(not entry.is_idle for entry in block.dependents):
         return "best_effort"
-    return "cached" if block.digest is not None else "free"
+    return "cached" if block.has_content else "free"
 
 
 def _host_stats(cache: PrefixCache) -> BlockStats | None:

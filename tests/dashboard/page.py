@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
 
 from tests.e2e.stack import free_port
 
@@ -101,6 +101,18 @@ class Visit:
         shown.first.wait_for(timeout=WAIT_MS)
         self.page.locator(SETTLED).wait_for(timeout=WAIT_MS)
 
+    def choose_from(self, label: str, option: str) -> None:
+        """Open a choice until it offers this: the page may close it once, as it refreshes."""
+        found = self.page.get_by_role("option").filter(has_text=option)
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while not found.count():
+            assert time.monotonic() < deadline, f"{label} does not offer {option}"
+            self.page.get_by_label(label).first.click()
+            try:
+                found.first.wait_for(timeout=5000)
+            except TimeoutError:
+                self.page.keyboard.press("Escape")
+
     def text(self) -> str:
         return self.page.locator("body").inner_text()
 
@@ -111,7 +123,7 @@ class Visit:
 
     def check(self) -> None:
         """No error in the console, no dialog, no request to another host."""
-        assert (self.errors, self.outside) == ([], [])
+        assert not self.errors + self.outside, "; ".join(self.errors + self.outside)
 
 
 def page_of(gateway: str, key: str, logs: Path) -> str:

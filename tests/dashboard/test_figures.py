@@ -151,12 +151,13 @@ def test_rates_and_how_they_changed(
     now, before = figures.value(share), figures.value(share, 1)
     shown, delta = card(overview, label)
     assert shown == formats.percent(now)
-    assert delta == formats.points(now, before)
+    assert delta == formats.points(now, before, is_comparable=True)
 
 
 def test_net_saved_and_how_it_changed(figures: Figures, overview: AppTest) -> None:
     now, before = figures.value(SAVED), figures.value(SAVED, 1)
-    assert card(overview, "Net saved") == (formats.dollars(now), formats.change(now, before))
+    changed = formats.change(now, before, is_comparable=True)
+    assert card(overview, "Net saved") == (formats.dollars(now), changed)
 
 
 def test_requests(figures: Figures, overview: AppTest) -> None:

@@ -57,11 +57,13 @@ def test_an_uptime_has_two_units(seconds: float, text: str) -> None:
         (5, -10, "+150 % vs period before"),
         (1200, 10, "120 times the period before"),
         (10, 10, "0 % vs period before"),
-        (10, 0, None),
+        (10**9, 0, "period before: $0"),
+        (10**9, None, "period before: –"),
+        (None, 10**9, "period before: $1.00"),
     ],
 )
-def test_a_change_is_of_what_was(now: float, before: float, text: str | None) -> None:
-    assert formats.change(now, before) == text
+def test_a_change_is_of_what_was(now: int | None, before: int | None, text: str) -> None:
+    assert formats.change(now, before, is_comparable=True) == text
 
 
 @pytest.mark.parametrize(
@@ -69,5 +71,23 @@ def test_a_change_is_of_what_was(now: float, before: float, text: str | None) ->
     [(0.5, 0.4, "+10.0 points vs period before"), (0.4, 0.4, "0 points vs period before")],
 )
 def test_a_share_changes_by_points(now: float, before: float, text: str) -> None:
-    assert formats.points(now, before) == text
-    assert formats.points(None, before) is None and formats.points(now, None) is None
+    assert formats.points(now, before, is_comparable=True) == text
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (None, 0.4, "period before: 40.0%"),
+        (0.5, None, "period before: –"),
+        (None, None, "period before: –"),
+    ],
+)
+def test_a_share_of_nothing_is_not_compared(
+    now: float | None, before: float | None, text: str
+) -> None:
+    assert formats.points(now, before, is_comparable=True) == text
+
+
+def test_what_cannot_be_compared_is_told_as_it_was() -> None:
+    assert formats.points(0.73, 0.0, is_comparable=False) == "period before: 0.0%"
+    assert formats.change(201 * 10**9, 1_208_000, is_comparable=False) == "period before: $0.001208"

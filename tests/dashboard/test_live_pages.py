@@ -65,7 +65,7 @@ def test_leases_have_time_left_size_and_net(show: Any) -> None:
     assert (shown["Leases"], shown["Ttl left"]) == ("1", "4:07")
     row = app.dataframe[0].value.iloc[0]
     assert (row["Ends in"], row["Tokens"], row["Shared by"], row["Reads"]) == ("4:07", 2048, 1, 3)
-    assert row["Net saved"] == 5.0 and row["TTL left"] == pytest.approx(247 / 300)
+    assert row["Net saved ($)"] == 5.0 and row["TTL left"] == pytest.approx(247 / 300)
 
 
 def test_a_loss_of_what_is_held_is_shown_as_one(show: Any) -> None:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
 from dashboard import rows
 from dashboard.advice import ADVICE, UNKNOWN, advice
@@ -61,6 +62,25 @@ def usage(*savings: int) -> Usage:
         miss_reasons={},
         outcomes={},
     )
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "is_comparable"),
+    [
+        (30_000, 2, False),
+        (30_000, 2_999, False),
+        (30_000, 3_000, True),
+        (3, 40, True),
+        (0, 20, True),
+        (3, 19, False),
+        (0, 0, False),
+    ],
+)
+def test_a_period_with_hardly_any_requests_is_none_to_compare_with(
+    now: int, before: int, is_comparable: bool
+) -> None:
+    seen = structs.replace(usage(), totals=Totals(requests=now), before=Totals(requests=before))
+    assert seen.is_comparable is is_comparable
 
 
 def test_intervals_that_the_range_cuts_are_drawn_as_wide_as_they_are() -> None:

@@ -76,6 +76,7 @@ class VllmBackend(LoopedBackend):
                 **accounts.totals,
                 preempted_requests=vllm.counts.preempted,
                 evicted_blocks=core.evicted_blocks,
+                evicted_entries=entries.lifetimes.num_evicted,
             ),
             num_entries=len(entries),
             num_leases=len(entries.leases),

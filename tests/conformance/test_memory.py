@@ -1,0 +1,70 @@
+"""What `GET /v1/memory` tells of an engine: a map that adds up to its counts, and lifetimes."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from engine.protocol import MAX_CELLS, Histogram, Memory
+from tests.conformance.engines import Engine, prompt
+
+CLASSES = ("free", "active", "leased", "best_effort", "cached", "shared")
+
+
+@dataclass
+class Lives:
+    """How many values each histogram has so far."""
+
+    expired: int
+    reuse_gaps: int
+
+
+def memory_of(engine: Engine) -> Memory:
+    return engine.get("memory", Memory)
+
+
+def lives(engine: Engine) -> Lives:
+    found = memory_of(engine).lifetimes
+    return Lives(sum(found.expired.counts), sum(found.reuse_gaps.counts))
+
+
+def test_the_cells_add_up_to_the_counts(engine: Engine) -> None:
+    """At rest; an engine without a map says so in what it declares, and has none."""
+    scope, text = engine.scope(), engine.text(90)
+    engine.ask(prompt(text, engine.text(5)), scope, 0)
+    engine.wait_until_idle()
+    found, stats = memory_of(engine), engine.stats()
+    assert (found.epoch, found.block_size) == (stats.epoch, engine.description.block_size)
+    if not engine.has("block_map"):
+        assert (found.cells, found.blocks_per_cell) == ([], 0)
+        assert found.referenced_blocks is found.unused_tokens is found.host is None
+        return
+    sums = {name: sum(getattr(cell, name) for cell in found.cells) for name in CLASSES}
+    assert sums == {name: getattr(stats.blocks, name) for name in CLASSES}
+    assert sums["leased"] > 0, "the prompt's lease is in the map"
+    assert 0 < len(found.cells) <= MAX_CELLS
+    sizes = [sum(getattr(cell, name) for name in CLASSES[:5]) for cell in found.cells]
+    assert all(size == found.blocks_per_cell for size in sizes[:-1])
+    assert found.referenced_blocks == stats.blocks.leased
+    assert found.unused_tokens is not None
+    assert 0 <= found.unused_tokens < found.referenced_blocks * found.block_size
+
+
+def test_a_read_is_a_reuse_and_an_end_a_lifetime(engine: Engine) -> None:
+    scope, text = engine.scope(), engine.text(60)
+    engine.advance(3600)  # nothing of other tests ends meanwhile
+    before = lives(engine)
+    engine.ask(prompt(text, engine.text(5)), scope, 0)
+    engine.advance(30)
+    engine.ask(prompt(text, engine.text(5)), scope, 0)
+    assert lives(engine) == Lives(before.expired, before.reuse_gaps + 1)
+    engine.advance(300)
+    assert lives(engine) == Lives(before.expired + 1, before.reuse_gaps + 1)
+
+
+@pytest.mark.parametrize("name", ["expired", "evicted", "idle_before_eviction", "reuse_gaps"])
+def test_a_histogram_has_a_count_for_each_edge_and_one_for_all_above(
+    engine: Engine, name: str
+) -> None:
+    found: Histogram = getattr(memory_of(engine).lifetimes, name)
+    assert found.edges_seconds == sorted(set(found.edges_seconds))
+    assert len(found.counts) == len(found.edges_seconds) + 1
