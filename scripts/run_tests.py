@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     chromium = os.environ.get("CHROMIUM") or find_chromium()
     if chromium:
         os.environ["CHROMIUM"] = chromium
-    workers = ["-n", str((os.cpu_count() or 1) + 1), "--dist", "loadfile"]
+    workers = ["-n", str((os.cpu_count() or 1) + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
     return int(pytest.main(["-p", "tests.left_out", *workers, *arguments]))
 
 

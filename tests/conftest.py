@@ -19,6 +19,15 @@ settings.register_profile(
 )
 
 
+# These take longest, mostly by waiting: where several processes share the tests they come first.
+LONG = ("tests/dashboard/", "tests/e2e/", "tests/fuzz/", "tests/isolation/", "tests/faults/")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"

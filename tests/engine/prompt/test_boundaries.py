@@ -252,7 +252,9 @@ def test_rendering_is_not_quadratic_in_the_messages() -> None:
         return time.perf_counter() - begin
 
     seconds(10)
-    assert seconds(4001) < 40 * max(seconds(401), 0.002)
+    # The best of several: others take the processor away at times. Quadratic would be 100 times.
+    best = {count: min(seconds(count) for _ in range(5)) for count in (401, 4001)}
+    assert best[4001] < 40 * max(best[401], 0.002)
 
 
 def test_tool_schemas_keep_their_order_and_letters() -> None:
