@@ -72,8 +72,8 @@ class Entry:
     `kept_until`: the same without the refreshes of requests that have not begun to answer, each
     of which is in `refreshed_until`.
     `used_at`: when it was written, read or refreshed last; `is_idle`: that is so long ago that it
-    is not spared any more; `is_resting`: its lease counts as an idle one.
-    `name` is the gateway's for just this prefix, where one was told.
+    is not spared any more, and its lease counts as an idle one. `name` is the gateway's for just
+    this prefix, where one was told.
     `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
     was taken so that something else could run.
     """
@@ -90,7 +90,6 @@ class Entry:
     used_at: float = 0.0
     is_idle: bool = False
     is_leased: bool = False
-    is_resting: bool = False
     is_broken: bool = False
     was_sacrificed: bool = False
     reads: int = 0

@@ -334,7 +334,6 @@ class Entries:
                 assert entry.is_broken or block.index == index
                 if not entry.is_leased and not entry.is_broken:
                     assert entry in block.dependents
-            assert entry.is_resting == (entry.is_leased and entry.is_idle)
             assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
         leased = {entry for entry in self._by_key.values() if entry.is_leased}
         assert set(self.leases) == leased

@@ -6,7 +6,6 @@ of their own, so that what nobody comes back to can't crowd out for an hour what
 """
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 from engine.blocks.block import Entry
@@ -22,7 +21,7 @@ class EndedLease(NamedTuple):
 
 
 class _Scope:
-    """What one scope leases; `idle` is a heap of (expiry, a number that makes them differ, entry).
+    """What one scope leases; of its `entries`, the `idle` ones in the order of their last use.
 
     `num_idle` of its `num_blocks` are held by idle leases alone.
     """
@@ -31,9 +30,9 @@ class _Scope:
 
     def __init__(self) -> None:
         self.entries: dict[Entry, None] = {}
+        self.idle: dict[Entry, None] = {}
         self.num_blocks = 0
         self.num_idle = 0
-        self.idle: list[tuple[float, int, Entry]] = []
 
 
 class Leases:
@@ -54,7 +53,6 @@ class Leases:
         self._shares: dict[str, int] = {}
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[EndedLease] = []
-        self._pushes = 0
 
     def __len__(self) -> int:
         return sum(len(scope.entries) for scope in self._scopes.values())
@@ -101,40 +99,39 @@ class Leases:
         self._ended.append(EndedLease(entry, reason, names))
 
     def rest(self, entry: Entry) -> None:
-        """This leased entry is idle from now on."""
+        """This leased entry is idle from now on. Told in the order of their last use."""
         scope = self._scopes[entry.scope]
-        self._mark(scope, entry, is_idle=True)
-        self._pushes += 1
-        heappush(scope.idle, (entry.expires_at, self._pushes, entry))
+        scope.idle[entry] = None
+        self._count_idle(scope, entry, 1)
+
+    def wake(self, entry: Entry) -> None:
+        """It is used again; nothing happens where it is not leased, or not idle."""
+        scope = self._scopes.get(entry.scope)
+        if scope is not None and entry in scope.idle:
+            del scope.idle[entry]
+            self._count_idle(scope, entry, -1)
 
     def trim(self) -> list[Entry]:
         """End idle leases beyond their budget; those that ended.
 
-        They are of the scope whose idle leases hold the most, the soonest expiry first.
+        They are of the scope whose idle leases hold the most, the least recently used first.
         """
         yielded: list[Entry] = []
         while self._pool.num_idle > self.max_idle_blocks:
             scope = max(self._scopes.values(), key=lambda scope: scope.num_idle)
-            _, _, entry = heappop(scope.idle)
-            if entry.is_resting:
-                self.end(entry, "yielded")
-                yielded.append(entry)
+            entry = next(iter(scope.idle))
+            self.end(entry, "yielded")
+            yielded.append(entry)
         return yielded
-
-    def wake(self, entry: Entry) -> None:
-        """It is used again."""
-        if entry.is_resting:
-            self._mark(self._scopes[entry.scope], entry, is_idle=False)
 
     def take_ended(self) -> list[EndedLease]:
         """The leases that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def _mark(self, scope: _Scope, entry: Entry, *, is_idle: bool) -> None:
+    def _count_idle(self, scope: _Scope, entry: Entry, change: int) -> None:
         before = self._pool.num_idle
-        entry.is_resting = is_idle
-        self._pool.count_idle(entry.blocks, 1 if is_idle else -1)
+        self._pool.count_idle(entry.blocks, change)
         scope.num_idle += self._pool.num_idle - before
 
     def _may_claim(self, scope: str, new: int, excess: int) -> bool:
@@ -151,7 +148,13 @@ class Leases:
         No scope ends below its share for that by more than its last lease.
         """
         yielded: list[Entry] = []
-        for entry in sorted(self, key=lambda entry: entry.expires_at):
+        above = [
+            entry
+            for name, scope in self._scopes.items()
+            if scope.num_blocks > self._share_of(name)
+            for entry in scope.entries
+        ]
+        for entry in sorted(above, key=lambda entry: entry.expires_at):
             if self._pool.num_leased + new <= self.max_blocks:
                 break
             if self._scopes[entry.scope].num_blocks > self._share_of(entry.scope):
@@ -171,11 +174,13 @@ class Leases:
             idle: set[int] = set()
             for entry in scope.entries:
                 assert entry.is_leased and entry.scope == name
-                (idle if entry.is_resting else awake).update(b.block_id for b in entry.blocks)
+                assert entry.is_idle == (entry in scope.idle)
+                (idle if entry.is_idle else awake).update(b.block_id for b in entry.blocks)
                 for block in entry.blocks:
                     references[block.block_id] = references.get(block.block_id, 0) + 1
-                    if entry.is_resting:
+                    if entry.is_idle:
                         resting[block.block_id] = resting.get(block.block_id, 0) + 1
+            assert scope.idle.keys() <= scope.entries.keys()
             assert scope.num_blocks == len(awake | idle) and scope.num_idle == len(idle - awake)
         for block in self._pool.blocks:
             assert block.lease_count == references.get(block.block_id, 0)

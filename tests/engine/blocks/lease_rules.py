@@ -45,9 +45,16 @@ def note_rested(world: "World") -> None:
     awake: set[Block] = set()
     idle: set[Block] = set()
     for entry in world.entries.live():
-        if entry.is_leased:
-            known = world.expected[world.meaning[entry.key]]
-            (idle if _is_idle(world, known) else awake).update(entry.blocks)
+        if not entry.is_leased:
+            continue
+        known = world.expected[world.meaning[entry.key]]
+        (idle if _is_idle(world, known) else awake).update(entry.blocks)
+        if not _is_idle(world, known):
+            continue
+        for other in ended:
+            gone = world.meaning[other.key]
+            if gone[0] == entry.scope and gone in world.expected:
+                assert world.expected[gone].used_at <= known.used_at, "used later, yielded first"
     assert len(idle - awake) <= budget
     assert not ended or len((idle | set(ended[-1].blocks)) - awake) > budget, "in vain"
 

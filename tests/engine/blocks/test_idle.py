@@ -22,7 +22,7 @@ def states(world: World, *wanted: tuple[str, int]) -> list[str]:
     return [entry.state if entry else "none" for entry in entries]
 
 
-def test_idle_leases_keep_to_their_budget_the_soonest_expiry_goes_first() -> None:
+def test_idle_leases_keep_to_their_budget_the_least_recently_used_goes_first() -> None:
     world = World(num_blocks=20, lease_share=0.6, idle_lease_share=0.34)
     for start in (10, 20, 30):
         finished(world, "red", eight(start), ttl="1h")
@@ -46,6 +46,20 @@ def test_what_is_used_now_and_then_is_not_idle() -> None:
     assert states(world, ("red", 10)) == ["best_effort"]
     finished(world, "red", eight(10), ttl="1h")
     assert states(world, ("red", 10)) == ["leased"], "a read leases it again"
+    world.check()
+
+
+def test_what_was_idle_and_used_again_is_not_the_first_to_yield() -> None:
+    world = World(num_blocks=20, lease_share=0.6, idle_lease_share=0.34)
+    finished(world, "red", eight(10), ttl="1h")
+    finished(world, "red", eight(20), ttl="1h")
+    world.wait(400)
+    finished(world, "red", eight(10), ttl="1h")
+    world.wait(1)
+    finished(world, "red", eight(30), ttl="1h")
+    world.wait(301)
+    assert states(world, ("red", 20)) == ["best_effort"]
+    assert states(world, ("red", 10), ("red", 30)) == ["leased"] * 2
     world.check()
 
 
