@@ -249,7 +249,7 @@ class Engine:
             response.close()
 
     async def poll(self) -> None:
-        """Look whether the engine is ready, and learn what it is and what it did for others."""
+        """Look whether the engine is ready, and learn what it is."""
         try:
             response = await self._send("GET", "/readyz", None, _CONTROL)
             self.readiness = _readiness(await response.read())
@@ -260,9 +260,6 @@ class Engine:
                 self.status = "starting"
         except GatewayError as error:
             self.mark_down(str(error))
-            return
-        if self.is_ready:
-            await self.watch_load()
 
     def learn(self) -> None:
         """Its holdings come from receipts from now on: it tells no events."""

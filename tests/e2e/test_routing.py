@@ -62,6 +62,21 @@ def test_what_one_gateway_placed_the_other_finds(fleet: Fleet, onto: str, away_f
     assert newest["captured_tokens"] >= newest["cache_read_tokens"] > 0
 
 
+def test_what_one_gateway_sent_is_load_to_the_other(fleet: Fleet) -> None:
+    here, there = fleet.gateways
+
+    def recent(engine: str) -> int:
+        tokens: int = there.engine(engine)["routing"]["recent_tokens"]
+        return tokens
+
+    before = {name: recent(name) for name in ("engine-0", "engine-1")}
+    reply = here.ask(prompt("someone else's load", 200)).json()
+    written, engine = reply["usage"]["cache_creation_input_tokens"], reply["holdfast"]["engine"]
+    assert written > 1000
+    # It fades, by a thousandth in half a second.
+    eventually(lambda: recent(engine) > before[engine] + written / 2, WAIT_SECONDS)
+
+
 def test_a_draining_holder_is_named_as_the_reason_of_a_miss(fleet: Fleet) -> None:
     gateway = fleet.gateways[0]
     place(gateway, "drained", "engine-0", "engine-1")
