@@ -19,6 +19,9 @@ class Admin:
     def post(self, path: str, body: Any = None, status: int = 200) -> Any:
         return self._call("POST", path, body, status)
 
+    def delete(self, path: str, status: int = 200) -> Any:
+        return self._call("DELETE", path, None, status)
+
     def workspace(self, workspace: str, **limits: Any) -> None:
         self.post("workspaces", {"id": workspace, **limits})
 
