@@ -40,6 +40,7 @@ from gateway.engines import Engine
 from gateway.errors import LedgerUnavailable
 from gateway.fleet import Fleet
 from gateway.gate import Gate
+from gateway.ids import Ids
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -97,7 +98,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         ],
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
-        state=State({"stopping": asyncio.Event()}),
+        state=State({"stopping": asyncio.Event(), "ids": Ids()}),
         middleware=[DefineMiddleware(BodyDeadline, request_seconds=settings.request_seconds)],
         exception_handlers=errors.handlers,
         before_send=[errors.before_send],

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NewType
 
+import msgspec
+
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.access import NO_LIMITS, KeyScope, Limits
 from gateway.catalogue import Model
@@ -42,14 +44,16 @@ class Compared:
     parameters: bytes = b""
 
 
+NOT_COMPARED = Compared()
+
+
 def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
     """Whether every call that an engine may make is held to its tool's schema (protocol, rules 10
     and 11): with `auto` and no output schema the model writes calls freely."""
     return choice.mode != "auto" or has_schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
 
     `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
@@ -69,7 +73,7 @@ class Ask:
     stream: bool
     arrived: float
     routing_key: str | None = None
-    comparison: Compared = Compared()
+    comparison: Compared = NOT_COMPARED
     dialect: Dialect = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None

@@ -211,9 +211,9 @@ class Dispatcher:
         record.available_tokens = choice.exact(choice.available, started)
         record.captured_tokens = choice.exact(choice.captured, started)
         reused = usage.cache_read_tokens + usage.automatic_tokens
-        self.metrics.prefix_tokens.labels("available").inc(record.available_tokens)
-        self.metrics.prefix_tokens.labels("captured").inc(record.captured_tokens)
-        self.metrics.prefix_tokens.labels("delivered").inc(reused)
+        self.metrics.prefix_tokens_by_stage["available"].inc(record.available_tokens)
+        self.metrics.prefix_tokens_by_stage["captured"].inc(record.captured_tokens)
+        self.metrics.prefix_tokens_by_stage["delivered"].inc(reused)
 
     def _failed(self, dispatch: Dispatch, error: GatewayError) -> None:
         """Note what the failure says of the engine; raise it, unless another may be tried."""

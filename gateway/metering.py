@@ -46,7 +46,7 @@ class Accounts:
 
     def settle(self, record: TurnRecord) -> None:
         charge(record, self._price(record))
-        self._metrics.turns.labels(record.outcome).inc()
+        self._metrics.turns_by_outcome[record.outcome].inc()
         if record.num_removed:
             self._metrics.nonces.inc(record.num_removed)
         self._metrics.turn_seconds.observe(record.duration_seconds or 0.0)

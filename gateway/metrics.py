@@ -1,11 +1,13 @@
 """All metrics of the gateway, in its own registry. Labels are bounded: no tenants, no paths."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
+KeyT = TypeVar("KeyT", str, tuple[str, str])
+MetricT = TypeVar("MetricT", Counter, Histogram)
 TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -20,6 +22,20 @@ class EngineState(NamedTuple):
     is_draining: bool
     breaker: str
     num_names: int
+
+
+class Children(dict[KeyT, MetricT]):
+    """A metric's children by their label, or labels: looking one up takes longer than counting."""
+
+    def __init__(self, parent: MetricT) -> None:
+        super().__init__()
+        self._parent: MetricT = parent
+
+    def __missing__(self, labels: KeyT) -> MetricT:
+        values = labels if isinstance(labels, tuple) else (labels,)
+        child: MetricT = self._parent.labels(*values)
+        self[labels] = child
+        return child
 
 
 class Metrics:
@@ -47,8 +63,6 @@ class Metrics:
         self.tokens = Counter(
             "holdfast_gateway_tokens", "Tokens by billing class", ["class"], registry=self.registry
         )
-        # Looking a label up takes longer than counting.
-        self._tokens = {kind: self.tokens.labels(kind) for kind in get_args(TokenClass)}
         self.nonces = Counter(
             "holdfast_gateway_removed_nonces",
             "Client nonces that were kept out of prompts",
@@ -79,6 +93,13 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+
+        self.requests_by_answer: Children[tuple[str, str], Counter] = Children(self.requests)
+        self.turns_by_outcome: Children[str, Counter] = Children(self.turns)
+        self.first_token_by_cache: Children[str, Histogram] = Children(self.first_token_seconds)
+        self.prefix_tokens_by_stage: Children[str, Counter] = Children(self.prefix_tokens)
+        # All of them from the beginning: what adds some up finds none missing.
+        self._tokens = {kind: self.tokens.labels(kind) for kind in get_args(TokenClass)}
 
     def _add_routing(self) -> None:
         self.engine_breaker = Gauge(

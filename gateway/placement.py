@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
+
 from gateway.holdings import NOTHING, Coverage, Holdings, PrefixEnd
 
 UNLEASED_CREDIT = 0.97
@@ -118,8 +120,7 @@ class Load:
         self._recent_at = now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One engine that could take the prompt. `identity` is the same on every gateway."""
 
     identity: str
@@ -127,8 +128,7 @@ class Candidate:
     load: Load
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine would have to do. All in tokens; `coverage` too."""
 
     coverage: Coverage
@@ -136,8 +136,7 @@ class Offer:
     cost: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """`ends` shallowest first, sizes in tokens as far as they are known; `tokens` all of it.
 
     `affinity` goes in front of the prefix where nobody holds any: a key that the client gave.
@@ -148,8 +147,7 @@ class Prompt:
     affinity: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where it goes, what is held there, and the most that any engine holds."""
 
     chosen: int

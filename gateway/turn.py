@@ -7,7 +7,6 @@ otherwise by the reconciler, with the engine's own counts.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from gateway.diagnostics import Comparison, Diagnosis, Diagnostics
 from gateway.dispatch import Dispatch, Dispatcher, is_unsure
 from gateway.engines import Engine
 from gateway.errors import GatewayError, JournalUnavailable
+from gateway.ids import Ids
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.metering import Accounts, Meter
@@ -75,10 +75,11 @@ class TurnService:
     diagnostics: Diagnostics
     residency: Residency
     clock: Clock
+    ids: Ids = field(default_factory=Ids)
 
     def new_id(self) -> TurnId:
         """Begins with this journal's id, so that each gateway knows its own turns again."""
-        return TurnId(f"msg_{self.journal.instance}{secrets.token_hex(10)}")
+        return TurnId(f"msg_{self.journal.instance}{self.ids.hex(10)}")
 
     async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | list[Frame], None]:
         """Yield Taken once an engine has the turn, then its frames, as many at a time as have come;
@@ -152,7 +153,7 @@ class TurnService:
             case Started():
                 turn.meter.started(frame, self._seconds(turn))
                 cache = "read" if frame.usage.cache_read_tokens else "cold"
-                self.metrics.first_token_seconds.labels(cache).observe(self._seconds(turn))
+                self.metrics.first_token_by_cache[cache].observe(self._seconds(turn))
                 self._explain(turn, frame)
             case Finished():
                 turn.meter.finish(frame)

@@ -99,9 +99,14 @@ def _shows_own_workspace(connection: Connection) -> bool:
 
 
 def _presented_key(connection: Connection) -> str:
-    if key := connection.headers.get("x-api-key"):
-        return key
-    kind, _, token = connection.headers.get("authorization", "").partition(" ")
+    """Read from the scope: a mapping of all headers would be made for this alone."""
+    authorization = ""
+    for name, value in connection.scope["headers"]:
+        if name == b"x-api-key" and value:
+            return value.decode("latin-1")
+        if name == b"authorization":
+            authorization = value.decode("latin-1")
+    kind, _, token = authorization.partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()
     raise MissingKey

@@ -1,9 +1,9 @@
 """POST /v1/chat/completions and POST /v1/completions."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 from litestar import Controller, post
 from litestar.params import RawBody
 from litestar.response.base import ASGIResponse
@@ -45,7 +45,7 @@ class ChatCompletionsController(Controller):
         decoded, num_removed = services.without_nonces(decode_chat(body))
         model = services.find_model(decoded.model)
         ask = chat_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
-        ask = replace(ask, num_removed=num_removed)
+        ask = msgspec.structs.replace(ask, num_removed=num_removed)
         items, writer = await _begin(request, services, ask, decoded, ChatWriter)
         if ask.stream:
             return streamed(_stream(items, writer), items)

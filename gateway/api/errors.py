@@ -53,7 +53,7 @@ def request_id(scope: Scope) -> str:
     """The id of this request; made when it is first asked for."""
     state: dict[str, Any] = scope["state"]
     if "request_id" not in state:
-        state["request_id"] = f"req_{secrets.token_hex(12)}"
+        state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
     made: str = state["request_id"]
     return made
 
@@ -92,7 +92,7 @@ async def before_send(message: Message, scope: Scope) -> None:
             rates, now = services.turns.admission.rates(principal), services.clock.wall()
             found = openai_limits(rates) if speaks_openai(scope) else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
-        services.metrics.requests.labels(route, str(message["status"])).inc()
+        services.metrics.requests_by_answer[route, str(message["status"])].inc()
 
 
 def _is_limited(principal: object) -> TypeGuard[Principal]:

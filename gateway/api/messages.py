@@ -1,7 +1,6 @@
 """POST /v1/messages and POST /v1/messages/count_tokens."""
 
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -50,14 +49,20 @@ class MessagesController(Controller):
         version = check_version(headers.get("anthropic-version"))
         decoded, num_removed = services.without_nonces(decode_messages(body))
         model = services.find_model(decoded.model)
-        ask = ask_of(decoded, request.user, model, version, request.scope["state"]["arrived"])
-        comparison = compared(decoded, headers.get("anthropic-beta", ""))
-        ask = replace(ask, comparison=comparison, num_removed=num_removed)
+        ask = ask_of(
+            decoded,
+            request.user,
+            model,
+            version,
+            arrived=request.scope["state"]["arrived"],
+            comparison=compared(decoded, headers.get("anthropic-beta", "")),
+            num_removed=num_removed,
+        )
         turn_id = services.turns.new_id()
         items = services.turns.run(ask, turn_id)
-        writer = await while_present(request, _begin(items, ask, turn_id))
         if not ask.stream:
-            return answered(await while_present(request, _collect(items, writer)))
+            return answered(await while_present(request, _whole(items, ask, turn_id)))
+        writer = await while_present(request, _begin(items, ask, turn_id))
         return streamed(_stream(items, writer), items)
 
     @post("/count_tokens", status_code=200)
@@ -109,8 +114,8 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
     )
 
 
-async def _collect(items: Items, writer: EventWriter) -> Message:
-    collector = MessageCollector()
+async def _whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+    writer, collector = await _begin(items, ask, turn_id), MessageCollector()
     async for item in items:
         for event in _events(item, writer):
             collector.take(event)

@@ -1,7 +1,10 @@
 """The journal's file and the one thread that touches it.
 
 SQLite in WAL mode. Work that queues up while one commit runs goes into the next, so the price of
-a commit is shared. A group that fails is run again, each work alone: SQLite may have undone all.
+a commit is shared: it is mostly the price of a turn here, the sync and the fight with a busy event
+loop for the interpreter's lock. So work is handed over only after the loop has gone around a few
+times: a loop that is idle does that at once, a busy one finds more turns meanwhile. A group that
+fails is run again, each work alone: SQLite may have undone all.
 
 Room: new turns are refused beyond `max_bytes`. What is open can be closed all the same, since the
 file may grow by a reserve beyond that, and as much of the disk is kept free by a file of that size
@@ -31,6 +34,7 @@ _PAGE_BYTES = 4096
 _WAL_PAGES = 256
 _HEADROOM_BYTES = 512 << 10
 _GROUP = 512
+_ROUNDS = 3
 _RETRY_SECONDS = 0.5
 
 _SCHEMA = """
@@ -41,6 +45,10 @@ CREATE TABLE IF NOT EXISTS turns (
     record BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS turns_by_closed ON turns (closed);
+"""
+
+_PAGES_IN_USE = """
+SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count
 """
 
 Work = Callable[[sqlite3.Connection], Any]
@@ -75,6 +83,7 @@ class Store:
             self._lock.close()
             raise JournalUnavailable(f"journal `{directory}`: {error}") from None
         self._unclosed: list[Job] = []
+        self._gathered: list[Job] = []
         # Failed to write: nothing new until a write has worked and the reserve is whole.
         self._is_stuck = not self._take_reserve()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -94,15 +103,30 @@ class Store:
         """The future is done when the work is on disk; a close that fails is tried again."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put(Job(work, kind, future, loop))
+        self._gathered.append(Job(work, kind, future, loop))
+        if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
+            loop.call_soon(self._gather, loop, _ROUNDS)
         return future
 
     def stop(self) -> None:
         """Finish what was submitted and close the file; blocks."""
+        self._hand_over()
         self._jobs.put(None)
         self._thread.join()
         self.db.close()
         self._lock.close()
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
+        """Hand over what has gathered after so many more rounds of the loop."""
+        if rounds > 1:
+            loop.call_soon(self._gather, loop, rounds - 1)
+        else:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        for job in gathered:
+            self._jobs.put(job)
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, check_same_thread=False)
@@ -121,9 +145,8 @@ class Store:
 
     def _measure(self) -> int:
         """Bytes of pages in use; what was forgotten is reused and does not count."""
-        pages = int(self.db.execute("PRAGMA page_count").fetchone()[0])
-        free = int(self.db.execute("PRAGMA freelist_count").fetchone()[0])
-        return (pages - free) * _PAGE_BYTES
+        (pages,) = self.db.execute(_PAGES_IN_USE).fetchone()
+        return int(pages) * _PAGE_BYTES
 
     def _run(self) -> None:
         while True:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.protocol import Prompt, Ttl
 from gateway.errors import InvalidRequest
 
@@ -10,8 +12,7 @@ MAX_DEPTH = 64
 _INT_LIMIT = 2**63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """One segment's place in the request, and the marker on it.
 
     `is_absent`: the block is kept out of the prompt and makes no segment.

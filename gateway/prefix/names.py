@@ -26,6 +26,9 @@ from engine.protocol import (
 
 CHUNK_CHARACTERS = 8192
 _DIGEST_BYTES = 8
+# hashlib gives up the interpreter's lock for longer ones, and getting it back from another thread
+# takes longer than hashing them.
+_UPDATE_BYTES = 2047
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,7 +92,8 @@ def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[tuple[Name | None
         # length goes in front: no two contents give the same bytes.
         piece = text[start:end].encode()
         chain.update(b"\x03%d:" % len(piece))
-        chain.update(piece)
+        for offset in range(0, len(piece), _UPDATE_BYTES):
+            chain.update(piece[offset : offset + _UPDATE_BYTES])
         name = Name(chain.hexdigest(), segment, end) if end < len(text) else None
         yield name, len(piece)
 

@@ -1,7 +1,8 @@
 """The plan of a request: its prompt, breakpoints and names."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.protocol import Breakpoint, Name, Prompt, Ttl
 from gateway.prefix.breakpoints import find_breakpoints, leave_out
@@ -9,8 +10,7 @@ from gateway.prefix.layout import Layout, Slot
 from gateway.prefix.names import Prefix, find_prefixes, trim_names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`."""
 
     prompt: Prompt

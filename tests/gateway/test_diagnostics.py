@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.ask import Ask, Compared, Principal
 from gateway.background import Background

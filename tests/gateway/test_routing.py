@@ -1,6 +1,6 @@
 """Which engine a turn goes to."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
@@ -104,7 +104,7 @@ def test_more_than_one_choice_needs_the_capability() -> None:
 
 
 def test_thinking_is_asked_of_engines_that_can() -> None:
-    thinks = replace(ask("p"), thinking=True)
+    thinks = msgspec.structs.replace(ask("p"), thinking=True)
     assert not thinks.count_request([]).thinking
     assert thinks.count_request(["thinking"]).thinking
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.protocol import Sampling, ToolChoice
-from gateway.ask import Ask, Principal, guarantees_calls
+from gateway.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
 from gateway.catalogue import Model
 from gateway.dialects.anthropic.plan import plan_of
 from gateway.errors import InvalidRequest
@@ -24,7 +24,14 @@ from gateway.wire.anthropic.request import (
 
 
 def ask_of(
-    request: MessagesRequest, principal: Principal, model: Model, version: Version, arrived: float
+    request: MessagesRequest,
+    principal: Principal,
+    model: Model,
+    version: Version,
+    arrived: float,
+    *,
+    comparison: Compared = NOT_COMPARED,
+    num_removed: int = 0,
 ) -> Ask:
     _check_generation(request, version)
     prepared = prepare(request, principal, version)
@@ -49,6 +56,8 @@ def ask_of(
         and thinking.display == "omitted",
         stream=request.stream,
         arrived=arrived,
+        comparison=comparison,
+        num_removed=num_removed,
     )
 
 

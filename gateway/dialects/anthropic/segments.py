@@ -5,7 +5,7 @@ Every tool and every content block is exactly one segment; a string is one text 
 of one role that follow each other are merged, their blocks stay apart.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from engine.protocol import (
     Message as PromptMessage,

@@ -7,10 +7,10 @@ role are merged.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.protocol import (
     MAX_BREAKPOINTS,
