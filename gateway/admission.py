@@ -84,6 +84,7 @@ class Admission:
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], datetime]) -> None:
         self._monotonic = monotonic
         self._wall = wall
+        self._month = month_of(wall())
         self._in_flight = 0
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
         self._reservations: dict[str, _Reservation] = {}
@@ -192,8 +193,14 @@ class Admission:
         self._accounts.move_to_end(workspace)
         if limits is not None:
             account.take_over(limits, now)
-        account.turn_to(month_of(self._wall()))
+        account.turn_to(self._this_month())
         return account
+
+    def _this_month(self) -> datetime:
+        now = self._wall()
+        if (now.year, now.month) != (self._month.year, self._month.month):
+            self._month = month_of(now)
+        return self._month
 
     def _make_room(self, now: float) -> None:
         """Forget idle workspaces, longest unused first, while there are too many."""

@@ -18,7 +18,7 @@ Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 Acknowledge = Callable[[str, list[str]], Awaitable[None]]
 
 # Small enough that preparing one does not hold up the event loop for long.
-_BATCH = 100
+_BATCH = 200
 _IDLE_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
 
