@@ -91,6 +91,8 @@ def signed_in(dashboard: str, key: str) -> Iterator[Any]:
         page.goto(f"{dashboard}/login")
         page.fill("input[name=key]", key)
         page.click("button")
+        # Whoever goes on before the session's cookie has come is sent back to the sign-in.
+        page.wait_for_url(lambda url: "/login" not in url, timeout=WAIT_MS, wait_until="commit")
         yield page
         browser.close()
     assert not heard
@@ -146,4 +148,9 @@ def test_the_playground_sends_and_shows_what_became_of_the_prompt(
         button.click(timeout=WAIT_MS)
         page.get_by_text(re.compile(r"^[\d,]+ read from cache$")).first.wait_for(timeout=WAIT_MS)
     turns = Admin(stack.gateway, ADMIN_KEY)
-    eventually(lambda: turns.get("turns?limit=1")[0]["cache_read_tokens"] > 1000)
+    eventually(lambda: any(turn["cache_read_tokens"] > 1000 for turn in hour_turns(turns)))
+
+
+def hour_turns(admin: Admin) -> list[Any]:
+    """Those with a prefix for an hour, which only the playground sends here."""
+    return [turn for turn in admin.get("turns?limit=1000") if turn["prefix_ttl"] == "1h"]
