@@ -147,10 +147,6 @@ def test_the_playground_sends_and_shows_what_became_of_the_prompt(
         page.get_by_text("synthetic 0 1 2").first.wait_for(timeout=WAIT_MS)
         button.click(timeout=WAIT_MS)
         page.get_by_text(re.compile(r"^[\d,]+ read from cache$")).first.wait_for(timeout=WAIT_MS)
-    turns = Admin(stack.gateway, ADMIN_KEY)
-    eventually(lambda: any(turn["cache_read_tokens"] > 1000 for turn in hour_turns(turns)))
-
-
-def hour_turns(admin: Admin) -> list[Any]:
-    """Those with a prefix for an hour, which only the playground sends here."""
-    return [turn for turn in admin.get("turns?limit=1000") if turn["prefix_ttl"] == "1h"]
+    admin = Admin(stack.gateway, ADMIN_KEY)
+    # Nothing else is read here: the other test's prompt is written anew each time.
+    eventually(lambda: any(turn["cache_read_tokens"] > 1000 for turn in admin.get("turns")), 60)

@@ -19,11 +19,22 @@ TURN_ID = re.compile(r"msg_\w+")
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     data = tmp_path_factory.mktemp("fleet")
     with running_fleet(data, 2, 2, SETTINGS, GATEWAY_SETTINGS) as running:
-        eventually(lambda: all_ready(running), WAIT_SECONDS)
         yield running
+
+
+@pytest.fixture
+def fleet(shared: Fleet) -> Fleet:
+    """The module's, all of it in use, whatever became of the test before."""
+    for number, process in enumerate(shared.processes):
+        if process.poll() is not None:
+            shared.restart(number)
+        for gateway in shared.gateways:
+            gateway.admin(f"engines/engine-{number}/resume", "POST")
+    eventually(lambda: all_ready(shared), WAIT_SECONDS)
+    return shared
 
 
 def all_ready(fleet: Fleet) -> bool:
@@ -56,6 +67,7 @@ def place(gateway: Gateway, name: str, onto: str, away_from: str) -> None:
     gateway.admin(f"engines/{away_from}/drain", "POST")
     for number in range(NUM_PROMPTS):
         reply = gateway.ask(prompt(f"{name} {number}"))
+        assert reply.status_code == 200, reply.text
         assert reply.json()["holdfast"]["engine"] == onto
     gateway.admin(f"engines/{away_from}/resume", "POST")
 
