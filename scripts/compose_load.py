@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2  # the SDK's; errors in the midst of a stream are its own
+import httpx2
 from anthropic import Anthropic, APIConnectionError, APIError
 from compose_project import ComposeError, wait_for
 from example_prompt import handbook
@@ -94,7 +94,7 @@ class Load:
                     return self._note("cut", "no message_stop")
             else:
                 client.messages.create(**self._body(text, count))
-        except (APIError, httpx2.TransportError) as error:
+        except (APIError, httpx2.TransportError) as error:  # the SDK wraps none of a stream's
             is_cut = has_begun or (
                 isinstance(error.__cause__, httpx2.RemoteProtocolError)
                 and ("complete message body" in str(error.__cause__))

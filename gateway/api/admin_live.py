@@ -10,13 +10,21 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
 from engine.protocol import Memory, Stats
-from gateway.api.admin_usage import EngineName, ModelName, Name, SinceMs, UntilMs, range_of
-from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.api.admin_usage import (
+    ASKED_RANGE,
+    EngineName,
+    ModelName,
+    SinceMs,
+    UntilMs,
+    range_of,
+)
+from gateway.api.auth import OWN_WORKSPACE, AdminAuth
 from gateway.api.services import Services
 from gateway.engines import Engine, EngineStatus
 from gateway.errors import GatewayError
 from gateway.ledger import queries_samples
 from gateway.ledger.queries_samples import NUM_PARTS, Epoch, Sample
+from gateway.ledger.ranges import Range
 
 _MAX_SAMPLES = 4000
 _ATTRIBUTION_SAMPLES = 2000
@@ -76,6 +84,7 @@ class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
 class LiveController(Controller):
     path = "/admin/v1"
     middleware = (AdminAuth,)
+    dependencies = ASKED_RANGE
 
     @get("/engines/memory")
     async def memory(
@@ -107,17 +116,10 @@ class LiveController(Controller):
     @get("/latency/samples", opt=OWN_WORKSPACE)
     async def samples(
         self,
-        request: AdminRequest,
         services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
-        engine: EngineName = None,
-        model: ModelName = None,
+        of: NamedDependency[Range],
         limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
     ) -> LatencySamples:
-        own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         found = await queries_samples.samples(services.queries.ledger, of, limit)
         return LatencySamples(
             since_ms=of.since_ms,

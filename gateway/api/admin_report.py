@@ -15,16 +15,8 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from gateway.api.admin_usage import (
-    MAX_MS,
-    EngineName,
-    ModelName,
-    Name,
-    SinceMs,
-    UntilMs,
-    range_of,
-)
-from gateway.api.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.api.admin_usage import ASKED_RANGE, MAX_MS
+from gateway.api.auth import OWN_WORKSPACE, AdminAuth
 from gateway.api.services import Services
 from gateway.errors import InvalidRequest
 from gateway.ledger.export import moment, turn_lines, usage_lines
@@ -196,6 +188,7 @@ def cents(nano: int) -> str:
 
 class ReportController(Controller):
     middleware = (AdminAuth,)
+    dependencies = ASKED_RANGE
 
     @get("/v1/organizations/usage_report/messages")
     async def usage_report(
@@ -255,17 +248,10 @@ class ReportController(Controller):
     @get("/admin/v1/export.csv", opt=OWN_WORKSPACE)
     async def export(
         self,
-        request: AdminRequest,
         services: NamedDependency[Services],
+        of: NamedDependency[Range],
         rows: Annotated[Literal["hours", "days", "turns"], QueryParameter(name="rows")] = "hours",
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
-        engine: EngineName = None,
-        model: ModelName = None,
     ) -> Stream:
-        own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         ledger = services.queries.ledger
         # A question before the answer begins: a database that is away is a status, not half a file.
         await services.queries.totals(Range(since_ms=0, until_ms=1))

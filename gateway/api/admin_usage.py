@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller, get
-from litestar.di import NamedDependency
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, QueryParameter
 
 from gateway.api.admin import Rates, rates_of
@@ -115,6 +115,24 @@ def range_of(
     return Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine, model=model)
 
 
+def asked_range(
+    request: AdminRequest,
+    services: NamedDependency[Services],
+    since_ms: SinceMs = None,
+    until_ms: UntilMs = None,
+    workspace: Name = None,
+    engine: EngineName = None,
+    model: ModelName = None,
+) -> Range:
+    """`range_of` the query, of what the viewer may see. Raise InvalidRequest or Forbidden."""
+    own = request.user.confine(workspace)
+    return range_of(services, since_ms, until_ms, own, engine=engine, model=model)
+
+
+ASKED_RANGE = {"of": Provide(asked_range, sync_to_thread=False)}
+"""A handler of these dependencies takes the parameters of `asked_range` by naming `of`."""
+
+
 async def usage(services: Services, of: Range) -> Usage:
     queries = services.queries
     totals, before = await queries.totals(of), await queries.totals(of.before())
@@ -184,68 +202,33 @@ async def groups(services: Services, of: Range, by: list[GroupBy]) -> list[Group
 class UsageController(Controller):
     path = "/admin/v1"
     middleware = (AdminAuth,)
+    dependencies = ASKED_RANGE
 
     @get("/usage", opt=OWN_WORKSPACE)
-    async def usage(
-        self,
-        request: AdminRequest,
-        services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
-        engine: EngineName = None,
-        model: ModelName = None,
-    ) -> Usage:
-        own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
+    async def usage(self, services: NamedDependency[Services], of: NamedDependency[Range]) -> Usage:
         return await usage(services, of)
 
     @get("/usage/groups", opt=OWN_WORKSPACE)
     async def groups(
         self,
-        request: AdminRequest,
         services: NamedDependency[Services],
+        of: NamedDependency[Range],
         group_by: Annotated[list[GroupBy] | None, QueryParameter(name="group_by")] = None,
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
-        engine: EngineName = None,
-        model: ModelName = None,
     ) -> list[Group]:
-        own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         if not group_by:
             raise InvalidRequest("group_by: needs one of workspace, key, engine, model, or several")
         return await groups(services, of, group_by)
 
     @get("/savings", opt=OWN_WORKSPACE)
     async def savings(
-        self,
-        request: AdminRequest,
-        services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
-        engine: EngineName = None,
-        model: ModelName = None,
+        self, services: NamedDependency[Services], of: NamedDependency[Range]
     ) -> Savings:
-        own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         return await savings(services, of)
 
     @get("/latency", opt=OWN_WORKSPACE)
     async def latency(
-        self,
-        request: AdminRequest,
-        services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
-        engine: EngineName = None,
-        model: ModelName = None,
+        self, services: NamedDependency[Services], of: NamedDependency[Range]
     ) -> Latency:
-        own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, engine=engine, model=model)
         return await queries_latency.latency(services.queries.ledger, of)
 
     @get("/prefixes", opt=OWN_WORKSPACE)

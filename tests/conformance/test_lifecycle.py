@@ -9,8 +9,8 @@ from engine.protocol import Done, Failed, Finished
 from tests.conformance.conftest import settings_of
 from tests.conformance.engines import Engine, Refused, prompt, running_engine
 
-RELEASE_SECONDS = 0.25
-STEP_SECONDS = 0.25  # generous for one step of a slow engine on a busy machine
+# What is not cancelled decodes for 40 s; and what was, says so in its counts.
+RELEASE_SECONDS = 20.0
 LONG = 2000
 
 
@@ -43,7 +43,7 @@ def test_an_entry_is_readable_from_started_on(slow_engine: Engine) -> None:
 def wait_for_running(engine: Engine, number: int = 1) -> None:
     since = time.monotonic()
     while engine.stats().running < number:
-        assert time.monotonic() - since < 10, "it never ran"
+        assert time.monotonic() - since < 30, "it never ran"
         time.sleep(0.005)
 
 
@@ -69,7 +69,7 @@ def test_a_cancelled_requests_blocks_are_free_at_once(
         else:
             stream.response.close()
         while engine.stats().blocks.active:
-            assert time.monotonic() - since < RELEASE_SECONDS + STEP_SECONDS
+            assert time.monotonic() - since < RELEASE_SECONDS, "its blocks are not released"
             time.sleep(0.005)
     engine.wait_until_idle()
     final = engine.unacknowledged()[request.request_id]

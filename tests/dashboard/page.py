@@ -90,6 +90,10 @@ class Visit:
             self.page.goto(f"{url}/login")
             self.page.fill("#key", key)
             self.page.click("button")
+            # Whoever goes on before the session's cookie has come is sent back to the sign-in.
+            self.page.wait_for_url(
+                lambda url: "/login" not in url, timeout=WAIT_MS, wait_until="commit"
+            )
 
     def open(self, path: str) -> Page:
         self.page.goto(self.url + path)

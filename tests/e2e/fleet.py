@@ -60,10 +60,12 @@ class Fleet:
     settings: Mapping[str, str]
 
     def stats(self, number: int) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        url = f"{self.engines[number]}/v1/stats"
-        found: dict[str, Any] = httpx.get(url, headers=headers, trust_env=False).json()
-        return found
+        return self._get(number, "stats")
+
+    def held_names(self, number: int) -> set[str]:
+        """All prefixes that it holds, as it tells whoever begins to follow its events."""
+        chains = self._get(number, "snapshot")["chains"]
+        return {name["digest"] for chain in chains for name in chain["names"]}
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()
@@ -73,6 +75,13 @@ class Fleet:
         """A new process on the same port."""
         self.processes[number] = _engine(self.engines[number], self.settings)
         wait_until_ready(self.engines[number], self.processes[number])
+
+    def _get(self, number: int, path: str) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        url = f"{self.engines[number]}/v1/{path}"
+        reply = httpx.get(url, headers=headers, timeout=30, trust_env=False)
+        found: dict[str, Any] = reply.raise_for_status().json()
+        return found
 
 
 @contextmanager

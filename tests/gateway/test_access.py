@@ -60,7 +60,8 @@ def keys(shared: Stack) -> Iterator[dict[str, str]]:
     admin.post(f"keys/{key_id}/revoke")
     _, made["archived"] = admin.make_key("archived", scope="admin")
     admin.post("workspaces/archived/archive")
-    soon = datetime.now(UTC) + timedelta(seconds=1)
+    # Late enough to be still to come when a slow gateway reads it.
+    soon = datetime.now(UTC) + timedelta(seconds=5)
     _, made["expired"] = admin.make_key("mine", scope="admin", expires_at=soon.isoformat())
     eventually(lambda: datetime.now(UTC) > soon)
     yield {**made, "wrong": "hf-" + "x" * 43, "configured": ADMIN_KEY}

@@ -30,17 +30,17 @@ class Served:
     def admin(self) -> Admin:
         return Admin(self.url)
 
-    def ask(self, text: str, key: str = API_KEY, timeout: float = 60) -> httpx.Response:
+    def ask(self, text: str, key: str = API_KEY, patience: float = 60) -> httpx.Response:
         return httpx.post(
             f"{self.url}/v1/messages",
             json=body(messages=[{"role": "user", "content": text}]),
             headers={"x-api-key": key, "anthropic-version": "2023-06-01"},
-            timeout=timeout,
+            timeout=httpx.Timeout(60, read=patience),
             trust_env=False,
         )
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        text = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
         return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(name))
 
     @property
@@ -82,7 +82,7 @@ def test_who_hangs_up_leaves_at_once_and_leaves_no_row(tmp_path: Path) -> None:
     with served(tmp_path, ScriptedEngine(holds=True, max_running=1)) as one:
         one.fill()
         with pytest.raises(httpx.ReadTimeout):
-            one.ask("gone", timeout=1)
+            one.ask("gone", patience=1)
         eventually(lambda: one.num_waiting == 0)
         assert one.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES
         assert len(one.engine.requests) == NUM_PLACES

@@ -13,7 +13,8 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, serve, serve_gateway
 
 BODY_LIMIT = 64 * 1024
-REQUEST_SECONDS = 1.0
+# Longer than this process is ever kept from sending what it has begun.
+REQUEST_SECONDS = 3.0
 WAIT_SECONDS = 30
 
 
@@ -41,7 +42,7 @@ class Wire:
         return socket.create_connection((host, int(port)), timeout=WAIT_SECONDS)
 
     def replies(self, *pieces: bytes) -> list[Reply]:
-        """Everything that comes for these bytes, until the connection ends or is silent."""
+        """Everything that comes for these bytes, until the connection ends."""
         with self.connect() as raw:
             try:
                 for piece in pieces:
@@ -51,8 +52,8 @@ class Wire:
             return read_replies(raw)
 
 
-def read_replies(raw: socket.socket, quiet_seconds: float = 3.0) -> list[Reply]:
-    raw.settimeout(quiet_seconds)
+def read_replies(raw: socket.socket) -> list[Reply]:
+    raw.settimeout(WAIT_SECONDS)
     data, closed = b"", False
     try:
         while piece := raw.recv(65536):
