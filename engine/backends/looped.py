@@ -150,6 +150,9 @@ class LoopedBackend:
         self._ready()
         return self._events.subscribe(epoch, after, self.snapshot)
 
+    def end_events(self) -> None:
+        self._events.close()
+
     async def snapshot(self) -> Snapshot:
         loaded = self._ready()
         return await self._call(
