@@ -18,7 +18,7 @@ from engine.backends.looped import LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.host import EngineHost
 from engine.server import create_app
-from engine.serving import Server
+from engine.server_process import Server
 from engine.settings import Settings
 
 log = structlog.get_logger()
