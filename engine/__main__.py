@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def end(_signal: int, _frame: FrameType | None) -> None:
-        sys.exit(1 if failed else 0)
+        # Not sys.exit: that would wait for a model that is loading in its thread.
+        os._exit(1 if failed else 0)
 
     # uvicorn takes the signal while it serves, and raises it again when everything has ended.
     signal.signal(signal.SIGTERM, end)

@@ -4,6 +4,7 @@ Its time to end is longer than any test may take: whoever is gone did not wait f
 """
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,31 @@ def test_what_runs_longer_than_the_grace_is_cut_off() -> None:
         assert engine.process.wait(EXIT_SECONDS) == 0
 
 
+def test_an_engine_that_is_told_to_stop_does_not_wait_for_its_load(tmp_path: Path) -> None:
+    """A hub that takes the connection and never answers holds the load up for hours."""
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(EXIT_SECONDS)
+        environment = {
+            "ENGINE_SECRET": "a-secret-of-some-length",
+            "ENGINE_PORT": str(free_port()),
+            "ENGINE_MODEL": "nobody/nothing",
+            "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_ETAG_TIMEOUT": "10000",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "10000",
+            "HF_HOME": str(tmp_path),
+        }
+        process = start(python("engine"), environment, tmp_path / "log")
+        try:
+            asked, _ = hub.accept()
+            with asked:
+                process.terminate()
+                assert process.wait(EXIT_SECONDS) == 0
+        finally:
+            process.kill()
+
+
 def test_a_load_that_fails_ends_the_process_with_an_error(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     environment = {
@@ -92,6 +118,7 @@ def test_a_load_that_fails_ends_the_process_with_an_error(tmp_path: Path) -> Non
     process = start(python("engine"), environment, tmp_path / "log")
     try:
         assert process.wait(EXIT_SECONDS) == 1
+        assert '"event": "engine failed"' in (tmp_path / "log").read_text("utf-8")
     finally:
         process.kill()
 
