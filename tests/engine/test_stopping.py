@@ -16,7 +16,7 @@ import pytest
 
 from engine.protocol import Done, EventFrame, Snapshot
 from tests.conformance.engines import Engine, prompt, running_engine
-from tests.e2e.stack import free_port, python, running_stack, start
+from tests.e2e.stack import API_KEY, free_port, python, running_stack, start
 
 EXIT_SECONDS = 60.0
 PATIENT = {"GRACE_SECONDS": 10_000, "SYNTHETIC_PREFILL_US": 0, "SYNTHETIC_DECODE_MS": 20}
@@ -123,10 +123,22 @@ def test_a_load_that_fails_ends_the_process_with_an_error(tmp_path: Path) -> Non
         process.kill()
 
 
-def test_a_gateway_marks_an_engine_that_stopped_down(tmp_path: Path) -> None:
+def test_a_gateway_gets_the_turn_that_runs_to_its_end_and_marks_the_engine_down(
+    tmp_path: Path,
+) -> None:
     settings = {f"ENGINE_{name}": str(value) for name, value in PATIENT.items()}
+    body = {"model": "synthetic", "max_tokens": 100, "stream": True}
+    body["messages"] = [{"role": "user", "content": "q"}]
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     with running_stack(tmp_path, "synthetic", settings) as stack:
-        stack.engine_process.terminate()
+        url = f"{stack.gateway}/v1/messages"
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: message_start"
+            stack.engine_process.terminate()
+            events = [line for line in lines if line.startswith("event: ")]
+        assert events[-1] == "event: message_stop"
+        assert "event: error" not in events
         assert stack.engine_process.wait(EXIT_SECONDS) == 0
         deadline = time.monotonic() + EXIT_SECONDS
         while httpx.get(f"{stack.gateway}/readyz").status_code != 503:
