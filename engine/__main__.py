@@ -6,24 +6,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
 
 import structlog
-import uvicorn
 from pydantic import ValidationError
+from uvicorn.config import STARTUP_FAILURE
 
 from engine.backends.base import Backend, Parts, Progress
 from engine.backends.looped import LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.host import EngineHost
 from engine.server import create_app
+from engine.server_process import Server
 from engine.settings import Settings
 
 log = structlog.get_logger()
-
-GRACE_SECONDS = 10
-# Longer than a gateway keeps idle connections (30 s): who closes first must be the one that sends,
-# or a request goes out on a connection that has just ended.
-KEEP_ALIVE_SECONDS = 75
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,22 +46,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed.append(True)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        # Not sys.exit: that would wait for a model that is loading in its thread.
+        os._exit(1 if failed else 0)
+
+    # uvicorn takes the signal while it serves, and raises it again when everything has ended.
+    signal.signal(signal.SIGTERM, end)
+    host = EngineHost(fail)
     app = create_app(
         _backend_factory(settings),
         settings.secret.get_secret_value(),
-        EngineHost(fail),
+        host,
         speaks_openai=settings.backend == "synthetic",
     )
-    uvicorn.run(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
-    return 1 if failed else 0
+    server = Server(app, host, settings)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if failed:
+        return 1
+    return 0 if server.started else STARTUP_FAILURE
 
 
 def _backend_factory(settings: Settings) -> Callable[[EngineHost], Backend]:

@@ -28,9 +28,11 @@ class EngineHost:
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self.readiness = Readiness()
         self._on_failure = on_failure
+        self._backend: Backend | None = None
 
     @asynccontextmanager
     async def running(self, backend: Backend) -> AsyncIterator[None]:
+        self._backend = backend
         loading = asyncio.create_task(self._load(backend))
         try:
             yield
@@ -40,6 +42,11 @@ class EngineHost:
             with suppress(asyncio.CancelledError):
                 await loading
             await backend.stop()
+
+    def end_events(self) -> None:
+        """The process is about to end: streams of events end now, what runs goes on."""
+        if self._backend is not None:
+            self._backend.end_events()
 
     def crash(self, error: Exception) -> None:
         """The engine's thread ended: called from it."""

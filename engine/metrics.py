@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.protocol import Stats
+from engine.protocol import LeaseStats, Stats
 
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
 TOKEN_CLASSES = {
@@ -56,6 +56,11 @@ class _StatsCollector(Collector):
             ),
             ("engine_demoted_blocks", "Blocks copied to the host", counters.demoted_blocks),
             ("engine_promoted_blocks", "Blocks copied back", counters.promoted_blocks),
+            (
+                "engine_idle_leases_yielded",
+                "Leases that ended because idle ones held more than they may",
+                counters.leases_yielded_idle,
+            ),
             ("engine_preempted_requests", "Sequences preempted", counters.preempted_requests),
             ("engine_prefill_seconds", "Time spent before first tokens", stats.prefill_seconds),
         ):
@@ -69,6 +74,24 @@ class _StatsCollector(Collector):
             ("engine_leases", "Entries under a lease", stats.num_leases),
             ("engine_unacknowledged", "Final counts not yet acknowledged", stats.unacknowledged),
         ):
+            yield GaugeMetricFamily(name, text, value)
+        if stats.leases is not None:
+            yield from _lease_budget(stats.leases)
+
+
+def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:
+    """Without what the engine has no bound for."""
+    for name, text, value in (
+        ("engine_leased_blocks", "KV blocks that leases hold, each counted once", leases.blocks),
+        ("engine_max_leased_blocks", "The bound of those", leases.max_blocks),
+        (
+            "engine_idle_leased_blocks",
+            "KV blocks that only leases hold which nobody used for five minutes",
+            leases.idle_blocks,
+        ),
+        ("engine_max_idle_leased_blocks", "The bound of those", leases.max_idle_blocks),
+    ):
+        if value is not None:
             yield GaugeMetricFamily(name, text, value)
 
 

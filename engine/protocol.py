@@ -452,7 +452,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
     `evicted_entries` were best-effort and lost a block for room. `evicted_blocks` with content
     were reused on the device; `demoted_blocks` were copied to the
-    host, then or before, `promoted_blocks` were copied back.
+    host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle` are those of
+    `leases_yielded` that were idle beyond the bound of these.
     """
 
     requests: int = 0
@@ -472,16 +473,32 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     leases_expired: int = 0
     leases_sacrificed: int = 0
     leases_yielded: int = 0
+    leases_yielded_idle: int = 0
     leases_dropped: int = 0
 
 
+class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What leases hold, and may hold, in blocks; one that several hold counts once.
+
+    `idle_blocks` are held by idle leases alone; both are None where those have no bound.
+    """
+
+    blocks: int
+    max_blocks: int
+    idle_blocks: int | None = None
+    max_idle_blocks: int | None = None
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """`leases` is None where the engine does not tell."""
+
     epoch: str
     uptime_seconds: float
     running: int
     waiting: int
     blocks: BlockStats
     counters: Counters
+    leases: LeaseStats | None = None
     num_entries: int = 0
     num_leases: int = 0
     unacknowledged: int = 0

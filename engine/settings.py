@@ -20,6 +20,9 @@ class Settings(BaseSettings):
     secret: SecretStr = Field(min_length=16, description="Shared secret that every call carries")
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="Port to listen on")
+    grace_seconds: int = Field(
+        10, ge=0, description="For how many seconds running generations may go on after SIGTERM"
+    )
     backend: Literal["native", "synthetic", "vllm"] = Field("native", description="What computes")
     model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(

@@ -2,9 +2,10 @@
 
 Reads the extras and dependency groups straight from pyproject.toml, so any pip of the last years
 will do, and stamps what it installed: asking again for the same takes milliseconds. The base is
-always among it, but for `--only EXTRA_OR_GROUP ...`. The user's pip configuration is left to pip;
-the only addition is PyTorch's index of CPU builds, where it answers and the machine has no NVIDIA
-GPU, because the default build of torch brings gigabytes of CUDA.
+always among it, but for `--only EXTRA_OR_GROUP ...`. `--show EXTRA_OR_GROUP ...` installs nothing
+and prints the part of pyproject.toml that installing them reads. The user's pip configuration is
+left to pip; the only addition is PyTorch's index of CPU builds, where it answers and the machine
+has no NVIDIA GPU, because the default build of torch brings gigabytes of CUDA.
 """
 
 import fcntl
@@ -36,6 +37,10 @@ class InstallError(Exception):
     """Installing failed; the message says what to do."""
 
 
+def read_project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
 def requirements_of(need: str, project: dict[str, Any]) -> list[str]:
     """Find the requirements of the base, an extra or a dependency group by its name."""
     if need == "base":
@@ -44,6 +49,15 @@ def requirements_of(need: str, project: dict[str, Any]) -> list[str]:
         if need in table:
             return list(table[need])
     raise InstallError(f"`{need}` is neither an extra nor a dependency group of pyproject.toml")
+
+
+def shown(needs: list[str], project: dict[str, Any]) -> str:
+    """Write what `install` reads for `needs`, and nothing else, as a pyproject.toml of its own."""
+    # Lists of strings and quoted keys are the same in JSON and TOML.
+    lines = ["[project]", f"dependencies = {json.dumps(requirements_of('base', project))}"]
+    lines.append("[project.optional-dependencies]")
+    lines += [f'"{need}" = {json.dumps(requirements_of(need, project))}' for need in needs]
+    return "\n".join([*lines, "[dependency-groups]"])
 
 
 def digest(requirements: list[str]) -> str:
@@ -115,7 +129,7 @@ def run_pip(requirements: list[str], options: list[str]) -> None:
 
 def install(needs: list[str], *, is_base_wanted: bool = True) -> None:
     """Install the base, if wanted, and `needs` unless the stamp says that they are here."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = read_project()
     names = ["base", *needs] if is_base_wanted else needs
     wanted = {need: requirements_of(need, project) for need in names}
     with locked():
@@ -136,7 +150,12 @@ def install(needs: list[str], *, is_base_wanted: bool = True) -> None:
 
 if __name__ == "__main__":
     try:
-        is_only = sys.argv[1:2] == ["--only"]
-        install(sys.argv[1 + is_only :], is_base_wanted=not is_only)
+        match sys.argv[1:]:
+            case ["--show", *needs]:
+                print(shown(needs, read_project()))
+            case ["--only", *needs]:
+                install(needs, is_base_wanted=False)
+            case needs:
+                install(needs)
     except InstallError as error:
         sys.exit(f"install: {error}")

@@ -1,6 +1,7 @@
 """The event log: numbers events, keeps some for replay, and feeds subscribers.
 
-Lives on the event loop's thread. A subscriber that falls behind is ended, never waited for.
+Lives on the event loop's thread. A subscriber that falls behind is ended, never waited for; closing
+the log ends all of them, and any that comes later.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ class EventLog:
         self.last_seq = 0
         self._replay: deque[Event] = deque(maxlen=REPLAY_EVENTS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
+        self._is_closed = False
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -31,13 +33,21 @@ class EventLog:
             for subscriber in list(self._subscribers):
                 self._offer(subscriber, numbered)
 
+    def close(self) -> None:
+        """Subscribers get what was published for them before, and the end."""
+        self._is_closed = True
+        while self._subscribers:
+            self._end(next(iter(self._subscribers)))
+
     async def subscribe(
         self,
         epoch: str | None,
         after: int | None,
         snapshot: Callable[[], Awaitable[Snapshot]],
     ) -> AsyncIterator[EventFrame]:
-        """What was missed (or a snapshot), then events as they come, then the end if too slow."""
+        """What was missed (or a snapshot), then events as they come, until closed or too slow."""
+        if self._is_closed:
+            return
         mine: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=MAX_BEHIND)
         missed = self._since(epoch, after)
         self._subscribers.add(mine)
@@ -75,7 +85,11 @@ class EventLog:
 
     def _offer(self, subscriber: "asyncio.Queue[Event | None]", event: Event) -> None:
         if subscriber.qsize() >= MAX_BEHIND - 1:
-            self._subscribers.discard(subscriber)
-            subscriber.put_nowait(None)
+            self._end(subscriber)
         else:
             subscriber.put_nowait(event)
+
+    def _end(self, subscriber: "asyncio.Queue[Event | None]") -> None:
+        """Nothing comes behind this; `_offer` left room for it."""
+        self._subscribers.discard(subscriber)
+        subscriber.put_nowait(None)

@@ -25,7 +25,7 @@ from engine.blocks.hashing import ChainHasher
 from engine.blocks.pool import BlockPool
 from engine.blocks.tiers import HostTier
 from engine.clock import Clock, ManualClock
-from engine.core.accounts import Accounts, block_stats
+from engine.core.accounts import Accounts, block_stats, lease_stats
 from engine.core.lifecycle import Lifecycle
 from engine.core.loop import EngineLoop
 from engine.core.output import OutputParser
@@ -149,6 +149,9 @@ class LoopedBackend:
     def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]:
         self._ready()
         return self._events.subscribe(epoch, after, self.snapshot)
+
+    def end_events(self) -> None:
+        self._events.close()
 
     async def snapshot(self) -> Snapshot:
         loaded = self._ready()
@@ -289,6 +292,7 @@ class LoopedBackend:
             waiting=len(scheduler.waiting),
             blocks=block_stats(cache),
             counters=loaded.accounts.counters(cache, scheduler),
+            leases=lease_stats(cache),
             num_entries=len(cache.entries),
             num_leases=len(cache.entries.leases),
             unacknowledged=loaded.accounts.num_unacknowledged,

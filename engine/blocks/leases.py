@@ -50,6 +50,7 @@ class Leases:
         self.max_blocks = int(pool.num_blocks * lease_share)
         self.scope_blocks = int(self.max_blocks * scope_lease_share)
         self.max_idle_blocks = int(self.max_blocks * idle_lease_share)
+        self.num_idle_yielded = 0
         self._shares: dict[str, int] = {}
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[EndedLease] = []
@@ -121,6 +122,7 @@ class Leases:
             scope = max(self._scopes.values(), key=lambda scope: scope.num_idle)
             entry = next(iter(scope.idle))
             self.end(entry, "yielded")
+            self.num_idle_yielded += 1
             yielded.append(entry)
         return yielded
 

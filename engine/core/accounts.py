@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from engine.blocks.cache import PrefixCache
 from engine.blocks.leases import EndReason
 from engine.core.scheduler import Scheduler
-from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage
+from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, LeaseStats
 
 MAX_UNACKNOWLEDGED = 65_536
 
@@ -63,6 +63,7 @@ class Accounts:
             copied_blocks=cache.pool.num_copied,
             evicted_blocks=cache.pool.num_evicted,
             evicted_entries=cache.entries.lifetimes.num_evicted,
+            leases_yielded_idle=cache.entries.leases.num_idle_yielded,
             preempted_requests=scheduler.num_preempted,
             demoted_blocks=cache.host.num_demoted if cache.host is not None else 0,
             promoted_blocks=cache.host.num_promoted if cache.host is not None else 0,
@@ -82,4 +83,14 @@ def block_stats(cache: PrefixCache) -> BlockStats:
         best_effort=counts.best_effort,
         cached=counts.cached,
         shared=counts.shared,
+    )
+
+
+def lease_stats(cache: PrefixCache) -> LeaseStats:
+    leases, pool = cache.entries.leases, cache.pool
+    return LeaseStats(
+        blocks=pool.num_leased,
+        max_blocks=leases.max_blocks,
+        idle_blocks=pool.num_idle,
+        max_idle_blocks=leases.max_idle_blocks,
     )

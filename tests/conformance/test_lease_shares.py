@@ -64,6 +64,21 @@ def test_a_share_is_no_bound_while_nobody_else_asks(tiny_engine: Engine) -> None
     assert write(tiny_engine, scope, 60, 0.0) == "leased"
 
 
+def test_what_leases_hold_and_may_hold_is_told(tiny_engine: Engine) -> None:
+    empty = tiny_engine.stats().leases
+    assert empty is not None
+    assert (empty.blocks, empty.max_blocks) == (0, tiny_engine.description.num_blocks // 2)
+    scope = tiny_engine.scope()
+    assert write(tiny_engine, scope, 60, None) == "leased"
+    (entry,) = tiny_engine.entries(scope)
+    full = tiny_engine.stats().leases
+    assert full is not None
+    assert (full.blocks, full.max_blocks) == (entry.blocks, empty.max_blocks)
+    assert (full.idle_blocks is None) == (full.max_idle_blocks is None)
+    tiny_engine.drop(scope)
+    assert tiny_engine.stats().leases == empty
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.1, 1e300])
 def test_what_is_no_share_is_refused(engine: Engine, share: float) -> None:
     asked = engine.request(prompt("one two"), engine.scope(), 0)

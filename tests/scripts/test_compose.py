@@ -80,7 +80,7 @@ def test_an_image_is_pinned_to_a_version(name: str) -> None:
         bases = BASE_IMAGE.findall(recipe)
         assert bases and all(re.search(r":v?\d+\.\d+\.\d+", base) for base in bases)
         # Several stages: what compiles and installs is left behind.
-        assert recipe.count("\nFROM ") == 2 and "\nUSER holdfast\n" in recipe
+        assert recipe.count("\nFROM ") == 3 and "\nUSER holdfast\n" in recipe
 
 
 @every_service

@@ -19,7 +19,7 @@ from engine.clock import Clock
 from engine.core.accounts import Accounts
 from engine.core.lifecycle import Lifecycle
 from engine.prompt.renderer import ChatRenderer, FormatChoice
-from engine.protocol import BlockStats, Capability, Counters, Description, Memory, Stats
+from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Memory, Stats
 from engine.settings import Settings
 from engine.sizing import NotSizable, kv_size
 
@@ -78,6 +78,8 @@ class VllmBackend(LoopedBackend):
                 evicted_blocks=core.evicted_blocks,
                 evicted_entries=entries.lifetimes.num_evicted,
             ),
+            # Idle leases have no bound here.
+            leases=LeaseStats(blocks=core.leased_blocks, max_blocks=core.max_leased_blocks),
             num_entries=len(entries),
             num_leases=len(entries.leases),
             unacknowledged=accounts.num_unacknowledged,

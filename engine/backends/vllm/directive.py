@@ -141,7 +141,8 @@ class HoldStats(msgspec.Struct, frozen=True, kw_only=True):
 class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests.
 
-    `evicted_blocks` had content that had to go, since the start.
+    `leased_blocks` are those that leases hold, whoever else does, of `max_leased_blocks` that they
+    may. `evicted_blocks` had content that had to go, since the start.
     """
 
     total: int
@@ -153,4 +154,6 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     shared: int
     running: int
     waiting: int
+    leased_blocks: int
+    max_leased_blocks: int
     evicted_blocks: int

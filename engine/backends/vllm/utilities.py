@@ -68,10 +68,13 @@ def _core_stats(self: Any) -> Any:
     leases = find_connector(self)[0]
     scheduler = self.scheduler
     check_scheduler(scheduler)
+    figures = leases.figures()
     stats = directive.CoreStats(
         **leases.block_states(),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
+        leased_blocks=figures["leased_blocks"],
+        max_leased_blocks=figures["max_leased_blocks"],
         evicted_blocks=leases.evicted_blocks,
     )
     return msgspec.to_builtins(stats)

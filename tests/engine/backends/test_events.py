@@ -106,3 +106,25 @@ async def test_a_subscriber_that_falls_behind_is_ended_and_others_are_not() -> N
     log.publish([gone("last")])
     assert (await anext(quick)).seq == log.last_seq
     await quick.aclose()
+
+
+async def test_a_log_that_is_closed_ends_who_listens_and_who_comes_later() -> None:
+    log = EventLog("e")
+    frames = subscribe(log, "e", 0)
+    log.publish([gone("a")])
+    assert [frame.seq for frame in await take(frames, 1)] == [1]
+    log.publish([gone("b")])
+    log.close()
+    log.publish([gone("c")])
+    assert [frame.seq async for frame in frames] == [2]
+    assert [frame async for frame in subscribe(log, "e", 0)] == []
+
+
+async def test_a_log_that_is_closed_before_the_snapshot_is_there_ends_behind_it() -> None:
+    log = EventLog("e")
+
+    async def snapshot() -> Snapshot:
+        log.close()
+        return Snapshot(seq=log.last_seq, epoch="e", chains=[])
+
+    assert [frame.seq async for frame in log.subscribe(None, None, snapshot)] == [0]

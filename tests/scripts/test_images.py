@@ -1,0 +1,95 @@
+"""The Dockerfiles: what their layers of packages depend on."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "scripts/install_needs.py"
+RECIPES = sorted([*ROOT.glob("*/Dockerfile"), *ROOT.glob("*/Dockerfile.*")])
+every_recipe = pytest.mark.parametrize(
+    "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+def stages(path: Path) -> dict[str, str]:
+    """Those with a name, by it."""
+    found = re.split(r"^FROM ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    named = (re.match(r"\S+ AS (\w+)\n(.*)", stage, re.DOTALL) for stage in found)
+    return {name[1]: name[2] for name in named if name is not None}
+
+
+def needs_of(path: Path) -> list[str]:
+    (needs,) = re.findall(
+        rf"{PROGRAM} --show(.*) >needs\.toml$", stages(path)["needs"], re.MULTILINE
+    )
+    return str(needs).split()
+
+
+def show(tree: Path, needs: list[str]) -> str:
+    command = [sys.executable, PROGRAM, "--show", *needs]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What a stage with all of pyproject.toml has."""
+    for name in ("pyproject.toml", PROGRAM):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def change(tree: Path, old: str, new: str) -> None:
+    path = tree / "pyproject.toml"
+    before = path.read_text("utf-8")
+    after = re.sub(old, new, before, flags=re.MULTILINE)
+    assert after != before, old
+    path.write_text(after, "utf-8")
+
+
+@every_recipe
+def test_packages_are_installed_from_what_is_needed_alone(path: Path) -> None:
+    stage = stages(path)["packages"]
+    copied = re.findall(r"^COPY (.*)$", stage, re.MULTILINE)
+    assert copied == ["--from=needs /build/needs.toml pyproject.toml", f"{PROGRAM} scripts/"]
+    (installed,) = re.findall(rf"{PROGRAM}([\w ]*)", stage.partition("RUN ")[2])
+    assert installed.split() == needs_of(path)
+
+
+@every_recipe
+def test_what_is_needed_changes_with_the_requirements_and_with_nothing_else(
+    path: Path, tree: Path
+) -> None:
+    needs = needs_of(path)
+    before = show(tree, needs)
+    for old, new in (
+        (r"^line-length = \d+", "line-length = 77"),
+        (r"^version = .*", 'version = "99.0"'),
+        (r"^check = .*", 'check = ["ruff"]'),
+    ):
+        change(tree, old, new)
+    assert show(tree, needs) == before
+    change(tree, r"httpx>=[^\"]*", "httpx==99.0")
+    assert show(tree, needs) != before and '"httpx==99.0"' in show(tree, needs)
+
+
+@every_recipe
+def test_what_is_needed_is_all_that_installing_reads(path: Path, tree: Path) -> None:
+    """Shown again from what was shown, it is the same."""
+    needs = needs_of(path)
+    before = show(tree, needs)
+    (tree / "pyproject.toml").write_text(before, "utf-8")
+    assert show(tree, needs) == before
+
+
+def test_a_need_that_there_is_not_is_named(tree: Path) -> None:
+    command = [sys.executable, PROGRAM, "--show", "nothing"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 1 and "`nothing` is neither" in done.stderr
