@@ -93,7 +93,9 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self._add_children()
 
+    def _add_children(self) -> None:
         self.requests_by_answer: Children[tuple[str, str], Counter] = Children(self.requests)
         self.turns_by_outcome: Children[str, Counter] = Children(self.turns)
         self.first_token_by_cache: Children[str, Histogram] = Children(self.first_token_seconds)
