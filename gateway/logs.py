@@ -1,5 +1,6 @@
 """JSON lines on stderr. Nothing logs prompt text, headers or keys; a last filter drops them."""
 
+import asyncio
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -50,7 +51,14 @@ def configure(level: str) -> None:
             foreign_pre_chain=[_name_part, *_STAMP],
         )
     )
+    handler.addFilter(_says_more)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    """That a stop cuts streams off is said once, with their number; not the trace of each."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError)
 
 
 def _name_part(

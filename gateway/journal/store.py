@@ -109,8 +109,7 @@ class Store:
         return future
 
     def stop(self) -> None:
-        """Finish what was submitted and close the file; blocks."""
-        self._hand_over()
+        """Finish what was handed over and close the file; blocks."""
         self._jobs.put(None)
         self._thread.join()
         self.db.close()
@@ -121,9 +120,10 @@ class Store:
         if rounds > 1:
             loop.call_soon(self._gather, loop, rounds - 1)
         else:
-            self._hand_over()
+            self.hand_over()
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
+        """What was submitted, now. On the event loop."""
         gathered, self._gathered = self._gathered, []
         for job in gathered:
             self._jobs.put(job)

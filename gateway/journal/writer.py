@@ -127,6 +127,7 @@ class Journal:
         )
 
     async def stop(self) -> None:
+        self._store.hand_over()
         await asyncio.to_thread(self._store.stop)
 
     @staticmethod

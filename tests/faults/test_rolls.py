@@ -52,7 +52,7 @@ class Rolled(Killed):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("max_tokens", [50, 1000], ids=["streams-end", "streams-are-cut"])
 def test_a_gateway_that_is_told_to_stop_loses_nothing_and_is_gone_in_time(
-    tmp_path: Path, max_tokens: int
+    tmp_path: Path, max_tokens: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """50 tokens take 2 s and fit into the grace; 1,000 take 40 and are cut off."""
     rolls = number(3, 20) if max_tokens == 50 else number(2, 5)
@@ -65,6 +65,7 @@ def test_a_gateway_that_is_told_to_stop_loses_nothing_and_is_gone_in_time(
         gateway_settings=SETTINGS,
         kind=Rolled,
     )
+    logged = capfd.readouterr().err
     seconds = [seconds for seconds, _ in Rolled.exits]
     told(
         f"F15, up to {max_tokens} tokens",
@@ -86,3 +87,5 @@ def test_a_gateway_that_is_told_to_stop_loses_nothing_and_is_gone_in_time(
     assert sorted(seconds)[len(seconds) // 2] <= DRAIN_SECONDS + GRACE_SECONDS + 5
     if max_tokens == 1000:
         assert report.seen_final < report.seen_begun, "some were cut"
+        assert "timeout graceful shutdown exceeded" in logged
+        assert "Traceback" not in logged, "one line says so, for all of them"
