@@ -130,6 +130,19 @@ def test_the_writer_of_a_leased_tail_copies_it_before_it_goes_on() -> None:
     assert world.entry_at("red", SIX) is not None
 
 
+def test_who_goes_on_in_the_midst_of_a_best_effort_tail_leaves_it_as_it_is() -> None:
+    world = World(lease_share=0.0)
+    world.end(world.run("red", [FIVE, (6,)], {0: "5m", 1: "5m"}))
+    other = world.arrive("red", [FIVE, (96,)], {0: "5m"})
+    assert world.begin(other)
+    assert other.found is not None and other.found.read == 5
+    world.compute(other, other.pending)
+    world.check()
+    longer = world.entry_at("red", FIVE, (6,))
+    assert longer is not None and not longer.is_leased
+    assert [world.memory[block.block_id][:2] for block in longer.blocks[1:]] == [[5, 6]]
+
+
 def test_a_lease_over_the_budget_is_best_effort_and_still_readable() -> None:
     world = World(lease_share=0.2)
     finished(world, "red", EIGHT)
