@@ -35,6 +35,8 @@ from tests.e2e.soaking import (  # noqa: E402
 from tests.e2e.stack import API_KEY  # noqa: E402
 
 ENGINE = {
+    # So few that they are full well before the second half, of which growth is measured.
+    "ENGINE_NUM_BLOCKS": "8192",
     "ENGINE_MIN_CACHE_TOKENS": "64",
     "ENGINE_MAX_RUNNING": "1024",
     "ENGINE_MAX_WAITING": "4096",

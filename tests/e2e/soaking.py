@@ -18,6 +18,8 @@ IDLE_SECONDS = 120.0
 # Connections that are kept, and files that happen to be open.
 SPARE_FDS = 8
 MIB = 1 << 20
+# Odd, so that each goes through both of two gateways.
+_HANDBOOKS = 31
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,16 @@ def body(target: Target, system: str, question: str, **changes: Any) -> dict[str
 
 
 async def run_streams(target: Target, count: int, max_tokens: int) -> Streams:
-    """So many streams at once, spread over the gateways; each must be whole and in order."""
+    """So many streams at once, spread over the gateways; each must be whole and in order.
+
+    They share some handbooks: of a single one all streams would go to the one engine that has it.
+    """
     found, open_now = Streams(count), [0]
-    handbook = "A rule that everybody shares. " * 100
+    rules = "A rule that many share. " * 120
 
     async def one(http: httpx.AsyncClient, number: int) -> None:
         url = target.urls[number % len(target.urls)] + "/v1/messages"
+        handbook = f"Handbook {number % _HANDBOOKS}. {rules}"
         asked = body(target, handbook, f"stream {number}", stream=True, max_tokens=max_tokens)
         begun, text, names = time.monotonic(), "", []
         try:
