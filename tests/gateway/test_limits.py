@@ -284,7 +284,7 @@ def test_spend_outlives_a_restart_and_is_shared_through_the_ledger(
     tmp_path: Path, shared_database: str
 ) -> None:
     engine = ScriptedEngine()
-    changes = {"database_url": shared_database}
+    changes = {"database_url": shared_database, "queue_seconds": 0.0}
     with serve(engine) as engine_url:
         with serve_gateway(tmp_path / "a", engine_url, **changes) as first:
             stack, admin = Stack(first, engine, tmp_path), Admin(first)
