@@ -51,8 +51,8 @@ def configure(level: str) -> None:
             foreign_pre_chain=[_name_part, *_STAMP],
         )
     )
-    handler.addFilter(_says_more)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("uvicorn.error").addFilter(_says_more)
 
 
 def _says_more(record: logging.LogRecord) -> bool:

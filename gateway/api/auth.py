@@ -99,14 +99,15 @@ def _shows_own_workspace(connection: Connection) -> bool:
 
 
 def _presented_key(connection: Connection) -> str:
-    """Read from the scope: a mapping of all headers would be made for this alone."""
-    authorization = ""
+    """Read from the scope: a mapping of all headers would be made for this alone. Of a header that
+    is there twice the first counts."""
+    found: dict[bytes, bytes] = {}
     for name, value in connection.scope["headers"]:
-        if name == b"x-api-key" and value:
-            return value.decode("latin-1")
-        if name == b"authorization":
-            authorization = value.decode("latin-1")
-    kind, _, token = authorization.partition(" ")
+        if name in (b"x-api-key", b"authorization"):
+            found.setdefault(name, value)
+    if key := found.get(b"x-api-key"):
+        return key.decode("latin-1")
+    kind, _, token = found.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()
     raise MissingKey

@@ -104,6 +104,7 @@ class Store:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._gathered.append(Job(work, kind, future, loop))
+        # What a loop left here when it ended goes out with the next loop's.
         if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
             loop.call_soon(self._gather, loop, _ROUNDS)
         return future

@@ -219,3 +219,25 @@ def test_closing_twice_keeps_the_first_close(tmp_path: Path) -> None:
         await journal.stop()
 
     asyncio.run(check())
+
+
+def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> None:
+    """Writes gather for a few rounds of the event loop. A stop does not wait for those, and this
+    loop is too busy for them."""
+
+    async def close_and_stop() -> None:
+        journal = Journal(tmp_path)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        journal.close_soon(turn)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        await journal.stop()
+
+    async def open_and_closed() -> tuple[int, int]:
+        journal = Journal(tmp_path)
+        counts = len(await journal.open_turns()), len(await journal.closed_turns(10))
+        await journal.stop()
+        return counts
+
+    asyncio.run(close_and_stop())
+    assert asyncio.run(open_and_closed()) == (0, 1)
