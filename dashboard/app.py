@@ -8,9 +8,9 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import filters, viewer
 from dashboard.access.sessions import Session
-from dashboard.catalogue import SECTIONS, entries
+from dashboard.ui import filters, viewer
+from dashboard.views.catalogue import SECTIONS, entries
 
 STYLE = Path(__file__).parent / "style.css"
 

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
-from dashboard.colours import GRID, SOFT_TEXT, Palette, Theme
+from dashboard.ui.colours import GRID, SOFT_TEXT, Palette, Theme
 
 TOKENS_HEIGHT = 300
 _LAST_SPACE = "lastindexof(datum.label, ' ')"

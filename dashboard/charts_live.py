@@ -7,8 +7,8 @@ import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
 from dashboard.charts import legend, moment, scale
-from dashboard.colours import Palette
 from dashboard.rows_live import CELLS_A_ROW
+from dashboard.ui.colours import Palette
 
 Rows = Sequence[Mapping[str, Any]]
 

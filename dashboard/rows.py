@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any
 
-from dashboard.answers.savings import Comparison, Prefix, Waterfall
-from dashboard.answers.turns import Turn
-from dashboard.answers.usage import Bucket, Group, Usage
-from dashboard.answers.workspaces import Key, Workspace
-from dashboard.formats import NANO, dollars, seconds
+from dashboard.admin.shapes.savings import Comparison, Prefix, Waterfall
+from dashboard.admin.shapes.turns import Turn
+from dashboard.admin.shapes.usage import Bucket, Group, Usage
+from dashboard.admin.shapes.workspaces import Key, Workspace
+from dashboard.ui.formats import NANO, dollars, seconds
 
 Row = Mapping[str, Any]
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from dashboard import formats
-from dashboard.answers.latency import Latency
-from dashboard.answers.live import (
+from dashboard.admin.shapes.latency import Latency
+from dashboard.admin.shapes.live import (
     Attribution,
     Blocks,
     Cell,
@@ -20,7 +19,8 @@ from dashboard.answers.live import (
     Memory,
     Restart,
 )
-from dashboard.formats import NANO
+from dashboard.ui import formats
+from dashboard.ui.formats import NANO
 
 Row = Mapping[str, Any]
 

@@ -9,14 +9,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from streamlit.starlette import App
 
-# Charts and tables are imported with the server, so that its first visitor does not wait for them.
-from dashboard import charts_live, parts  # noqa: F401
 from dashboard.access import index
 from dashboard.access.gate import Gate
 from dashboard.access.login import Login
 from dashboard.access.sessions import sessions
-from dashboard.catalogue import entries
 from dashboard.settings import Settings
+
+# Charts and tables are imported with the server, so that its first visitor does not wait for them.
+from dashboard.views.catalogue import entries
 
 SCRIPT = Path(__file__).parent / "app.py"
 

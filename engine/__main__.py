@@ -16,9 +16,9 @@ from uvicorn.config import STARTUP_FAILURE
 from engine.backends.base import Backend, Parts, Progress
 from engine.backends.looped import LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
-from engine.host import EngineHost
-from engine.server import create_app
-from engine.server_process import Server
+from engine.serve.health import EngineHost
+from engine.serve.process import Server
+from engine.serve.server import create_app
 from engine.settings import Settings
 
 log = structlog.get_logger()

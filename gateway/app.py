@@ -10,55 +10,55 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 
-from gateway.admission import Admission
-from gateway.api import errors
-from gateway.api.admin import AdminController
-from gateway.api.admin_about import AboutController
-from gateway.api.admin_divergence import DivergenceController
-from gateway.api.admin_engines import EnginesController
-from gateway.api.admin_keys import KeysController
-from gateway.api.admin_leases import LeasesController
-from gateway.api.admin_live import LiveController
-from gateway.api.admin_report import ReportController
-from gateway.api.admin_usage import UsageController
-from gateway.api.admin_workspaces import WorkspacesController
-from gateway.api.auth import AdminGate
-from gateway.api.completions import ChatCompletionsController, CompletionsController
-from gateway.api.connections import BodyDeadline
-from gateway.api.health import HealthController
-from gateway.api.messages import MessagesController
-from gateway.api.models import ModelsController
-from gateway.api.openapi import OpenApiController
-from gateway.api.services import Services
-from gateway.background import Background
-from gateway.catalogue import Catalogue, load_catalogue
-from gateway.clock import Clock
-from gateway.diagnostics import Diagnostics
-from gateway.dispatch import Dispatcher
-from gateway.engine_http import EngineHttp
-from gateway.engines import Engine
-from gateway.errors import LedgerUnavailable
-from gateway.fleet import Fleet
-from gateway.gate import Gate
-from gateway.ids import Ids
+from gateway.admin.about import AboutController
+from gateway.admin.divergence import DivergenceController
+from gateway.admin.engines import EnginesController
+from gateway.admin.keys import KeysController
+from gateway.admin.leases import LeasesController
+from gateway.admin.live import LiveController
+from gateway.admin.openapi import OpenApiController
+from gateway.admin.overview import AdminController
+from gateway.admin.report import ReportController
+from gateway.admin.usage import UsageController
+from gateway.admin.workspaces import WorkspacesController
+from gateway.base.background import Background
+from gateway.base.catalogue import Catalogue, load_catalogue
+from gateway.base.clock import Clock
+from gateway.base.errors import LedgerUnavailable
+from gateway.base.logs import get_logger
+from gateway.base.metrics import Metrics
+from gateway.base.settings import Settings
+from gateway.http import errors
+from gateway.http.auth import AdminGate
+from gateway.http.completions import ChatCompletionsController, CompletionsController
+from gateway.http.connections import BodyDeadline
+from gateway.http.health import HealthController
+from gateway.http.messages import MessagesController
+from gateway.http.models import ModelsController
+from gateway.http.services import Services
+from gateway.journal.charge import Accounts
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.keyring import KeyRing
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
-from gateway.ledger.queries import Queries
+from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
-from gateway.logs import get_logger
-from gateway.metering import Accounts
-from gateway.metrics import Metrics
-from gateway.placement import Weights
-from gateway.pricing import PriceBook
-from gateway.residency import Residency
-from gateway.routing import Router
-from gateway.settings import Settings
-from gateway.spend import SpendWatch
-from gateway.turn import TurnService
+from gateway.limits.admission import Admission
+from gateway.limits.keyring import KeyRing
+from gateway.limits.spend import SpendWatch
+from gateway.prices.pricing import PriceBook
+from gateway.routing.client import EngineHttp
+from gateway.routing.cost import Weights
+from gateway.routing.engine import Engine
+from gateway.routing.fleet import Fleet
+from gateway.routing.router import Router
+from gateway.turn.diagnostics import Diagnostics
+from gateway.turn.dispatch import Dispatcher
+from gateway.turn.gate import Gate
+from gateway.turn.ids import Ids
+from gateway.turn.turn import TurnService
+from gateway.turn.why_missed import Residency
 
 _SETTLE_SECONDS = 3.0
 _STOP_SECONDS = 6.0

@@ -5,9 +5,9 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection, text
 
+from gateway.base.settings import load_database
 from gateway.ledger.database import make_engine
-from gateway.ledger.models import Base
-from gateway.settings import load_database
+from gateway.ledger.schema import Base
 
 # Any number, as long as nobody else on the server uses it: "one migrator at a time".
 _POSTGRES_LOCK = 4_811_070_026

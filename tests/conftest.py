@@ -9,8 +9,8 @@ from hypothesis import Phase, settings
 
 from tests.postgres import new_database, running_postgres
 
-# For scripts/mutants.py: the same examples in every run, and the first failure is enough. To look
-# for a smaller one takes minutes and says nothing more.
+# For scripts/faults/mutants.py: the same examples in every run, and the first failure is enough.
+# To look for a smaller one takes minutes and says nothing more.
 settings.register_profile(
     "mutants",
     parent=settings.get_profile("ci"),

@@ -1,7 +1,6 @@
 """The tree's own rules: who imports whom, how long things get, what documentation follows."""
 
 import ast
-import importlib.util
 import os
 import re
 import shutil
@@ -9,9 +8,10 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from scripts.docs import settings as settings_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gateway", "engine", "dashboard", "migrations", "scripts", "tests")
@@ -25,26 +25,27 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".exam
 
 # One outside library, one home.
 HOMES = {
-    "torch": ("engine/model/", "scripts/", "tests/"),
-    "transformers": ("engine/model/", "scripts/", "tests/"),
+    "torch": ("engine/compute/", "scripts/", "tests/"),
+    "transformers": ("engine/compute/", "scripts/", "tests/"),
     "sqlalchemy": ("gateway/ledger/", "migrations/", "tests/"),
     "streamlit": ("dashboard/", "tests/dashboard/"),
     "litestar": (
         "gateway/app.py",
-        "gateway/api/",
-        "engine/server",
-        "scripts/bench_gateway_floor.py",
+        "gateway/http/",
+        "gateway/admin/",
+        "engine/serve/",
+        "scripts/bench/gateway_floor.py",
         "tests/",
     ),
-    "prometheus_client": ("gateway/metrics.py", "engine/metrics.py", "tests/"),
+    "prometheus_client": ("gateway/base/metrics.py", "engine/metrics.py", "tests/"),
 }
 # The two edges of each process, where anything may arrive and must be answered or logged.
 BROAD_EXCEPT_ALLOWED = {
-    "engine/core/loop.py",
-    "engine/host.py",
-    "engine/server.py",
-    "gateway/api/errors.py",
-    "gateway/background.py",
+    "engine/schedule/loop.py",
+    "engine/serve/health.py",
+    "engine/serve/server.py",
+    "gateway/http/errors.py",
+    "gateway/base/background.py",
 }
 
 
@@ -201,8 +202,8 @@ def test_the_layers_hold() -> None:
     [
         ("gateway.app", ["torch", "transformers", "streamlit"]),
         ("engine.protocol", ["torch", "litestar"]),
-        ("engine.server", ["torch", "transformers", "sqlalchemy"]),
-        ("dashboard.client", ["torch", "sqlalchemy", "litestar"]),
+        ("engine.serve.server", ["torch", "transformers", "sqlalchemy"]),
+        ("dashboard.admin.client", ["torch", "sqlalchemy", "litestar"]),
     ],
 )
 def test_an_import_brings_no_heavy_library(module: str, absent: list[str]) -> None:
@@ -227,31 +228,20 @@ def test_nothing_names_the_machine_it_was_written_on() -> None:
     assert not found
 
 
-def settings_docs() -> ModuleType:
-    path = ROOT / "scripts" / "settings_docs.py"
-    spec = importlib.util.spec_from_file_location("settings_docs", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_env_example_lists_every_setting() -> None:
-    docs = settings_docs()
-    assert (ROOT / ".env.example").read_text("utf-8") == docs.env_example(), (
-        "run .venv/bin/python scripts/settings_docs.py"
+    assert (ROOT / ".env.example").read_text("utf-8") == settings_docs.env_example(), (
+        "run .venv/bin/python -m scripts.docs.settings"
     )
 
 
 def test_the_readme_table_lists_every_setting() -> None:
-    docs = settings_docs()
-    assert docs.readme_table() in (ROOT / "README.md").read_text("utf-8"), (
-        "run .venv/bin/python scripts/settings_docs.py"
+    assert settings_docs.readme_table() in (ROOT / "README.md").read_text("utf-8"), (
+        "run .venv/bin/python -m scripts.docs.settings"
     )
 
 
 def test_every_variable_of_compose_is_a_setting_or_its_own() -> None:
-    known = {name for _, name, _, _ in settings_docs().rows()}
+    known = {name for _, name, _, _ in settings_docs.rows()}
     text = (ROOT / "docker-compose.yml").read_text("utf-8")
     used = set(re.findall(r"\b(?:HOLDFAST|ENGINE|DASHBOARD)_[A-Z_]+\b", text))
     assert used <= known

@@ -3,27 +3,20 @@
 Whether the tests notice them takes minutes: `scripts/long_tests mutants`.
 """
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripts.faults import mutants as scripts_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "Bug: b\nUser: u\nTests: tests\nKind: T2\n"
 
 
 @pytest.fixture(scope="module")
-def mutants() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["mutants"]
+def mutants() -> ModuleType:
+    return scripts_mutants
 
 
 def test_every_patch_has_its_header_and_applies(mutants: ModuleType) -> None:

@@ -14,8 +14,8 @@ from dashboard.access.attempts import Attempts
 from dashboard.access.gate import LOGIN_PATH
 from dashboard.access.headers import page_policy
 from dashboard.access.sessions import COOKIE, Sessions
-from dashboard.answers.about import About
-from dashboard.client import AdminClient, ClientError, KeyRefused
+from dashboard.admin.client import AdminClient, ClientError, KeyRefused
+from dashboard.admin.shapes.about import About
 
 _FOLDER = Path(__file__).parent
 STYLE = (_FOLDER / "login.css").read_text("utf-8")

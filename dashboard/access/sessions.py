@@ -10,8 +10,8 @@ from functools import cache
 
 from itsdangerous import BadSignature, TimestampSigner
 
-from dashboard.answers.about import About
-from dashboard.client import AdminClient
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.about import About
 from dashboard.settings import settings
 
 COOKIE = "holdfast_session"

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts_live, formats, live, parts, rows_live, viewer
-from dashboard.answers.live import Attribution, EngineNow, FleetHistory, Restart
-from dashboard.client import AdminClient
-from dashboard.colours import STAGES
-from dashboard.selection import Selection
+from dashboard import charts_live, rows_live
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.live import Attribution, EngineNow, FleetHistory, Restart
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.colours import STAGES
+from dashboard.ui.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)

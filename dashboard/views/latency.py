@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts_live, formats, live, parts, rows_live, viewer
-from dashboard.answers.latency import Latency
-from dashboard.answers.live import LatencySamples
-from dashboard.client import AdminClient
-from dashboard.colours import HITS, PLAIN
-from dashboard.selection import Selection
+from dashboard import charts_live, rows_live
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.latency import Latency
+from dashboard.admin.shapes.live import LatencySamples
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.colours import HITS, PLAIN
+from dashboard.ui.selection import Selection
 
 MIN_TURNS = 5
 """Medians of fewer turns are not compared."""

@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from dashboard import charts_live, formats, live, parts, rows_live, viewer
-from dashboard.answers.live import EngineMemory
-from dashboard.client import AdminClient
-from dashboard.colours import BLOCKS, HITS, MONEY
-from dashboard.selection import Selection
+from dashboard import charts_live, rows_live
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.live import EngineMemory
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.colours import BLOCKS, HITS, MONEY
+from dashboard.ui.selection import Selection
 
 REFRESH_SECONDS = 5
 

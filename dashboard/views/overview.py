@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts, formats, live, parts, rows, viewer
-from dashboard.answers.engines import Engine
-from dashboard.answers.latency import Latency
-from dashboard.answers.savings import Savings
-from dashboard.answers.usage import Usage
-from dashboard.client import AdminClient
-from dashboard.colours import TOKENS
-from dashboard.selection import Selection
+from dashboard import charts, rows
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.engines import Engine
+from dashboard.admin.shapes.latency import Latency
+from dashboard.admin.shapes.savings import Savings
+from dashboard.admin.shapes.usage import Usage
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.colours import TOKENS
+from dashboard.ui.selection import Selection
 
 NUM_REASONS = 5
 

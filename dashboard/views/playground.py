@@ -7,9 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import charts_live, formats, parts, viewer
-from dashboard.client import AdminClient, ClientError
-from dashboard.colours import TOKENS
+from dashboard import charts_live
+from dashboard.admin.client import AdminClient, ClientError
 from dashboard.playground import (
     CLASSES,
     TTLS,
@@ -21,6 +20,8 @@ from dashboard.playground import (
     request_body,
     ribbon,
 )
+from dashboard.ui import formats, parts, viewer
+from dashboard.ui.colours import TOKENS
 
 HANDBOOK = (
     "You keep the lighthouse. The lamp is lit at dusk and put out at dawn. In fog the horn sounds"

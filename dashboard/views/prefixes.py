@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import formats, live, parts, rows, rows_live, viewer
-from dashboard.answers.live import Dropped, Lease
-from dashboard.answers.savings import Prefix
-from dashboard.client import AdminClient, ClientError, NotThere
-from dashboard.selection import Selection
+from dashboard import rows, rows_live
+from dashboard.admin.client import AdminClient, ClientError, NotThere
+from dashboard.admin.shapes.live import Dropped, Lease
+from dashboard.admin.shapes.savings import Prefix
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.selection import Selection
 
 REFRESH_SECONDS = 3
 NUM_LEASES = 500

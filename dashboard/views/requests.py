@@ -5,10 +5,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import formats, live, parts, rows
-from dashboard.answers.turns import Turn, TurnPage
-from dashboard.client import AdminClient, NotThere, segment
-from dashboard.selection import Selection
+from dashboard import rows
+from dashboard.admin.client import AdminClient, NotThere, segment
+from dashboard.admin.shapes.turns import Turn, TurnPage
+from dashboard.ui import formats, live, parts
+from dashboard.ui.selection import Selection
 
 PAGE = 200
 NUM_ABOUT = 11  # of the details: who and what; the rest are tokens, times and money

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts, formats, live, parts, rows, viewer
-from dashboard.answers.savings import Prefix, Savings
-from dashboard.answers.usage import Group, Usage
-from dashboard.client import AdminClient
-from dashboard.colours import MONEY, TEXT
-from dashboard.selection import Selection
+from dashboard import charts, rows
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.savings import Prefix, Savings
+from dashboard.admin.shapes.usage import Group, Usage
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.colours import MONEY, TEXT
+from dashboard.ui.selection import Selection
 
 NUM_PREFIXES = 100
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import formats, live, parts, rows
+from dashboard import rows
+from dashboard.admin.client import AdminClient, NotThere, segment
+from dashboard.admin.shapes.turns import Divergence, Turn, TurnPage
 from dashboard.advice import GREW, advice
-from dashboard.answers.turns import Divergence, Turn, TurnPage
-from dashboard.client import AdminClient, NotThere, segment
-from dashboard.selection import Selection
+from dashboard.ui import formats, live, parts
+from dashboard.ui.selection import Selection
 
 NUM_MISSES = 100
 CHUNK_CHARACTERS = 8192  # the gateway names prefixes that far apart within a block

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 
 import streamlit as st
 
-from dashboard import formats, live, parts, rows
-from dashboard.answers.usage import Group
-from dashboard.answers.workspaces import Key, Workspace
-from dashboard.client import AdminClient
-from dashboard.selection import Selection
+from dashboard import rows
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.usage import Group
+from dashboard.admin.shapes.workspaces import Key, Workspace
+from dashboard.ui import formats, live, parts
+from dashboard.ui.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)

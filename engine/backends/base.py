@@ -15,9 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from engine.core.output import OutputParser
-from engine.core.runner import Runner
-from engine.prompt.rendered import RenderedPrompt
 from engine.protocol import (
     CountReply,
     CountRequest,
@@ -34,6 +31,9 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
+from engine.schedule.output import OutputParser
+from engine.schedule.runner import Runner
+from engine.text.rendered import RenderedPrompt
 
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""

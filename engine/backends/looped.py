@@ -18,21 +18,14 @@ from engine.backends.generation import QueuedGeneration
 from engine.backends.memory import MemoryScan
 from engine.backends.queries import check_prompt, check_request, new_query, new_samples
 from engine.backends.reports import entry_infos, snapshot_of
-from engine.blocks.block import Digest
-from engine.blocks.cache import PrefixCache
-from engine.blocks.entries import Entries
-from engine.blocks.hashing import ChainHasher
-from engine.blocks.pool import BlockPool
-from engine.blocks.tiers import HostTier
+from engine.cache.block import Digest
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.host_tier import HostTier
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
-from engine.core.accounts import Accounts, block_stats, lease_stats
-from engine.core.lifecycle import Lifecycle
-from engine.core.loop import EngineLoop
-from engine.core.output import OutputParser
-from engine.core.scheduler import Scheduler
-from engine.core.sequence import RequestState
 from engine.errors import InvalidRequest, NotFound, NotReady
-from engine.prompt.rendered import RenderedPrompt
 from engine.protocol import (
     CountReply,
     CountRequest,
@@ -47,7 +40,14 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
+from engine.schedule.books import Accounts, block_stats, lease_stats
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.loop import EngineLoop
+from engine.schedule.output import OutputParser
+from engine.schedule.request import RequestState
+from engine.schedule.scheduler import Scheduler
 from engine.settings import Settings
+from engine.text.rendered import RenderedPrompt
 
 T = TypeVar("T")
 log = structlog.get_logger()

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import NamedTuple
 
-from engine.blocks.block import Block
-from engine.blocks.cache import PrefixCache
-from engine.blocks.pool import BlockPool
+from engine.cache.block import Block
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import MAX_CELLS, BlockCell, BlockStats, Memory
 
 MAX_BLOCKS_A_STEP = 8192

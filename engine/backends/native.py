@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from engine.backends.base import Parts, Progress
-from engine.model.loading import LoadedModel, load_model
-from engine.prompt.renderer import ChatRenderer, FormatChoice
+from engine.compute.loading import LoadedModel, load_model
 from engine.protocol import Capability, Description
 from engine.settings import Settings
+from engine.text.renderer import ChatRenderer, FormatChoice
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 MEMORY_SHARE = 0.25

@@ -3,11 +3,9 @@
 from typing import TypeVar, get_args
 from zlib import crc32
 
-from engine.blocks.cache import CacheQuery, PrefixCache
-from engine.blocks.lookback import Segment
-from engine.core.runner import SampleParams
+from engine.cache.lookup import Segment
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import InvalidRequest, PromptTooLong, Unsupported
-from engine.prompt.rendered import RenderedPrompt, SegmentSpan
 from engine.protocol import (
     MAX_BREAKPOINTS,
     MAX_NAMES,
@@ -22,6 +20,8 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.schedule.runner import SampleParams
+from engine.text.rendered import RenderedPrompt, SegmentSpan
 
 T = TypeVar("T")
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from engine.blocks.block import Entry
-from engine.blocks.cache import PrefixCache
-from engine.core.lifecycle import Lifecycle
+from engine.cache.block import Entry
+from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import ChainHeld, EntryInfo, HeldName, Snapshot, Tier
+from engine.schedule.lifecycle import Lifecycle
 
 
 def snapshot_of(cache: PrefixCache, lifecycle: Lifecycle, epoch: str) -> Snapshot:

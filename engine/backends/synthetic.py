@@ -15,10 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine.backends.base import Parts, Progress
-from engine.blocks.block import BlockId, TokenId
-from engine.core.runner import Work
-from engine.prompt.rendered import RenderedPrompt, SegmentSpan
-from engine.prompt.stops import StopFinder
+from engine.cache.block import BlockId, TokenId
 from engine.protocol import (
     Delta,
     Description,
@@ -31,7 +28,10 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.schedule.runner import Work
 from engine.settings import Settings
+from engine.text.formats.stops import StopFinder
+from engine.text.rendered import RenderedPrompt, SegmentSpan
 
 BYTES_PER_TOKEN = 4
 GENERATION_TOKENS = 4

@@ -7,12 +7,12 @@ between repeats the insert.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from gateway.background import pause
-from gateway.errors import GatewayError, LedgerRefused
+from gateway.base.background import pause
+from gateway.base.errors import GatewayError, LedgerRefused
+from gateway.base.logs import get_logger
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord
 from gateway.journal.writer import Journal
-from gateway.logs import get_logger
-from gateway.metrics import Metrics
-from gateway.record import TurnRecord
 
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 Acknowledge = Callable[[str, list[str]], Awaitable[None]]

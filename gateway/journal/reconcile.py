@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.protocol import FinalCounts
-from gateway.background import pause
-from gateway.errors import GatewayError
+from gateway.base.background import pause
+from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord, turn_of
 from gateway.journal.writer import Journal
-from gateway.logs import get_logger
-from gateway.metrics import Metrics
-from gateway.record import TurnRecord, turn_of
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0

@@ -23,8 +23,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from gateway.errors import JournalUnavailable
-from gateway.logs import get_logger
+from gateway.base.errors import JournalUnavailable
+from gateway.base.logs import get_logger
 
 # Closing a turn takes at most this much of file and write-ahead log together: a record with the
 # largest fingerprint is about 6 KB, and its pages are written twice.

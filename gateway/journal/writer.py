@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.errors import JournalFull, JournalUnavailable
+from gateway.base.errors import JournalFull, JournalUnavailable
+from gateway.base.record import TurnRecord
+from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.journal.store import Kind, Store, Work
-from gateway.record import TurnRecord
-from gateway.settings import JOURNAL_MAX_BYTES
 
 _DEADLINE_SECONDS = 5.0
 

@@ -18,11 +18,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.errors import LedgerRefused, LedgerUnavailable, SampleData
+from gateway.base.errors import LedgerRefused, LedgerUnavailable, SampleData
+from gateway.base.record import TurnRecord
 from gateway.ledger import watermark
-from gateway.ledger.models import TurnRow
-from gateway.ledger.rollups import add_turns
-from gateway.record import TurnRecord
+from gateway.ledger.schema import TurnRow
+from gateway.ledger.sums.rollups import add_turns
 
 _DEADLINE_SECONDS = 5.0
 _COMMAND_SECONDS = 600.0

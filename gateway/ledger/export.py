@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.ledger.database import Ledger
-from gateway.ledger.queries import Totals, totals_by
-from gateway.ledger.queries_turns import Cursor, Turn, TurnFilter, page
-from gateway.ledger.ranges import Range, settle
-from gateway.ledger.rollups import DAY_SECONDS
+from gateway.ledger.reads.ranges import Range, settle
+from gateway.ledger.reads.totals import Totals, totals_by
+from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page
+from gateway.ledger.sums.rollups import DAY_SECONDS
 
 _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
 # What makes a cell a formula in one spreadsheet or another.

@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access import KeyScope
-from gateway.errors import InvalidRequest, NotFound
+from gateway.base.errors import InvalidRequest, NotFound
+from gateway.base.grants import KeyScope
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
-from gateway.ledger.models import ApiKeyRow, WorkspaceRow
+from gateway.ledger.schema import ApiKeyRow, WorkspaceRow
 from gateway.ledger.workspaces import Workspace, check_workspace_id, find_workspace, workspace_of
 
 LOOKUP_SECONDS = 1.0

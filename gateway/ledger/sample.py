@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy import insert, select, text
 
-from gateway.errors import InvalidRequest
+from gateway.base.errors import InvalidRequest
+from gateway.base.record import TurnRecord
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger, row_of
-from gateway.ledger.models import ApiKeyRow, TurnRollupRow, TurnRow, WorkspaceRow
+from gateway.ledger.schema import ApiKeyRow, TurnRollupRow, TurnRow, WorkspaceRow
 from gateway.ledger.upkeep import rebuild
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE
-from gateway.record import TurnRecord
 
 _BATCH = 1000
 

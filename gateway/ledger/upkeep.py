@@ -13,8 +13,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.ledger.database import Ledger
-from gateway.ledger.horizon import horizon_ms
-from gateway.ledger.models import (
+from gateway.ledger.schema import (
     HorizonRow,
     LatencyRollupRow,
     PrefixRow,
@@ -22,7 +21,8 @@ from gateway.ledger.models import (
     TurnRollupRow,
     TurnRow,
 )
-from gateway.ledger.rollups import DAY_SECONDS, days, rebuild_interval, rebuild_prefixes
+from gateway.ledger.sums.horizon import horizon_ms
+from gateway.ledger.sums.rollups import DAY_SECONDS, days, rebuild_interval, rebuild_prefixes
 
 _DAY_MS = DAY_SECONDS * 1000
 _BATCH = 2000

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.ledger.models import WatermarkRow
+from gateway.ledger.schema import WatermarkRow
 
 _ACCESS = "access"
 _SAMPLE = "sample"

@@ -9,12 +9,12 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.access import Limits
-from gateway.errors import InvalidRequest, NotFound
+from gateway.base.errors import InvalidRequest, NotFound
+from gateway.base.grants import Limits
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
-from gateway.ledger.models import TurnRollupRow, WorkspaceRow
-from gateway.ledger.rollups import DAY_SECONDS
+from gateway.ledger.schema import TurnRollupRow, WorkspaceRow
+from gateway.ledger.sums.rollups import DAY_SECONDS
 
 # Ids go into response headers and file names of exports.
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.metering import charge
-from gateway.pricing import PriceBook, PriceSheets
-from gateway.record import TurnRecord
+from gateway.base.record import TurnRecord
+from gateway.journal.charge import charge
+from gateway.prices.pricing import PriceBook, PriceSheets
 from gateway.sample.arrivals import Arrival, arrivals, day_of, start_of
 from gateway.sample.cast import ENGINE_MODEL, MACHINES, PRICED_AS
 from gateway.sample.memory import EngineMemory

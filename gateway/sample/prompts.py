@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from engine.protocol import Message, Prompt, Role, TextPart, Tool, Ttl
-from gateway.prefix.fingerprint import Fingerprint, digest_parameters, pack, points_of
-from gateway.prefix.names import Prefix, find_prefixes
+from gateway.prompt.fingerprint import Fingerprint, digest_parameters, pack, points_of
+from gateway.prompt.names import Prefix, find_prefixes
 from gateway.sample.arrivals import Arrival
 
 _BYTES_PER_TOKEN = 4

@@ -4,7 +4,7 @@ import random
 from datetime import UTC, datetime
 
 from engine.protocol import InputUsage
-from gateway.record import TurnRecord
+from gateway.base.record import TurnRecord
 from gateway.sample.arrivals import Arrival, weight
 from gateway.sample.memory import EngineMemory
 from gateway.sample.prompts import Mark, Written

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from gateway.ledger.models import UtcDateTime
+from gateway.ledger.schema import UtcDateTime
 
 revision = "0001"
 down_revision = None

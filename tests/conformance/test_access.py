@@ -11,9 +11,9 @@ import pytest
 from litestar.routes import HTTPRoute
 
 from engine.backends.base import Backend
-from engine.host import EngineHost
 from engine.protocol import Name
-from engine.server import create_app
+from engine.serve.health import EngineHost
+from engine.serve.server import create_app
 from tests.conformance.engines import ROOT, SECRET, Engine, Refused, prompt
 
 PROBES = {"/health", "/healthz", "/readyz", "/metrics"}

@@ -9,11 +9,11 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gateway.cli import migrate
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import migrate
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import rebuild
-from gateway.pricing import PriceBook, TokenCounts
-from gateway.settings import DatabaseSettings
+from gateway.prices.pricing import PriceBook, TokenCounts
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
 NUM_MANY = 100_000

@@ -16,7 +16,7 @@ import pytest
 from anthropic import Anthropic
 
 from tests.e2e.stack import ADMIN_KEY, API_KEY, Stack, free_port, running_stack
-from tests.gateway.admin import Admin
+from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
 playwright = pytest.importorskip("playwright.sync_api")

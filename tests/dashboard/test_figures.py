@@ -18,7 +18,7 @@ import pytest
 from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
 from streamlit.testing.v1 import AppTest
 
-from dashboard import formats
+from dashboard.ui import formats
 from tests.dashboard.ledgers import Row, fill, turn
 from tests.dashboard.signed_in import open_page, sign_in
 from tests.gateway.serving import ADMIN_KEY, serve_gateway
@@ -327,7 +327,7 @@ def test_prefixes(figures: Figures, savings: AppTest) -> None:
 
 def test_published_prices(figures: Figures, savings: AppTest) -> None:
     """One model's, whose prices are read from the shipped file here."""
-    path = Path(__file__).parents[2] / "gateway" / "hosted_prices.toml"
+    path = Path(__file__).parents[2] / "gateway" / "prices" / "hosted_prices.toml"
     sheets = tomllib.loads(path.read_text("utf-8"))["price"]
     shown = table(savings, "This traffic ($)").set_index("Model")
     flat = next(each for each in sheets if "band" not in each and each["model"] in shown.index)

@@ -1,6 +1,6 @@
 import pytest
 
-from dashboard import formats
+from dashboard.ui import formats
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import pytest
 from msgspec import structs
 
 from dashboard import rows
+from dashboard.admin.shapes.savings import Waterfall
+from dashboard.admin.shapes.usage import Bucket, Rates, Totals, Usage
 from dashboard.advice import ADVICE, UNKNOWN, advice
-from dashboard.answers.savings import Waterfall
-from dashboard.answers.usage import Bucket, Rates, Totals, Usage
-from dashboard.catalogue import entries
-from dashboard.colours import BLOCKS, HITS, MONEY, TOKENS, Theme
-from dashboard.parts import as_csv
-from dashboard.selection import RANGES, Selection
+from dashboard.ui.colours import BLOCKS, HITS, MONEY, TOKENS, Theme
+from dashboard.ui.parts import as_csv
+from dashboard.ui.selection import RANGES, Selection
+from dashboard.views.catalogue import entries
 from engine.protocol import MissReason
-from gateway.prefix.fingerprint import DivergenceKind
+from gateway.prompt.fingerprint import DivergenceKind
 
 NOW = datetime(2026, 11, 21, 12, 0, 3, tzinfo=UTC)
 

@@ -14,8 +14,8 @@ import pytest
 from dashboard.access.attempts import MAX_ADDRESSES, MAX_FAILED, WINDOW_SECONDS, Attempts
 from dashboard.access.login import inside
 from dashboard.access.sessions import COOKIE, MAX_SESSIONS, Sessions
-from dashboard.answers.about import About
-from dashboard.client import AdminClient
+from dashboard.admin.client import AdminClient
+from dashboard.admin.shapes.about import About
 from tests.dashboard.conftest import Gateways
 from tests.dashboard.page import running_dashboard
 from tests.gateway.serving import ADMIN_KEY, API_KEY

@@ -7,7 +7,7 @@ import pytest
 from anthropic import Anthropic
 
 from tests.e2e.stack import ADMIN_KEY, Stack, running_stack
-from tests.gateway.admin import Admin
+from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
 SYSTEM = "The handbook of the lighthouse keeper. " * 200

@@ -1,7 +1,7 @@
 """Prefills of a real minute, behind clients that give up after 20 s of silence.
 
 Both SDKs stream; a third client that does not stream waits with the SDK's own timeout, which is ten
-minutes. A short version is in `tests/gateway/test_slow_prefill.py`.
+minutes. A short version is in `tests/gateway/http/test_slow_prefill.py`.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""A small soak; scripts/soak.py is the long one."""
+"""A small soak; scripts/faults/soak.py is the long one."""
 
 import asyncio
 from pathlib import Path

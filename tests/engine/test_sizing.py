@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
-from engine.blocks.entries import Entries
-from engine.blocks.pool import BlockPool
-from engine.model.kv import KvPool
-from engine.model.support import kv_layout
+from engine.cache.entries import Entries
+from engine.cache.pool import BlockPool
+from engine.compute.kv import KvPool
+from engine.compute.support import kv_layout
 from engine.sizing import NotSizable, kv_size
 
 SHAPE: dict[str, Any] = {

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.cli import migrate
-from gateway.clock import Clock
+from gateway.base.clock import Clock
+from gateway.cli.main import migrate
 from tests.e2e.test_miss_reasons import House, Machine
 from tests.faults.sizes import number, told
-from tests.gateway.admin import Admin
+from tests.gateway.admin_client import Admin
 from tests.gateway.serving import make_settings, serve_app
 
 TICK = 1.0

@@ -21,20 +21,20 @@ from engine.protocol import (
     Started,
     TextDelta,
 )
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord
+from gateway.journal.charge import Accounts
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.metering import Accounts
-from gateway.metrics import Metrics
-from gateway.pricing import load_prices
-from gateway.record import TurnRecord
+from gateway.prices.pricing import load_prices
 from tests.e2e.kills import idle_stats
 from tests.e2e.stack import API_KEY as STACK_KEY
 from tests.e2e.stack import running_stack
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
+from tests.gateway.journal.test_journal import Witness, record
 from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
-from tests.gateway.test_journal import Witness, record
 
 HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.segments import lay_out
-from gateway.prefix.layout import Slot
-from gateway.wire.anthropic.decode import decode_messages
+from gateway.prompt.layout import Slot
 
 SHORT: dict[str, str] = {"type": "ephemeral"}
 LONG: dict[str, str] = {"type": "ephemeral", "ttl": "1h"}

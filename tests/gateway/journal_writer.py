@@ -5,8 +5,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gateway.base.record import TurnRecord
 from gateway.journal.writer import Journal
-from gateway.record import TurnRecord
 
 
 async def write(journal: Journal, worker: int) -> None:

@@ -11,10 +11,10 @@ import uvicorn
 from litestar import Litestar
 from pydantic import SecretStr
 
-from gateway.api.server import Server
 from gateway.app import create_app
-from gateway.cli import migrate
-from gateway.settings import Settings
+from gateway.base.settings import Settings
+from gateway.cli.main import migrate
+from gateway.http.server import Server
 
 API_KEY = "hf-test-key"
 ADMIN_KEY = "hf-admin-key"

@@ -1,6 +1,6 @@
 """Probing for what another workspace has cached: the requests, and all that can be seen of them.
 
-Used by the suite and by `scripts/bench_isolation.py`. Bodies go over a plain HTTP client, so that
+Used by the suite and by `scripts/bench/isolation.py`. Bodies go over a plain HTTP client, so that
 the whole answer is compared, to the byte, but for what differs in any two requests.
 """
 

@@ -1,4 +1,4 @@
-"""scripts/bench_agent.py, small: every request is answered, and the nonce line decides the rest."""
+"""scripts/bench/agent.py, small: every request is answered, and the nonce line decides the rest."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(300)
 def test_a_coding_agents_prefix_is_read_only_without_its_nonce_line() -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/bench_agent.py", "--tokens", "2000", "--turns", "6"],
+        [sys.executable, "-m", "scripts.bench.agent", "--tokens", "2000", "--turns", "6"],
         capture_output=True,
         text=True,
         timeout=280,

@@ -1,4 +1,4 @@
-"""scripts/bench_routing.py: its ceiling against a plain count, and a small real run."""
+"""scripts/bench/routing.py: its ceiling against a plain count, and a small real run."""
 
 import random
 import re
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from scripts.bench.routing_load import BLOCK_TOKENS, Workload, ceiling_of
 
-from bench_routing_load import BLOCK_TOKENS, Workload, ceiling_of  # noqa: E402 - the path first
+ROOT = Path(__file__).resolve().parents[2]
 
 SCAFFOLD = 4
 
@@ -65,7 +64,7 @@ def test_a_workload_is_drawn_by_its_seed_and_shares_a_tenants_prompt() -> None:
 @pytest.mark.timeout(400)
 def test_one_gateway_on_four_engines_reuses_most_of_what_it_can() -> None:
     """Real processes; what is measured is not asserted beyond what routing must do."""
-    command = [sys.executable, "scripts/bench_routing.py", "--tenants", "2", "--seeds", "1"]
+    command = [sys.executable, "-m", "scripts.bench.routing", "--tenants", "2", "--seeds", "1"]
     command += ["--cache", "roomy", "--in-flight", "4", "--only", "ours, events, marked"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=380, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -133,7 +133,7 @@ def test_the_database_cannot_be_reached_from_outside() -> None:
 
 
 def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> None:
-    conf = (ROOT / "scripts" / "balancer" / "nginx.conf").read_text("utf-8")
+    conf = (ROOT / "scripts" / "compose" / "nginx.conf").read_text("utf-8")
     (alias,) = re.findall(r"set \$gateways (\S+);", conf)
     behind = [n for n in SERVICES if n.startswith("gateway-")]
     assert len(behind) == 2

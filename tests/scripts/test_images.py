@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "scripts/install_needs.py"
+PROGRAM = "scripts/setup/install_needs.py"
 RECIPES = sorted([*ROOT.glob("*/Dockerfile"), *ROOT.glob("*/Dockerfile.*")])
 every_recipe = pytest.mark.parametrize(
     "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT))
@@ -41,7 +41,7 @@ def show(tree: Path, needs: list[str]) -> str:
 def tree(tmp_path: Path) -> Path:
     """What a stage with all of pyproject.toml has."""
     for name in ("pyproject.toml", PROGRAM):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
@@ -58,7 +58,7 @@ def change(tree: Path, old: str, new: str) -> None:
 def test_packages_are_installed_from_what_is_needed_alone(path: Path) -> None:
     stage = stages(path)["packages"]
     copied = re.findall(r"^COPY (.*)$", stage, re.MULTILINE)
-    assert copied == ["--from=needs /build/needs.toml pyproject.toml", f"{PROGRAM} scripts/"]
+    assert copied == ["--from=needs /build/needs.toml pyproject.toml", f"{PROGRAM} scripts/setup/"]
     (installed,) = re.findall(rf"{PROGRAM}([\w ]*)", stage.partition("RUN ")[2])
     assert installed.split() == needs_of(path)
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(ROOT / "scripts" / "supervise.py"), "--data", str(data)]
+    command = [sys.executable, "-m", "scripts.runner.supervisor", "--data", str(data)]
     environment = os.environ | {"VLLM_PYTHON": "/no/such/python"}
     return subprocess.run(
         [*command, *arguments],

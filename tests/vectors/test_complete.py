@@ -23,18 +23,18 @@ ELSEWHERE = {
     "V38": "tests/vectors/world.py::counts",
     "V48": "tests/vectors/test_counts.py::V39",  # the spec: "V39 (= V48)"
     # No valid body has no target.
-    "V58": "tests/gateway/test_breakpoints.py::"
+    "V58": "tests/gateway/prompt/test_breakpoints.py::"
     "test_no_eligible_slot_means_no_breakpoint_and_no_error_v58",
-    "V114": "tests/gateway/test_diagnostics.py::"
+    "V114": "tests/gateway/turn/test_diagnostics.py::"
     "test_without_the_object_and_on_a_first_turn_there_is_none_v114",
-    "V115": "tests/gateway/test_diagnostics.py::test_growth_is_no_divergence_v115",
-    "V116": "tests/gateway/test_diagnostics.py::"
+    "V115": "tests/gateway/turn/test_diagnostics.py::test_growth_is_no_divergence_v115",
+    "V116": "tests/gateway/turn/test_diagnostics.py::"
     "test_the_earliest_change_is_named_with_what_it_cost_v116",
-    "V117": "tests/gateway/test_diagnostics.py::"
+    "V117": "tests/gateway/turn/test_diagnostics.py::"
     "test_what_cannot_be_compared_with_is_not_found_v117",
-    "V118": "tests/gateway/test_diagnostics.py::test_only_other_parameters_differ_v118",
-    "V119": "tests/gateway/test_diagnostics.py::V119",
-    **{f"V{n}": f"tests/gateway/test_pricing.py::V{n}" for n in range(120, 126)},
+    "V118": "tests/gateway/turn/test_diagnostics.py::test_only_other_parameters_differ_v118",
+    "V119": "tests/gateway/turn/test_diagnostics.py::V119",
+    **{f"V{n}": f"tests/gateway/prices/test_pricing.py::V{n}" for n in range(120, 126)},
     "V128": "tests/e2e/test_wire_vectors.py::"
     "test_the_newer_version_refuses_sampling_parameters_v128",
     "V129": "tests/e2e/test_wire_vectors.py::"

@@ -14,7 +14,7 @@ from anthropic import Anthropic
 
 from tests.fuzz.houses import serving
 from tests.fuzz.servers import wait_until
-from tests.gateway.test_breakpoints import BROKEN
+from tests.gateway.prompt.test_breakpoints import BROKEN
 from tests.vectors.conftest import MODELS_TOML
 from tests.vectors.test_counts import TURN1, Q, S, held, levels
 from tests.vectors.world import HEADERS, MODEL, Block, Vector, World, said, system, tool

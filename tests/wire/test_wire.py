@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.connections import MAX_HEAD_BYTES, MAX_HEADERS
+from gateway.http.connections import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.gateway.bodies import body
 from tests.gateway.serving import API_KEY, eventually
 from tests.wire.conftest import BODY_LIMIT, Reply, Wire, read_replies

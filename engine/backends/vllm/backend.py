@@ -14,14 +14,14 @@ from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.loop import VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
 from engine.backends.vllm.turns import Turns
-from engine.blocks.hashing import ChainHasher
+from engine.cache.digests import ChainHasher
 from engine.clock import Clock
-from engine.core.accounts import Accounts
-from engine.core.lifecycle import Lifecycle
-from engine.prompt.renderer import ChatRenderer, FormatChoice
 from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Memory, Stats
+from engine.schedule.books import Accounts
+from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
 from engine.sizing import NotSizable, kv_size
+from engine.text.renderer import ChatRenderer, FormatChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

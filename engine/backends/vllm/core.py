@@ -20,8 +20,8 @@ from engine.backends.vllm.directive import (
     Loss,
     Report,
 )
-from engine.blocks.block import TokenId
-from engine.core.runner import SampleParams
+from engine.cache.block import TokenId
+from engine.schedule.runner import SampleParams
 
 _MAX_SEED = 2**63
 

@@ -2,7 +2,7 @@
 
 A lease is one more reference (`BlockPool.touch`) on every block that a later hit at its offset
 needs, in all KV cache groups, so that vLLM's LRU can't reuse them. The native engine's rules hold
-(`engine.blocks.entries`): a budget of unique blocks, a share of it per scope that binds only under
+(`engine.cache.entries`): a budget of unique blocks, a share of it per scope that binds only under
 contention, the soonest expiry first where a lease must go. An entry without a lease holds
 nothing; vLLM tells when the first of its blocks is reused (`BlockPool.unpin_blocks`).
 

@@ -16,9 +16,9 @@ from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
 from engine.backends.vllm.turns import Turns
 from engine.clock import Clock, ManualClock
-from engine.core.lifecycle import Lifecycle
-from engine.core.sequence import SequenceState
-from engine.prompt.parser import TurnParser
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.request import SequenceState
+from engine.text.formats.turn_parser import TurnParser
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -29,7 +29,7 @@ LOSS_SECONDS = 0.25
 
 
 class VllmLoop:
-    """The counterpart of `engine.core.loop.EngineLoop`; `call` may be used from any thread."""
+    """The counterpart of `engine.schedule.loop.EngineLoop`; `call` may be used from any thread."""
 
     def __init__(
         self,

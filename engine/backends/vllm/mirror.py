@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
-from engine.blocks.block import Block, Digest, Entry
-from engine.blocks.cache import CacheQuery, Found, PrefixCache
-from engine.blocks.entries import Entries
-from engine.blocks.hashing import ChainHasher, PromptDigests
-from engine.blocks.leases import EndReason
-from engine.blocks.lookback import longest_hit
-from engine.blocks.pool import BlockPool
-from engine.blocks.table import BlockTable
+from engine.cache.block import Block, Digest, Entry
+from engine.cache.digests import ChainHasher, PromptDigests
+from engine.cache.entries import Entries
+from engine.cache.lease_budget import EndReason
+from engine.cache.lookup import longest_hit
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
+from engine.cache.table import BlockTable
 from engine.protocol import Breakpoint, BreakpointReport, MissReason
 
 _WATCH = "name:"

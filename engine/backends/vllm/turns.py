@@ -1,13 +1,13 @@
-"""Who waits and who runs, as `engine.core.lifecycle` sees it, where vLLM decides it."""
+"""Who waits and who runs, as `engine.schedule.lifecycle` sees it, where vLLM decides it."""
 
 from collections.abc import Callable
 
 from engine.backends.vllm.core import StepCounts
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
-from engine.blocks.block import Digest
-from engine.blocks.hashing import common_blocks
-from engine.core.sequence import RequestState, SequenceState
+from engine.cache.block import Digest
+from engine.cache.digests import common_blocks
+from engine.schedule.request import RequestState, SequenceState
 
 
 class Turns:

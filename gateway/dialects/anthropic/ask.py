@@ -3,13 +3,10 @@
 from typing import Any
 
 from engine.protocol import Sampling, ToolChoice
-from gateway.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
-from gateway.catalogue import Model
+from gateway.base.catalogue import Model
+from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.plan import plan_of
-from gateway.errors import InvalidRequest
-from gateway.prefix.layout import check_json
-from gateway.prefix.plan import Plan
-from gateway.wire.anthropic.request import (
+from gateway.dialects.anthropic.request import (
     ChoiceAny,
     ChoiceAuto,
     ChoiceNone,
@@ -21,6 +18,9 @@ from gateway.wire.anthropic.request import (
     ThinkingEnabled,
     Version,
 )
+from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
+from gateway.prompt.layout import check_json
+from gateway.prompt.plan import Plan
 
 
 def ask_of(

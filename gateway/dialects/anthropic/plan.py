@@ -2,10 +2,10 @@
 
 from engine.protocol import Message as PromptMessage
 from engine.protocol import ToolResultPart, ToolUsePart
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic.request import CountTokensRequest
 from gateway.dialects.anthropic.segments import lay_out
-from gateway.errors import InvalidRequest
-from gateway.prefix.plan import Plan, make_plan
-from gateway.wire.anthropic.request import CountTokensRequest
+from gateway.prompt.plan import Plan, make_plan
 
 
 def plan_of(request: CountTokensRequest, scope: str) -> Plan:

@@ -21,9 +21,8 @@ from engine.protocol import (
 from engine.protocol import (
     Tool as PromptTool,
 )
-from gateway.errors import InvalidRequest
-from gateway.prefix.layout import Layout, Slot, check_json
-from gateway.wire.anthropic.content import (
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic.content import (
     Block,
     CacheControl,
     ContentSource,
@@ -37,7 +36,8 @@ from gateway.wire.anthropic.content import (
     ToolResult,
     ToolUse,
 )
-from gateway.wire.anthropic.request import CountTokensRequest, Message
+from gateway.dialects.anthropic.request import CountTokensRequest, Message
+from gateway.prompt.layout import Layout, Slot, check_json
 
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
 

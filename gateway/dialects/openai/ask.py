@@ -3,14 +3,10 @@
 from typing import Any
 
 from engine.protocol import Prompt, Sampling, ToolChoice, Ttl
-from gateway.ask import Ask, Principal, guarantees_calls
-from gateway.catalogue import Model
-from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
-from gateway.errors import InvalidRequest
-from gateway.prefix.layout import Layout, Slot, check_json
-from gateway.prefix.plan import Plan, make_plan
-from gateway.wire.openai.content import AssistantMessage, Message, ToolMessage
-from gateway.wire.openai.request import (
+from gateway.base.catalogue import Model
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.content import AssistantMessage, Message, ToolMessage
+from gateway.dialects.openai.request import (
     COMPLETION_TOKENS,
     ChatRequest,
     CompletionRequest,
@@ -19,6 +15,10 @@ from gateway.wire.openai.request import (
     JsonSchemaFormat,
     NamedTool,
 )
+from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
+from gateway.prompt.ask import Ask, Principal, guarantees_calls
+from gateway.prompt.layout import Layout, Slot, check_json
+from gateway.prompt.plan import Plan, make_plan
 
 
 def chat_ask_of(request: ChatRequest, principal: Principal, model: Model, arrived: float) -> Ask:

@@ -25,9 +25,8 @@ from engine.protocol import (
 )
 from engine.protocol import Message as PromptMessage
 from engine.protocol import Tool as PromptTool
-from gateway.errors import InvalidRequest
-from gateway.prefix.layout import Layout, Slot, check_json
-from gateway.wire.openai.content import (
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.content import (
     AssistantMessage,
     CacheBreakpoint,
     CacheControl,
@@ -42,7 +41,8 @@ from gateway.wire.openai.content import (
     ToolMessage,
     UserMessage,
 )
-from gateway.wire.openai.request import ChatRequest
+from gateway.dialects.openai.request import ChatRequest
+from gateway.prompt.layout import Layout, Slot, check_json
 
 # OpenAI's "at least 30 minutes" is kept by the shortest of our leases that lasts as long.
 NATIVE_TTL: Ttl = "1h"

@@ -4,12 +4,11 @@ import pytest
 
 from engine.backends.queries import new_query, new_samples, new_segments
 from engine.backends.synthetic import SyntheticRenderer
-from engine.blocks.cache import CacheQuery, PrefixCache
-from engine.blocks.entries import Entries
-from engine.blocks.hashing import ChainHasher
-from engine.blocks.pool import BlockPool
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import PromptTooLong
-from engine.prompt.rendered import SegmentSpan
 from engine.protocol import (
     Description,
     GenerateRequest,
@@ -23,6 +22,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.text.rendered import SegmentSpan
 
 BLOCK_SIZE = 4
 PROMPT = Prompt(

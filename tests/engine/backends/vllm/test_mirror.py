@@ -6,9 +6,9 @@ import pytest
 
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, LossReason, Report
 from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
-from engine.blocks.cache import CacheQuery, Found, Written
-from engine.blocks.hashing import ChainHasher
-from engine.blocks.lookback import Segment
+from engine.cache.digests import ChainHasher
+from engine.cache.lookup import Segment
+from engine.cache.prefix_cache import CacheQuery, Found, Written
 from engine.protocol import Breakpoint, HeldName
 
 SIZE = 4

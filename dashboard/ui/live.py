@@ -1,0 +1,100 @@
+"""A page that refreshes itself: read, draw, and say since when what is shown is known.
+
+When the gateway is away the last numbers stay, with their time. Refreshing moves nothing: the same
+elements are drawn in the same order, and the line about the state is always there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+import streamlit as st
+
+from dashboard.admin.client import AdminClient, ClientError, KeyRefused
+from dashboard.ui import filters, viewer
+from dashboard.ui.selection import Selection
+
+View = TypeVar("View")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[View]):
+    """An answer, who asked for what, and when it came."""
+
+    client: AdminClient
+    asked: Selection
+    view: View
+    at: datetime
+
+
+def show(
+    name: str,
+    read: Callable[[AdminClient, Selection], View],
+    draw: Callable[[View, Selection], None],
+    *,
+    controls: Callable[[], None] | None = None,
+    refresh_seconds: int | None = None,
+    skeleton_height: int = 460,
+) -> None:
+    """Draw a page's living part.
+
+    `read` asks the admin API and raises ClientError; `draw` gets what it returned. `controls`
+    draws widgets that are there whatever the answer. `name` is unique among the pages. Refreshes
+    as often as the range is worth it, or as told.
+    """
+
+    def refresh() -> None:
+        if controls is not None:
+            controls()
+        status = st.container(key=f"status_{name}")
+        body = st.container(key=f"body_{name}")
+        chosen = filters.chosen()
+        kept: Seen[View] | None = st.session_state.get(f"seen_{name}")
+        session = viewer.session()
+        # What another key saw, or another selection, is not shown in its place.
+        if kept and (kept.asked != chosen or session is None or kept.client is not session.client):
+            kept = None
+        if kept is None:
+            with body:
+                waiting = st.skeleton(height=skeleton_height)
+        seen, problem = _read(read, chosen, kept)
+        if kept is None:
+            waiting.empty()
+        st.session_state[f"seen_{name}"] = seen
+        with status:
+            _draw_status(seen, problem)
+        if seen is not None:
+            with body:
+                draw(seen.view, chosen)
+
+    every = refresh_seconds or filters.chosen().refresh_seconds
+    st.fragment(refresh, run_every=every, key=f"live_{name}")()
+
+
+def _read(
+    read: Callable[[AdminClient, Selection], View], chosen: Selection, kept: Seen[View] | None
+) -> tuple[Seen[View] | None, str | None]:
+    try:
+        client = viewer.client()
+        return Seen(client, chosen, read(client, chosen), datetime.now(UTC)), None
+    except viewer.SignedOut:
+        # The whole page says so, not this part of it.
+        st.rerun(scope="app")
+    except KeyRefused as error:
+        # A key that has ended shows nothing any more, not even what it saw.
+        return None, str(error)
+    except ClientError as error:
+        return kept, str(error)
+
+
+def _draw_status(seen: Seen[View] | None, problem: str | None) -> None:
+    if problem is None and seen is not None:
+        st.caption(f"Updated {seen.at:%H:%M:%S} UTC")
+    elif seen is not None:
+        st.warning(
+            f"{problem} Showing what was known at {seen.at:%H:%M:%S} UTC.",
+            icon=":material/schedule:",
+        )
+    else:
+        st.error(f"{problem} Trying again by itself.", icon=":material/cloud_off:")

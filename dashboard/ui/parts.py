@@ -1,0 +1,171 @@
+"""What pages are made of: headings, cards with definitions, charts with words, tables with CSV.
+
+Text from outside (names of workspaces, engines, models) goes into tables, chart labels, options and
+`st.text` only: labels, captions, metrics and the like are Markdown to Streamlit.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd  # type: ignore[import-untyped]
+import streamlit as st
+
+from dashboard import charts
+from dashboard.admin.shapes.about import Definition
+from dashboard.ui import formats, viewer
+
+# A spreadsheet takes a cell that begins like this for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def title(text: str, question: str) -> None:
+    """A page's heading, and the question that it answers."""
+    st.title(text, anchor=False)
+    st.caption(question)
+
+
+def heading(text: str, number: str | None = None) -> None:
+    """A section's heading, with the definition of the number that it is about."""
+    st.subheader(text, anchor=False, help=None if number is None else meaning(number))
+
+
+def definition(number: str) -> Definition:
+    """What the gateway says that a number is."""
+    session = viewer.session()
+    known = session.about.definitions.get(number) if session else None
+    return known or Definition(title=number.replace("_", " ").capitalize(), formula="", unit="")
+
+
+def meaning(number: str) -> str | None:
+    """The tooltip: formula and unit, as the gateway defines them."""
+    found = definition(number)
+    return f"`{found.formula}`\n\nUnit: {found.unit}" if found.formula else None
+
+
+def card(
+    number: str,
+    value: str,
+    *,
+    label: str | None = None,
+    trend: Sequence[float] | None = None,
+    chart: Literal["line", "bar", "area"] = "line",
+    delta: str | None = None,
+    is_good: bool | None = None,
+    is_loss: bool = False,
+) -> None:
+    """A number with its definition. `delta` compares it; `is_good` colours that, None does not."""
+    colour: Literal["green", "red", "off"] = "off"
+    if is_good is not None:
+        colour = "green" if is_good else "red"
+    st.metric(
+        label or definition(number).title,
+        f":red[{value}]" if is_loss else value,
+        delta,
+        delta_color=colour,
+        delta_arrow="off",
+        help=meaning(number),
+        border=True,
+        height="stretch",
+        # A line through fewer than two points is none.
+        chart_data=list(trend) if trend is not None and len(trend) > 1 else None,
+        chart_type=chart,
+    )
+
+
+def chart(drawn: Any, key: str, alt_text: str) -> None:
+    """`alt_text` is what a screen reader says: the finding, with its numbers."""
+    st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
+
+
+def empty(text: str, icon: str = ":material/hourglass_empty:") -> None:
+    """What stands where there is nothing to show yet, and how that changes."""
+    st.info(text, icon=icon)
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    *,
+    alt_text: str,
+    columns: Mapping[str, Any] | None = None,
+    height: int | Literal["auto", "content"] = "auto",
+    picked: Callable[[Mapping[str, Any]], None] | None = None,
+) -> None:
+    """A table, and below it its CSV. `picked` gets the row that is clicked, before the next run."""
+
+    def pick() -> None:
+        numbers = st.session_state[key]["selection"]["rows"]
+        if picked is not None and numbers and numbers[0] < len(rows):
+            picked(rows[numbers[0]])
+
+    options: dict[str, Any] = {"on_select": pick, "selection_mode": "single-row"}
+    st.dataframe(
+        pd.DataFrame(list(rows)),
+        hide_index=True,
+        key=key,
+        height=height,
+        placeholder=formats.NO_VALUE,
+        column_config={**_counts(rows), **(columns or {})},
+        alt=alt_text,
+        **(options if picked else {}),
+    )
+    download(rows, key)
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whole numbers in groups of thousands, as the reader's language writes them."""
+    written = st.column_config.NumberColumn(format="localized")
+    names = rows[0] if rows else ()
+    return {name: written for name in names if any(type(row[name]) is int for row in rows)}
+
+
+def download(rows: Sequence[Mapping[str, Any]], key: str) -> None:
+    st.download_button(
+        "CSV",
+        lambda: as_csv(rows),
+        file_name=f"holdfast-{key}.csv",
+        mime="text/csv",
+        key=f"csv_{key}",
+        icon=":material/download:",
+        on_click="ignore",
+        type="tertiary",
+    )
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A cell that begins like a formula gets an apostrophe."""
+    written = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([{name: _plain(value) for name, value in row.items()} for row in rows])
+    return written.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    is_formula = isinstance(value, str) and value.startswith(_FORMULA)
+    return f"'{value}" if is_formula else value
+
+
+def share_column() -> Any:
+    """A share from 0 to 1 as a bar and a percentage."""
+    return st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1)
+
+
+def turn_columns() -> dict[str, Any]:
+    """How a table of requests writes its columns."""
+    number = st.column_config.NumberColumn
+    return {
+        "Time (UTC)": st.column_config.DatetimeColumn(format="D MMM HH:mm:ss"),
+        "First token (s)": number(format="%.2f"),
+        "Duration (s)": number(format="%.2f"),
+        "Cost ($)": number(format="%.6f"),
+        "Net saved ($)": number(format="%.6f"),
+    }
+
+
+def money_column() -> Any:
+    """Dollars with the digits that tell small amounts from nothing; the title has the unit."""
+    return st.column_config.NumberColumn(format="%.4f")

@@ -1,0 +1,339 @@
+"""Entries and their leases: what breakpoints wrote, who may read it and until when.
+
+An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
+expires. A leased entry holds a reference on each of its blocks; over a budget (`leases.py`),
+sacrificed, or yielded to another, it is best-effort: it holds none, and it is gone when the first
+of its blocks is reused. While it is not idle they are reused after all plain content. Time comes in
+as a number: this module reads no clock.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from engine.cache.block import Block, Digest, Entry
+from engine.cache.digests import TOKEN_BYTES, PromptDigests
+from engine.cache.lease_budget import EndReason, Leases
+from engine.cache.lifetimes import LifetimeCounts
+from engine.cache.pool import BlockPool
+from engine.protocol import TTL_SECONDS, MissReason, Ttl
+
+MAX_TOMBSTONES = 65_536
+SHORTEST_TTL: Ttl = "5m"
+
+
+class Refresh(NamedTuple):
+    """What one request did to an entry's expiry."""
+
+    entry: Entry
+    until: float
+
+
+class Entries:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        lease_share: float,
+        scope_lease_share: float = 0.5,
+        idle_lease_share: float = 0.25,
+        ttl_scale: float = 1.0,
+        host: BlockPool | None = None,
+    ) -> None:
+        """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
+
+        `scope_lease_share`: the part of that which a scope may claim from others that have more,
+        where `set_share` says nothing else of it. `idle_lease_share`: the part of it that idle
+        leases may hold.
+        """
+        self._pool = pool
+        self._host = host
+        self.leases = Leases(
+            pool,
+            lease_share=lease_share,
+            scope_lease_share=scope_lease_share,
+            idle_lease_share=idle_lease_share,
+        )
+        self._ttl_scale = ttl_scale
+        self._by_key: dict[Digest, Entry] = {}
+        self._expiries: list[tuple[float, int, Entry]] = []
+        self._tombstones: dict[Digest, MissReason] = {}
+        # When each entry that outlives the shortest TTL is idle, unless it is used before.
+        self._idle_at: list[tuple[float, int, Entry]] = []
+        self._pushes = 0
+        self.lifetimes = LifetimeCounts()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    # Reading.
+
+    def get(self, key: Digest) -> Entry | None:
+        """The entry at this key, readable or not."""
+        return self._by_key.get(key)
+
+    def find(self, digests: PromptDigests, tokens: int, now: float) -> Entry | None:
+        """The entry at this offset that was readable at `now` and whose content is these tokens."""
+        entry = self._by_key.get(digests.at(tokens))
+        if entry is None or entry.tokens != tokens:
+            return None
+        if entry.is_broken:
+            self._evict(entry, now)
+            return None
+        if not entry.ready_at <= now < entry.expires_at:
+            return None
+        return entry if self._has_content(entry, digests) else None
+
+    def refresh(self, entry: Entry, now: float) -> Refresh:
+        """A read, or a breakpoint on it: its own TTL starts again, a lost lease is taken again.
+
+        It holds at once, and for good unless it is taken back.
+        """
+        refresh = Refresh(entry, now + self.seconds(entry.ttl))
+        entry.refreshed_until.append(refresh.until)
+        self._set_expiry(entry)
+        self._use(entry, now)
+        if not entry.is_leased:
+            self._try_lease(entry)
+        return refresh
+
+    def confirm(self, refresh: Refresh) -> None:
+        """Whoever refreshed has begun to answer."""
+        self.lifetimes.used_again(max(refresh.until - refresh.entry.kept_until, 0.0))
+        refresh.entry.refreshed_until.remove(refresh.until)
+        self._extend(refresh.entry, refresh.until)
+
+    def take_back(self, refresh: Refresh) -> None:
+        """Whoever refreshed never answered: the entry ends as if it had not been there."""
+        refresh.entry.refreshed_until.remove(refresh.until)
+        self._set_expiry(refresh.entry)
+
+    def seconds(self, ttl: Ttl) -> float:
+        return TTL_SECONDS[ttl] * self._ttl_scale
+
+    def why_missing(self, key: Digest, now: float) -> MissReason | None:
+        """Why nothing readable is at this key, as far as it is remembered."""
+        entry = self._by_key.get(key)
+        if entry is not None:
+            if entry.is_broken:
+                return entry.why_broken
+            if entry.ready_at > now:
+                return "in_progress_race"
+            return "ttl_expired" if entry.expires_at <= now else None
+        return self._tombstones.get(key)
+
+    # Writing.
+
+    def write(
+        self,
+        scope: str,
+        key: Digest,
+        blocks: Sequence[Block],
+        *,
+        tokens: int,
+        ttl: Ttl,
+        arrived_at: float,
+        now: float,
+    ) -> Entry | None:
+        """What a breakpoint leaves: a new entry, or an extended one where an equal stands.
+
+        The TTL counts from `arrived_at`; readable from `now` on. None when it is over already.
+        """
+        expires_at = arrived_at + self.seconds(ttl)
+        entry = self._by_key.get(key)
+        if entry is not None and not entry.is_broken and entry.expires_at > now:
+            if entry.ready_at > arrived_at:
+                self._extend(entry, expires_at)  # written meanwhile by another that paid as well
+            else:
+                self._extend(entry, arrived_at + self.seconds(entry.ttl))
+            self._use(entry, now)
+            self.bring_back(entry, blocks)
+            return entry
+        if entry is not None:
+            self._remove(entry, "ttl_expired")
+        if expires_at <= now:
+            return None
+        entry = Entry(
+            scope, key, tokens, ttl, list(blocks), now, expires_at, expires_at, used_at=now
+        )
+        self._by_key[key] = entry
+        self._tombstones.pop(key, None)
+        self._push(entry)
+        self._watch(entry)
+        if not self._try_lease(entry):
+            self._depend(entry)
+        return entry
+
+    def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
+        """A reader has the entry's content on the device: it is there again, leased if it can be.
+
+        Nothing happens where it was there, or is an entry no more.
+        """
+        if self._by_key.get(entry.key) is not entry or entry.is_broken:
+            return
+        if self._is_partly_on_host(entry):
+            self._undepend(entry)
+            entry.blocks = list(blocks[: len(entry.blocks)])
+            if not self._try_lease(entry):
+                self._depend(entry)
+
+    # Ending.
+
+    def next_expiry(self) -> float | None:
+        """When something expires next, None if nothing does."""
+        while self._expiries:
+            due, _, entry = self._expiries[0]
+            if self._by_key.get(entry.key) is entry and entry.expires_at == due:
+                return due
+            heappop(self._expiries)
+        return None
+
+    def expire(self, now: float) -> None:
+        """End everything whose time is over, exactly at its expiry, and what was evicted.
+
+        What is idle by now is known as such after it.
+        """
+        broken = self._pool.take_broken()
+        if self._host is not None:
+            broken += self._host.take_broken()
+        for entry in broken:
+            if self._by_key.get(entry.key) is entry:
+                self._evict(entry, now)
+        while (due := self.next_expiry()) is not None and due <= now:
+            _, _, entry = heappop(self._expiries)
+            self.lifetimes.expired(due - entry.ready_at)
+            self._remove(entry, "ttl_expired", "expired")
+        self._find_idle(now)
+
+    def sacrifice(self) -> bool:
+        """Turn the lease that would end first into best-effort; False when there is none."""
+        entry = min(self.leases, key=lambda entry: entry.expires_at, default=None)
+        if entry is None:
+            return False
+        self.leases.end(entry, "sacrificed")
+        entry.was_sacrificed = True
+        self._depend(entry)
+        return True
+
+    def drop(self, scope: str, key: Digest | None = None) -> int:
+        """End a scope's entry, or all of them, by an operator's hand; how many there were."""
+        doomed = [
+            entry
+            for entry in self._by_key.values()
+            if entry.scope == scope and key in (None, entry.key)
+        ]
+        for entry in doomed:
+            self._remove(entry, "dropped", "dropped")
+        return len(doomed)
+
+    def live(self) -> list[Entry]:
+        """Every entry whose content is there."""
+        return [entry for entry in self._by_key.values() if not entry.is_broken]
+
+    # Inside.
+
+    def _has_content(self, entry: Entry, digests: PromptDigests) -> bool:
+        """Compare all token ids: a digest alone never gives a hit."""
+        there = b"".join([block.tokens for block in entry.blocks])
+        return there.startswith(digests.packed[: entry.tokens * TOKEN_BYTES])
+
+    def _is_partly_on_host(self, entry: Entry) -> bool:
+        return self._host is not None and any(block.is_host for block in entry.blocks)
+
+    def _extend(self, entry: Entry, kept_until: float) -> None:
+        entry.kept_until = max(entry.kept_until, kept_until)
+        self._set_expiry(entry)
+
+    def _set_expiry(self, entry: Entry) -> None:
+        expires_at = max([entry.kept_until, *entry.refreshed_until])
+        if expires_at != entry.expires_at:
+            entry.expires_at = expires_at
+            self._push(entry)
+
+    def _push(self, entry: Entry) -> None:
+        self._pushes += 1
+        heappush(self._expiries, (entry.expires_at, self._pushes, entry))
+
+    def _try_lease(self, entry: Entry) -> bool:
+        yielded = None if self._is_partly_on_host(entry) else self.leases.take(entry)
+        if yielded is None:
+            return False
+        self._undepend(entry)
+        for other in yielded:
+            self._depend(other)
+        return True
+
+    def _use(self, entry: Entry, now: float) -> None:
+        """It is read, refreshed or written again; requests need not get here in their order."""
+        entry.used_at = max(entry.used_at, now)
+        if entry.is_idle:
+            entry.is_idle = False
+            self.leases.wake(entry)
+            self._watch(entry)
+            self._requeue(entry)
+
+    def _watch(self, entry: Entry) -> None:
+        if entry.ttl != SHORTEST_TTL:
+            self._pushes += 1
+            idle_at = entry.used_at + self.seconds(SHORTEST_TTL)
+            heappush(self._idle_at, (idle_at, self._pushes, entry))
+
+    def _find_idle(self, now: float) -> None:
+        while self._idle_at and self._idle_at[0][0] <= now:
+            _, _, entry = heappop(self._idle_at)
+            if self._by_key.get(entry.key) is not entry or entry.is_broken:
+                continue
+            if entry.used_at + self.seconds(SHORTEST_TTL) > now:
+                self._watch(entry)
+                continue
+            entry.is_idle = True
+            if entry.is_leased:
+                self.leases.rest(entry)
+            self._requeue(entry)
+        for entry in self.leases.trim():
+            self._depend(entry)
+
+    def _requeue(self, entry: Entry) -> None:
+        for block in reversed(entry.blocks):
+            block.home.requeue(block)
+
+    def _depend(self, entry: Entry) -> None:
+        for block in reversed(entry.blocks):
+            block.dependents.add(entry)
+            block.home.requeue(block)
+
+    def _undepend(self, entry: Entry) -> None:
+        for block in reversed(entry.blocks):
+            if entry in block.dependents:
+                block.dependents.remove(entry)
+                block.home.requeue(block)
+
+    def _evict(self, entry: Entry, now: float) -> None:
+        """A best-effort entry whose content went for room."""
+        last_use = entry.expires_at - self.seconds(entry.ttl)
+        self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
+        self._remove(entry, entry.why_broken)
+
+    def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+        del self._by_key[entry.key]
+        if entry.is_leased:
+            self.leases.end(entry, reason or "expired")
+        else:
+            self._undepend(entry)
+        self._tombstones[entry.key] = why
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    def check(self) -> None:
+        """Prove that entries, leases and dependents agree; raises AssertionError."""
+        self.leases.check()
+        for key, entry in self._by_key.items():
+            assert entry.key == key
+            assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
+            for index, block in enumerate(entry.blocks):
+                assert entry.is_broken or block.index == index
+                if not entry.is_leased and not entry.is_broken:
+                    assert entry in block.dependents
+            assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
+        leased = {entry for entry in self._by_key.values() if entry.is_leased}
+        assert set(self.leases) == leased

@@ -1,0 +1,113 @@
+"""The host tier: what is reused on the device moves here first, and is copied back when it is read.
+
+It is a second pool of blocks under the same rules. A full block is found by its digest and verified
+by its tokens; the blocks of best-effort entries come along, so that such an entry stays readable,
+and they are reused last here too. Copies are only decided here: `take_demotions` says what must be
+copied before anything is written on the device.
+
+How many blocks a step may copy is bounded, so that nobody's decoding waits for it. A tier that is
+larger than the device's pool copies ahead: what nobody references any more is copied while it is
+still there, so that a flood, which wants many blocks in one step, finds them copied. What is
+neither copied nor within the bound is dropped, as if there were no host tier.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from engine.cache.block import Block, BlockId, Digest
+from engine.cache.pool import BlockPool
+from engine.cache.table import BlockCopy, BlockTable
+from engine.protocol import HeldName, Tier
+
+
+class Moved(NamedTuple):
+    tier: Tier
+    names: list[HeldName]
+
+
+class HostTier:
+    def __init__(self, device: BlockPool, num_blocks: int, max_copies: int) -> None:
+        """`max_copies`: blocks that one step may copy, each way."""
+        self.pool = BlockPool(num_blocks, device.block_size, is_host=True)
+        self.max_copies = max_copies
+        self.num_demoted = 0
+        self.num_promoted = 0
+        self._demotions: dict[BlockId, BlockId] = {}
+        self._moved: list[Moved] = []
+        self._offers: deque[tuple[Block, Digest]] = deque(maxlen=device.num_blocks)
+        if num_blocks > device.num_blocks:
+            # A smaller one would lose what is nowhere else for copies of what is.
+            device.offer = self._note_offer
+        device.demote = self._demote
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with content."""
+        return self.pool.num_blocks - self.pool.counts().free
+
+    def take_demotions(self) -> list[BlockCopy]:
+        """The copies (device, host) to make now: what was reused, and ahead what may be next."""
+        while self._offers and self._has_room():
+            block, digest = self._offers.popleft()
+            if block.digest == digest and self.pool.find(digest, bytes(block.tokens)) is None:
+                self.pool.release(self._copy(block))
+        pairs = [BlockCopy(source, target) for target, source in self._demotions.items()]
+        self._demotions = {}
+        return pairs
+
+    def promote(self, table: BlockTable) -> BlockCopy:
+        """Bring back the first block (host, device) that this table waits for."""
+        names = table.next_incoming.names
+        self._note_moved("device", names)
+        self.num_promoted += 1
+        return table.arrive()
+
+    def take_moved(self) -> list[Moved]:
+        """The names that changed tier since the last call, by block."""
+        moved, self._moved = self._moved, []
+        return moved
+
+    def _demote(self, block: Block) -> bool:
+        """Take over a device block's content; False where there is no room or no time to copy."""
+        mine = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
+        if mine is not None:
+            self.pool.acquire(mine)
+        elif self._has_room():
+            mine = self._copy(block)
+        else:
+            return False
+        for entry in block.dependents:
+            entry.blocks[block.index] = mine
+            mine.dependents.add(entry)
+        mine.names.update(block.names)
+        self._note_moved("host", block.names)
+        self.pool.release(mine)
+        return True
+
+    def _note_offer(self, block: Block) -> None:
+        assert block.digest is not None
+        self._offers.append((block, block.digest))
+
+    def _has_room(self) -> bool:
+        return len(self._demotions) < self.max_copies and self.pool.num_reclaimable > 0
+
+    def _copy(self, block: Block) -> Block:
+        """A block of ours, referenced, that will hold the content of one of the device's."""
+        mine = self.pool.allocate(block.index, block.owner)
+        self.pool.append(mine, bytes(block.tokens))
+        if block.digest is not None:
+            self.pool.index(mine, block.digest)
+        self._demotions[mine.block_id] = block.block_id
+        self.num_demoted += 1
+        return mine
+
+    def _note_moved(self, tier: Tier, names: dict[str, int]) -> None:
+        if names:
+            held = [HeldName(name, tokens) for name, tokens in names.items()]
+            self._moved.append(Moved(tier, held))
+
+    def check(self) -> None:
+        """Prove every invariant that needs no outside knowledge; raises AssertionError."""
+        self.pool.check()
+        assert self.pool.num_leased == 0, "leases are on the device"
+        assert len(self._demotions) <= self.max_copies

@@ -1,0 +1,320 @@
+"""The pool of KV blocks: who references what, what is in it, what is reused next.
+
+Rules it keeps (the reasons are in `engine/README.md`):
+- a block with a reference is never reused; leases are references like any other;
+- a block's content is append-only until the block is allocated anew;
+- unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
+  that holds the most (`holdings.py`): of that cached content by least recent use, then content of
+  best-effort entries that are not idle, by least recent use.
+It knows no torch, no clock and no I/O.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.cache.block import NOBODY, Block, BlockId, Digest, Entry
+from engine.cache.digests import TOKEN_BYTES
+from engine.cache.fairness import Holdings
+from engine.cache.free_list import FreeList, StaleQueue, Total
+
+
+class NoFreeBlocks(Exception):
+    """Every block has a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """Blocks by what holds them; the first five add up to the pool."""
+
+    free: int
+    active: int
+    leased: int
+    best_effort: int
+    cached: int
+    shared: int
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int, block_size: int, *, is_host: bool = False) -> None:
+        """Both positive; `block_size` in tokens.
+
+        Where they are set, `offer` hears of every block that lost its last reference and can be
+        found, and `demote` may take a block's content over before it is reused.
+        """
+        self.is_host = is_host
+        self.offer: Callable[[Block], None] | None = None
+        self.demote: Callable[[Block], bool] | None = None
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.blocks = [Block(BlockId(i), self) for i in range(num_blocks)]
+        self._num_empty, self._holdings = Total(), Holdings()
+        self._empty = FreeList(self._num_empty)
+        self._index: dict[Digest, Block] = {}
+        self.num_leased = 0
+        self.num_idle = 0
+        self.num_shared = 0
+        self._num_uses = 0
+        self._num_lease_only = 0
+        self.num_evicted = 0
+        self.num_copied = 0
+        self._evicted_names: list[str] = []
+        self._broken: list[Entry] = []
+        for block in self.blocks:
+            self._empty.append(block)
+
+    # References.
+
+    @property
+    def num_reclaimable(self) -> int:
+        """Blocks that could be allocated now."""
+        holdings = self._holdings
+        return self._num_empty.size + holdings.cached.size + holdings.best_effort.size
+
+    def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
+        """A block with one reference and no content, for this place in a chain.
+
+        `owner` is the digest of its scope's empty prefix. Raises NoFreeBlocks.
+        """
+        block = self._empty.pop() if self._empty else self._holdings.pop_victim(owner)
+        if block is None:
+            raise NoFreeBlocks
+        self._forget_content(block)
+        if block.holding is not None:
+            self._holdings.give(block)
+        block.owner = owner
+        self._holdings.take(block)
+        block.ref_count = 1
+        block.index = index
+        return block
+
+    def acquire(self, block: Block) -> None:
+        """Add a reference."""
+        if block.queue is not None:
+            block.queue.remove(block)
+            if block.holding is None:
+                self._holdings.take(block)
+        elif block.ref_count == block.lease_count:
+            self._num_lease_only -= 1
+        block.ref_count += 1
+        if block.ref_count == 2:
+            self.num_shared += 1
+
+    def release(self, block: Block) -> None:
+        """Drop a reference; the last one makes the block reusable, its content stays until then."""
+        assert block.ref_count > block.lease_count, "released more often than acquired"
+        self._num_uses += 1
+        block.last_use = self._num_uses
+        block.ref_count -= 1
+        if block.ref_count == 1:
+            self.num_shared -= 1
+        if block.ref_count == 0:
+            self._enqueue(block, is_spent=False)
+        elif block.ref_count == block.lease_count:
+            self._num_lease_only += 1
+
+    def release_chain(self, blocks: Iterable[Block]) -> None:
+        """Release a sequence's blocks, last first, so that a chain is reused from its tail."""
+        for block in reversed(list(blocks)):
+            self.release(block)
+
+    def lease(self, blocks: Sequence[Block]) -> None:
+        """Add a lease's reference to each; the lease is not idle."""
+        for block in blocks:
+            self.num_idle -= block.is_idle
+            if block.queue is not None:
+                self._dequeue(block)
+                self._num_lease_only += 1
+            if block.lease_count == 0:
+                self.num_leased += 1
+            block.lease_count += 1
+            block.ref_count += 1
+            if block.ref_count == 2:
+                self.num_shared += 1
+
+    def end_lease(self, blocks: Sequence[Block]) -> list[str]:
+        """Drop a lease's references; returns the names that no lease holds any more.
+
+        The lease is not idle: `count_idle` comes before.
+        """
+        names: list[str] = []
+        for block in reversed(blocks):
+            assert block.lease_count > 0, "no lease to end"
+            block.lease_count -= 1
+            self.num_idle += block.is_idle
+            block.ref_count -= 1
+            if block.ref_count == 1:
+                self.num_shared -= 1
+            if block.lease_count == 0:
+                self.num_leased -= 1
+                names.extend(block.names)
+            if block.ref_count == 0:
+                self._num_lease_only -= 1
+                self._enqueue(block)
+        return names
+
+    def count_idle(self, blocks: Iterable[Block], change: int) -> None:
+        """One lease on each of these became idle (1) or is used again (-1)."""
+        for block in blocks:
+            self.num_idle -= block.is_idle
+            block.idle_count += change
+            self.num_idle += block.is_idle
+
+    def requeue(self, block: Block) -> None:
+        """Sort an unreferenced block in again after what depends on it changed."""
+        if block.queue is not None:
+            self._dequeue(block)
+            self._enqueue(block)
+
+    def num_unleased(self, blocks: Iterable[Block]) -> int:
+        """How many of these no lease holds yet: what a new lease on them would cost."""
+        return sum(block.lease_count == 0 for block in blocks)
+
+    # Content.
+
+    def num_tokens(self, block: Block) -> int:
+        return len(block.tokens) // TOKEN_BYTES
+
+    def can_append(self, block: Block, offset: int) -> bool:
+        """May the holder of one reference write at `offset` without changing what others see?"""
+        return block.ref_count == 1 and len(block.tokens) == offset * TOKEN_BYTES
+
+    def copy_of(self, block: Block, num_tokens: int) -> Block:
+        """Allocate a block for a copy of the first `num_tokens`; the caller copies the memory."""
+        copy = self.allocate(block.index, block.owner)
+        copy.tokens += block.tokens[: num_tokens * TOKEN_BYTES]
+        self.num_copied += 1
+        return copy
+
+    def append(self, block: Block, packed: bytes) -> None:
+        """Record tokens whose KV was just written behind the block's content."""
+        assert block.ref_count == 1, "a write to a shared block"
+        block.tokens += packed
+        assert len(block.tokens) <= self.block_size * TOKEN_BYTES
+
+    def index(self, block: Block, digest: Digest) -> None:
+        """Make a full block findable. Of equal blocks the first one stays the one that is found."""
+        assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
+        if digest not in self._index:
+            block.digest = digest
+            self._index[digest] = block
+
+    def find(self, digest: Digest, packed: bytes) -> Block | None:
+        """The block with this digest whose tokens really are these."""
+        block = self._index.get(digest)
+        return block if block is not None and block.tokens == packed else None
+
+    def canonical(self, digest: Digest, block: Block) -> Block:
+        """The block that is found for this digest: not `block` itself where an equal came first."""
+        return self._index.get(digest, block)
+
+    def anchor(self, name: str, block: Block, num_tokens: int) -> bool:
+        """Tie a name to the last full block of its prefix; True if it was not there before."""
+        is_new = name not in block.names
+        block.names[name] = num_tokens
+        return is_new
+
+    def take_evicted_names(self) -> list[str]:
+        """The names that went with evicted blocks since the last call."""
+        names, self._evicted_names = self._evicted_names, []
+        return names
+
+    def take_broken(self) -> list[Entry]:
+        """The best-effort entries that lost content since the last call."""
+        broken, self._broken = self._broken, []
+        return broken
+
+    # Inside.
+
+    def _dequeue(self, block: Block) -> None:
+        assert block.queue is not None
+        block.queue.remove(block)
+        if block.holding is None:
+            self._holdings.take(block)
+
+    def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
+        """Sort in a block without references; `is_spent`: its last use was not just now."""
+        if self.offer is not None and block.digest is not None:
+            self.offer(block)
+        holding = block.holding
+        assert holding is not None
+        if any(not entry.is_idle for entry in block.dependents):
+            holding.best_effort.append(block)
+        elif block.has_content:
+            (holding.stale if is_spent else holding.cached).append(block)
+        else:
+            self._evicted_names.extend(block.names)
+            block.names.clear()
+            self._holdings.give(block)
+            self._empty.prepend(block)
+            return
+        if holding.held > holding.rank:
+            self._holdings.rank(holding)
+
+    def _forget_content(self, block: Block) -> None:
+        if block.has_content:
+            self.num_evicted += 1
+            if self.demote is not None and self.demote(block):
+                block.names.clear()
+                block.dependents = set()
+        if block.digest is not None:
+            del self._index[block.digest]
+            block.digest = None
+        self._evicted_names.extend(block.names)
+        block.names.clear()
+        block.tokens = bytearray()
+        dependents, block.dependents = block.dependents, set()
+        for entry in dependents:
+            entry.is_broken = True
+            self._broken.append(entry)
+
+    def _queues(self) -> Iterator[FreeList | StaleQueue]:
+        yield self._empty
+        for holding in self._holdings:
+            yield from (holding.cached, holding.stale, holding.best_effort)
+
+    # What others may know.
+
+    def counts(self) -> PoolCounts:
+        free, holdings = self._num_empty.size, self._holdings
+        cached, best_effort = holdings.cached.size, holdings.best_effort.size
+        active = self.num_blocks - free - cached - best_effort - self._num_lease_only
+        return PoolCounts(
+            free=free,
+            active=active,
+            leased=self._num_lease_only,
+            best_effort=best_effort,
+            cached=cached,
+            shared=self.num_shared,
+        )
+
+    def check(self) -> None:
+        """Prove every invariant that needs no outside knowledge; raises AssertionError."""
+        queued = {block.block_id: queue for queue in self._queues() for block in queue}
+        assert len(queued) == self.num_reclaimable, "a block is in two lists"
+        for block in self.blocks:
+            assert 0 <= block.lease_count <= block.ref_count
+            assert (block.ref_count == 0) == (block.block_id in queued)
+            assert block.queue is queued.get(block.block_id)
+            assert len(block.tokens) <= self.block_size * TOKEN_BYTES
+            if (holding := block.holding) is None:
+                assert block.queue is self._empty
+                assert not block.has_content and not block.names
+            elif block.queue is holding.cached or block.queue is holding.stale:
+                assert block.has_content and all(entry.is_idle for entry in block.dependents)
+            elif block.queue is holding.best_effort:
+                assert not all(entry.is_idle for entry in block.dependents)
+            else:
+                assert block.queue is None and holding.owner == block.owner
+            if block.digest is not None:
+                assert self._index.get(block.digest) is block
+                assert len(block.tokens) == self.block_size * TOKEN_BYTES
+        assert all(block.digest == digest for digest, block in self._index.items())
+        self._holdings.check()
+        held = Counter(block.holding.owner for block in self.blocks if block.holding is not None)
+        assert held == {holding.owner: holding.held for holding in self._holdings}
+        assert self.num_leased == sum(b.lease_count > 0 for b in self.blocks)
+        assert self.num_idle == sum(block.is_idle for block in self.blocks)
+        assert self.num_shared == sum(b.ref_count > 1 for b in self.blocks)
+        lease_only = sum(0 < b.lease_count == b.ref_count for b in self.blocks)
+        assert self._num_lease_only == lease_only

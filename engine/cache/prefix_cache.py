@@ -1,0 +1,338 @@
+"""The prefix cache: pool, entries and names as one thing, in the order a request meets them.
+
+`look_up` at arrival, `begin` when it gets to run, `write` when its response begins. It knows
+nothing of sampling, scheduling or time beyond the numbers it is given.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.block import Block, Digest, Entry, TokenId
+from engine.cache.digests import ChainHasher, PromptDigests
+from engine.cache.entries import Entries, Refresh
+from engine.cache.host_tier import HostTier
+from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
+from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.table import BlockCopy, BlockTable, Source
+from engine.protocol import (
+    Breakpoint,
+    BreakpointReport,
+    ChainHeld,
+    HeldName,
+    InputUsage,
+    MissReason,
+    Receipt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheQuery:
+    """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
+
+    `segments` ends are floored to the granularity already. `lease_share` None is what all have.
+    """
+
+    scope: str
+    tokens: Sequence[TokenId]
+    digests: PromptDigests
+    segments: Sequence[Segment]
+    breakpoints: Sequence[Breakpoint]
+    names: Sequence[HeldName]
+    min_tokens: int
+    arrived_at: float
+    lease_share: float | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What a look-up decided; the hit's blocks are held until `begin` or `let_go`.
+
+    `refreshes` hold for good from `write` on. `raced` tokens of it were being computed by somebody
+    else when it would have run.
+    """
+
+    marks: list[Mark]
+    hit: Entry | None
+    read: int
+    miss_reason: MissReason | None
+    held: list[Block] = field(default_factory=list)
+    refreshes: list[Refresh] = field(default_factory=list)
+    reused: int = 0
+    raced: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a request left: its counters and what the engine now holds of its prefix."""
+
+    usage: InputUsage
+    breakpoints: list[BreakpointReport]
+    receipt: Receipt
+    held: ChainHeld | None
+    miss_reason: MissReason | None
+
+
+class PrefixCache:
+    def __init__(
+        self,
+        pool: BlockPool,
+        entries: Entries,
+        hasher: ChainHasher,
+        host: HostTier | None = None,
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self.entries = entries
+        self._hasher = hasher
+
+    def digests(self, scope: str, tokens: Sequence[TokenId]) -> PromptDigests:
+        return PromptDigests(self._hasher, scope, tokens, self.pool.block_size)
+
+    def new_table(self, query: CacheQuery) -> BlockTable:
+        return BlockTable(self.pool, self._hasher, query.digests.root)
+
+    def look_up(self, query: CacheQuery) -> Found:
+        """Find and hold the longest entry the breakpoints may read; refresh what it touches."""
+        now = query.arrived_at
+        self.entries.leases.set_share(query.scope, query.lease_share)
+        marks = eligible(query.segments, query.breakpoints, query.min_tokens)
+        hit = longest_hit(
+            query.segments, marks, lambda tokens: self.entries.find(query.digests, tokens, now)
+        )
+        reason = self._miss_reason(query, marks, hit)
+        touched = [self.entries.find(query.digests, mark.tokens, now) for mark in marks]
+        if hit not in touched:
+            touched.append(hit)
+        found = Found(marks, hit, 0, reason)
+        found.refreshes = [self.entries.refresh(entry, now) for entry in touched if entry]
+        if hit is not None:
+            # The last token is always computed: its logits are the first answer.
+            found.read = min(hit.tokens, len(query.tokens) - 1)
+            found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
+            _acquire(found.held)
+        return found
+
+    def let_go(self, found: Found) -> None:
+        """Give up what a look-up held."""
+        _release(found.held)
+        found.held = []
+
+    def give_up(self, found: Found) -> None:
+        """It will be looked up again: what it held is let go, what it refreshed stays so."""
+        self.let_go(found)
+        self._confirm(found)
+
+    def take_back(self, found: Found) -> None:
+        """The response never began: what the look-up refreshed ends as if it had not been."""
+        for refresh in found.refreshes:
+            self.entries.take_back(refresh)
+        found.refreshes = []
+
+    def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
+        """Fill an empty table with what is reused and allocate the prompt's other blocks.
+
+        Full blocks beyond the entry are reused too where they are in memory (automatic reuse), also
+        behind a hole. Raises NoFreeBlocks with nothing changed but the order of reuse.
+        """
+        sources = self._sources(query.digests, found)
+        # What the hold has of them goes over to the table, reference and all.
+        kept = {
+            i for i, block in enumerate(found.held) if i in sources and sources[i].block is block
+        }
+        unused = [block for i, block in enumerate(found.held) if i not in kept]
+        acquired = [source.block for i, source in sources.items() if i not in kept]
+        _acquire(acquired)
+        _release(unused)
+        try:
+            copies = table.fill(sources, query.digests.full, len(query.tokens))
+        except NoFreeBlocks:
+            _acquire(unused)
+            _release(acquired)
+            raise
+        found.held = []
+        found.reused = sum(source.num_tokens for source in sources.values())
+        return copies
+
+    def resume(self, scope: str, tokens: Sequence[TokenId], table: BlockTable) -> list[BlockCopy]:
+        """Fill the empty table of a preempted sequence again; raises NoFreeBlocks like `begin`."""
+        digests = self.digests(scope, tokens)
+        sources = self._sources(digests)
+        acquired = [source.block for source in sources.values()]
+        _acquire(acquired)
+        try:
+            return table.fill(sources, digests.full, len(tokens))
+        except NoFreeBlocks:
+            _release(acquired)
+            raise
+
+    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
+        """Write the breakpoints' entries, tie the names to the blocks; the counters are final."""
+        self._confirm(found)
+        if found.hit is not None:
+            found.hit.reads += 1
+            self.entries.bring_back(found.hit, table.blocks)
+        reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
+        reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
+        receipt, held = self._hold_names(query, table, now)
+        return Written(
+            usage=bill(found.marks, len(query.tokens), found.read, found.reused),
+            breakpoints=[
+                reports.get(point.segment) or self._not_written(query, point)
+                for point in sorted(query.breakpoints, key=lambda point: point.segment)
+            ],
+            receipt=receipt,
+            held=held,
+            miss_reason=reason,
+        )
+
+    # Inside.
+
+    def _confirm(self, found: Found) -> None:
+        for refresh in found.refreshes:
+            self.entries.confirm(refresh)
+        found.refreshes = []
+
+    def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
+        """Another wrote or computed what the last breakpoint asks for since it was looked up."""
+        if not found.marks:
+            return False
+        last = found.marks[-1].tokens
+        if found.hit is not None and found.hit.tokens >= last:
+            return False
+        if found.raced and found.raced >= last - last % self.pool.block_size:
+            return True
+        return self.entries.find(query.digests, last, now) is not None
+
+    def _sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
+        """What is at hand of a prompt, by logical block, ascending: the hold, and every full block.
+
+        Short of the last token, which is always computed. A hold's tail gives way to a full block.
+        """
+        size = self.pool.block_size
+        num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
+        sources: dict[int, Source] = {}
+        for index in range(max((digests.num_tokens - 1) // size, num_held + bool(tail))):
+            block: Block | None = None
+            if found is not None and index < num_held:
+                block = found.held[index]
+                if block.is_host:
+                    block = self._find_full(digests, index) or block
+            elif (index + 1) * size < digests.num_tokens:
+                block = self._find_full(digests, index)
+            if block is not None:
+                sources[index] = Source(block, size)
+            elif found is not None and tail and index == num_held:
+                sources[index] = Source(found.held[index], tail)
+        return sources
+
+    def _find_full(self, digests: PromptDigests, index: int) -> Block | None:
+        digest, packed = digests.full[index], digests.block_tokens(index)
+        block = self.pool.find(digest, packed)
+        if block is None and self.host is not None:
+            block = self.host.pool.find(digest, packed)
+        return block
+
+    def _write_mark(
+        self, query: CacheQuery, mark: Mark, table: BlockTable, now: float
+    ) -> BreakpointReport:
+        entry = self.entries.write(
+            query.scope,
+            query.digests.at(mark.tokens),
+            table.blocks[: -(-mark.tokens // self.pool.block_size)],
+            tokens=mark.tokens,
+            ttl=mark.ttl,
+            arrived_at=query.arrived_at,
+            now=now,
+        )
+        if entry is None:
+            return BreakpointReport(
+                segment=mark.segment, state="none", tokens=mark.tokens, reason="ttl_expired"
+            )
+        named = [name.digest for name in query.names if name.tokens == mark.tokens]
+        # Equal tokens can be marked under several names; the ledger knows the turn's last.
+        entry.name = named[-1] if named else entry.name
+        return BreakpointReport(
+            segment=mark.segment,
+            state=entry.state,
+            tokens=mark.tokens,
+            ttl=entry.ttl,
+            expires_in_seconds=entry.expires_at - now,
+        )
+
+    def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
+        end = query.segments[point.segment].end
+        reason: MissReason = "no_boundary" if end is None else "below_minimum"
+        return BreakpointReport(segment=point.segment, state="none", tokens=end, reason=reason)
+
+    def _hold_names(
+        self, query: CacheQuery, table: BlockTable, now: float
+    ) -> tuple[Receipt, ChainHeld | None]:
+        """Anchor each name at the last full block of its prefix."""
+        size, is_news, num_held, num_leased = self.pool.block_size, False, 0, 0
+        held: list[HeldName] = []
+        for name in query.names:
+            if name.tokens > table.num_tokens:
+                break
+            num_held += 1
+            full = name.tokens // size
+            if not full:
+                continue
+            block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
+            is_news |= self.pool.anchor(name.digest, block, full * size)
+            held.append(HeldName(name.digest, full * size))
+            if block.lease_count:
+                num_leased = len(held)
+        lease = self._lease_seconds(query, now) if num_leased else None
+        receipt = Receipt(
+            name_tokens=[name.tokens for name in query.names],
+            num_held=num_held,
+            num_leased=num_leased + num_held - len(held) if num_leased else 0,
+            lease_seconds=lease,
+        )
+        if not held or not (is_news or num_leased):
+            return receipt, None
+        return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
+
+    def _lease_seconds(self, query: CacheQuery, now: float) -> float | None:
+        """How long the longest of this prompt's leases still lives."""
+        ends = [segment.end for segment in query.segments if segment.end]
+        for end in reversed(ends):
+            key: Digest = query.digests.at(end)
+            entry = self.entries.get(key)
+            if entry is not None and entry.is_leased:
+                return entry.expires_at - now
+        return None
+
+    def _miss_reason(
+        self, query: CacheQuery, marks: Sequence[Mark], hit: Entry | None
+    ) -> MissReason | None:
+        """Why the last breakpoint was not read in full, None when it was or merely grew."""
+        if not query.breakpoints:
+            return "no_breakpoint"
+        if not marks:
+            ends = [query.segments[point.segment].end for point in query.breakpoints]
+            return "below_minimum" if any(end is not None for end in ends) else "no_boundary"
+        if hit is not None and hit.tokens >= marks[-1].tokens:
+            return None
+        now = query.arrived_at
+        for mark in reversed(marks):
+            reason = self.entries.why_missing(query.digests.at(mark.tokens), now)
+            if reason is not None:
+                return reason
+        if hit is not None:
+            return None
+        for segment in query.segments[: marks[-1].segment + 1]:
+            if segment.end and self.entries.find(query.digests, segment.end, now):
+                return "lookback_exceeded"
+        return "cold"
+
+
+def _acquire(blocks: Iterable[Block]) -> None:
+    for block in blocks:
+        block.home.acquire(block)
+
+
+def _release(blocks: Sequence[Block]) -> None:
+    """Last first, so that a chain is reused from its tail."""
+    for block in reversed(blocks):
+        block.home.release(block)

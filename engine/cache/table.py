@@ -1,0 +1,223 @@
+"""A sequence's block table: its logical blocks and the physical ones that hold them.
+
+The first `num_tokens` positions are computed. Beyond them there may be more content that was found
+in memory, with holes between: the frontier passes over it once what is before it is computed. The
+keys and values of a position depend on the tokens before it alone, which the digest stands for.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from engine.cache.block import Block, BlockId, Digest, TokenId
+from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
+from engine.cache.pool import BlockPool, NoFreeBlocks
+
+
+class BlockCopy(NamedTuple):
+    source: BlockId
+    destination: BlockId
+
+
+class Source(NamedTuple):
+    """A block in memory and how many of its first tokens are the sequence's: all, but in a tail."""
+
+    block: Block
+    num_tokens: int
+
+
+class BlockTable:
+    """Holds one reference on each of its blocks.
+
+    `beyond`: by logical index, how many tokens are in memory there beyond the frontier. `incoming`:
+    the blocks in host memory, held as well, whose content is still to be copied there.
+    """
+
+    def __init__(self, pool: BlockPool, hasher: ChainHasher, root: Digest) -> None:
+        self._pool = pool
+        self._hasher = hasher
+        self._root = root
+        self._digests: list[Digest] = []
+        self._known: Sequence[Digest] = ()
+        self.beyond: dict[int, int] = {}
+        self.incoming: dict[int, Block] = {}
+        # The keys of both in order: to take the first of a long dict again and again is quadratic.
+        self._order: deque[int] = deque()
+        self._arrivals: deque[int] = deque()
+        self.blocks: list[Block] = []
+        self.num_tokens = 0
+
+    @property
+    def block_ids(self) -> list[BlockId]:
+        return [block.block_id for block in self.blocks]
+
+    def fill(
+        self, sources: Mapping[int, Source], digests: Sequence[Digest], num_tokens: int
+    ) -> list[BlockCopy]:
+        """Make an empty table ready for `num_tokens`; raises NoFreeBlocks with nothing changed.
+
+        `sources` are by logical index, ascending, and were acquired for this table; `digests` are
+        the prompt's. A tail that others rely on is copied at once: the copies are returned.
+        """
+        assert not self.blocks
+        size, total = self._pool.block_size, self._blocks_for(num_tokens)
+        partial = {index: s for index, s in sources.items() if s.num_tokens < size}
+        shared = {index for index, source in partial.items() if self._must_copy(source)}
+        num_host = sum(source.block.home.is_host for source in sources.values())
+        if total - len(sources) + len(shared) + num_host > self._pool.num_reclaimable:
+            raise NoFreeBlocks
+        copies: list[BlockCopy] = []
+        for index in range(total):
+            source = sources.get(index)
+            if source is None:
+                self.blocks.append(self._pool.allocate(index, self._root))
+                continue
+            block, count = source
+            if block.home.is_host:
+                self.incoming[index] = block
+                block = self._pool.allocate(index, self._root)
+            elif index in shared:
+                block = self._pool.copy_of(source.block, count)
+                copies.append(BlockCopy(source.block.block_id, block.block_id))
+                self._pool.release(source.block)
+            elif index * size == self.num_tokens:
+                self.num_tokens += count
+                self.blocks.append(block)
+                continue
+            self.beyond[index] = count
+            self.blocks.append(block)
+        self._known = digests
+        self._digests.extend(digests[: self.num_tokens // size])
+        self._order.extend(self.beyond)
+        self._arrivals.extend(self.incoming)
+        self._pass_over()
+        return copies
+
+    def gaps(self, end: int) -> Iterator[tuple[int, int]]:
+        """The ranges of positions before `end` that are still to be computed, in order."""
+        position = self.num_tokens
+        for index in self._order:
+            start = index * self._pool.block_size
+            if start >= end:
+                break
+            if position < start:
+                yield position, start
+            position = start + self.beyond[index]
+        if position < end:
+            yield position, end
+
+    def reachable(self, end: int) -> int:
+        """How far before `end` can be computed before more content has come from the host."""
+        first = self._arrivals[0] if self._arrivals else end
+        return min(end, first * self._pool.block_size)
+
+    @property
+    def next_incoming(self) -> Block:
+        """The first of what comes. There must be one."""
+        return self.incoming[self._arrivals[0]]
+
+    def arrive(self) -> BlockCopy:
+        """The first of what comes is copied now: account for it, and say which copy to make."""
+        index = self._arrivals.popleft()
+        source, block, count = self.incoming.pop(index), self.blocks[index], self.beyond[index]
+        self._pool.append(block, bytes(source.tokens[: count * TOKEN_BYTES]))
+        if count == self._pool.block_size:
+            self._pool.index(block, self._known[index])
+            self._pool.canonical(self._known[index], block).names.update(source.names)
+            source.names.clear()
+        source.home.release(source)
+        self._pass_over()
+        return BlockCopy(source.block_id, block.block_id)
+
+    def fork(self, num_tokens: int) -> "BlockTable":
+        """A table that shares the first `num_tokens`; whoever writes to the tail copies it.
+
+        Blocks that were made ready for later tokens stay this table's own.
+        """
+        assert num_tokens <= self.num_tokens and not self.beyond
+        twin = BlockTable(self._pool, self._hasher, self._root)
+        shared = self.blocks[: -(-num_tokens // self._pool.block_size)]
+        for block in shared:
+            self._pool.acquire(block)
+        twin.blocks, twin.num_tokens = list(shared), num_tokens
+        twin._digests = self._digests[: num_tokens // self._pool.block_size]
+        return twin
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """How many allocations it takes at most to write `num_tokens` more."""
+        new = self._blocks_for(num_tokens) - len(self.blocks)
+        return max(new, 0) + (1 if num_tokens and self._must_copy_tail() else 0)
+
+    def prepare(self, num_tokens: int) -> list[BlockCopy]:
+        """Make the next `num_tokens` positions writable; all or nothing, raises NoFreeBlocks.
+
+        Returns the copies to make before anything is written: copy-on-write of the tail.
+        """
+        if self.blocks_needed(num_tokens) > self._pool.num_reclaimable:
+            raise NoFreeBlocks
+        copies: list[BlockCopy] = []
+        if num_tokens and self._must_copy_tail():
+            tail = self.num_tokens // self._pool.block_size
+            shared = self.blocks[tail]
+            own = self._pool.copy_of(shared, self.num_tokens % self._pool.block_size)
+            copies.append(BlockCopy(shared.block_id, own.block_id))
+            self.blocks[tail] = own
+            self._pool.release(shared)
+        while len(self.blocks) < self._blocks_for(num_tokens):
+            self.blocks.append(self._pool.allocate(len(self.blocks), self._root))
+        return copies
+
+    def commit(self, tokens: Sequence[TokenId]) -> None:
+        """Record tokens whose keys and values were written; full blocks become findable."""
+        packed, taken = pack(tokens), 0
+        size = self._pool.block_size
+        while taken < len(tokens):
+            index, offset = divmod(self.num_tokens, size)
+            count = min(size - offset, len(tokens) - taken)
+            block = self.blocks[index]
+            self._pool.append(block, packed[taken * TOKEN_BYTES : (taken + count) * TOKEN_BYTES])
+            self.num_tokens += count
+            taken += count
+            if offset + count == size:
+                parent = self._digests[-1] if self._digests else self._root
+                self._digests.append(self._hasher.extend(parent, block.tokens))
+                self._pool.index(block, self._digests[-1])
+        self._pass_over()
+
+    def release(self) -> None:
+        """Give every reference back."""
+        self._pool.release_chain(self.blocks)
+        for block in reversed(self.incoming.values()):
+            block.home.release(block)
+        self.incoming = {}
+        self._order.clear()
+        self._arrivals.clear()
+        self.blocks = []
+        self._digests = []
+        self.beyond = {}
+        self.num_tokens = 0
+
+    def _pass_over(self) -> None:
+        """Move the frontier over content that it reached."""
+        size = self._pool.block_size
+        while self._order:
+            index = self._order[0]
+            if index * size > self.num_tokens or index in self.incoming:
+                return
+            assert index * size == self.num_tokens, "content was computed again"
+            count = self.beyond.pop(self._order.popleft())
+            self.num_tokens += count
+            if count == size:
+                self._digests.append(self._known[index])
+
+    def _must_copy(self, source: Source) -> bool:
+        """Is this partly filled block one to which only somebody else, or nobody, may append?"""
+        block, count = source
+        return not block.is_host and not self._pool.can_append(block, count)
+
+    def _must_copy_tail(self) -> bool:
+        tail, offset = divmod(self.num_tokens, self._pool.block_size)
+        return bool(offset) and not self._pool.can_append(self.blocks[tail], offset)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-(self.num_tokens + num_tokens) // self._pool.block_size)

@@ -1,0 +1,206 @@
+"""One step's sequences, packed into one row of tokens, and where each finds its keys and values.
+
+Sequences with several new tokens are attended to one by one (`Chunk`); those with one new token
+are padded and attended to together (`DecodeGroup`), grouped so that padding at most doubles the
+gathered blocks. Where several of them begin with the same blocks, these are read once for all of
+them (`SharedGroup`), as Hydragen and cascade inference do (arXiv 2402.05099).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.schedule.runner import Work
+
+_Table = NDArray[np.int64]
+# Below this the extra calls cost more than reading the shared blocks once for each.
+_MIN_SAVED_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Row tokens [begin, end) are positions [start, start + end - begin) of one sequence."""
+
+    begin: int
+    end: int
+    start: int
+    blocks: torch.Tensor
+
+    @property
+    def context_tokens(self) -> int:
+        return self.start + self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeGroup:
+    """Sequences with one new token each.
+
+    `rows` (sequences) are their places in the packed row, `positions` (sequences) the new
+    tokens' positions, the least of which is `earliest`, `blocks` (sequences, most blocks of any)
+    their tables from position `offset` on, padded with the first block there.
+    """
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    earliest: int
+    blocks: torch.Tensor
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGroup:
+    """Decoding sequences that begin with the same `blocks`, all before their new tokens.
+
+    `tails` is the rest of them; `rows` (sequences) are the tails' rows one after the other.
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    tails: Sequence[DecodeGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """`slots` (tokens) are where the new keys and values go; `sampled` indexes the last tokens."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    sampled: torch.Tensor
+    chunks: Sequence[Chunk]
+    decode_groups: Sequence[DecodeGroup]
+    shared_groups: Sequence[SharedGroup]
+
+
+class _Decode(NamedTuple):
+    """A work with one new token at position `start` in row `row`, and the blocks it needs."""
+
+    row: int
+    start: int
+    table: _Table
+
+
+def build_batch(
+    works: Sequence[Work], block_size: int, device: torch.device, *, share: bool = True
+) -> Batch:
+    """Pack a step, without shared groups unless `share`.
+
+    Raises ValueError for a work without tokens or with too short a table.
+    """
+    token_ids: list[int] = []
+    sampled: list[int] = []
+    positions: list[torch.Tensor] = []
+    slots: list[torch.Tensor] = []
+    chunks: list[Chunk] = []
+    decoding: list[_Decode] = []
+    for work in works:
+        begin, end = len(token_ids), len(token_ids) + len(work.token_ids)
+        table = _table_tensor(work, block_size)
+        span = torch.arange(work.start, work.start + len(work.token_ids))
+        positions.append(span)
+        slots.append(table[span // block_size] * block_size + span % block_size)
+        token_ids.extend(work.token_ids)
+        if work.sample is not None:
+            sampled.append(end - 1)
+        if end - begin == 1:
+            decoding.append(_Decode(begin, work.start, table.numpy()))
+        else:
+            chunk = Chunk(begin=begin, end=end, start=work.start, blocks=table.to(device))
+            chunks.append(chunk)
+    shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
+    return Batch(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.cat(positions).to(device),
+        slots=torch.cat(slots).to(device),
+        sampled=torch.tensor(sampled, dtype=torch.long, device=device),
+        chunks=chunks,
+        decode_groups=_group_decodes(single, device),
+        shared_groups=[_share(group, num, block_size, device) for group, num in shared],
+    )
+
+
+def _table_tensor(work: Work, block_size: int) -> torch.Tensor:
+    if not work.token_ids:
+        raise ValueError("a work has no tokens")
+    needed = _num_blocks(work, block_size)
+    if len(work.block_table) < needed:
+        raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
+    return torch.tensor(work.block_table[:needed], dtype=torch.long)
+
+
+def _num_blocks(work: Work, block_size: int) -> int:
+    return -(-(work.start + len(work.token_ids)) // block_size)
+
+
+def _find_shared(
+    decoding: Sequence[_Decode], block_size: int
+) -> tuple[list[tuple[list[_Decode], int]], list[_Decode]]:
+    """The groups that share their first blocks, with the number of these, and who is in none.
+
+    Sorted tables that begin alike stand together; a group grows while that saves more reading.
+    """
+    groups: list[tuple[list[_Decode], int]] = []
+    for item in sorted(decoding, key=lambda item: item.table.tobytes()):
+        if groups:
+            group, num = groups[-1]
+            new = min(num, item.start // block_size, _common(group[-1].table, item.table))
+            if len(group) * new >= max((len(group) - 1) * num, 1):
+                groups[-1] = ([*group, item], new)
+                continue
+        groups.append(([item], item.start // block_size))
+    shared, single = [], []
+    for group, num in groups:
+        if (len(group) - 1) * num * block_size >= _MIN_SAVED_TOKENS:
+            shared.append((group, num))
+        else:
+            single.extend(group)
+    return shared, single
+
+
+def _common(one: _Table, other: _Table) -> int:
+    """How many blocks two tables begin with together."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length
+
+
+def _share(
+    group: Sequence[_Decode], num_shared: int, block_size: int, device: torch.device
+) -> SharedGroup:
+    rests = [_Decode(item.row, item.start, item.table[num_shared:]) for item in group]
+    tails = _group_decodes(rests, device, offset=num_shared * block_size)
+    return SharedGroup(
+        rows=torch.cat([tail.rows for tail in tails]),
+        blocks=torch.from_numpy(group[0].table[:num_shared]).to(device),
+        tails=tails,
+    )
+
+
+def _group_decodes(
+    decoding: Sequence[_Decode], device: torch.device, offset: int = 0
+) -> list[DecodeGroup]:
+    groups: list[list[_Decode]] = []
+    for item in sorted(decoding, key=lambda item: len(item.table), reverse=True):
+        if groups and 2 * len(item.table) >= len(groups[-1][0].table):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return [_pad_group(group, device, offset) for group in groups]
+
+
+def _pad_group(group: Sequence[_Decode], device: torch.device, offset: int) -> DecodeGroup:
+    # Padding repeats a block of the same sequence: nobody else's numbers are ever read.
+    blocks = np.stack([np.resize(item.table[:1], len(group[0].table)) for item in group])
+    for row, item in zip(blocks, group, strict=True):
+        row[: len(item.table)] = item.table
+    return DecodeGroup(
+        rows=torch.tensor([item.row for item in group], device=device),
+        positions=torch.tensor([item.start for item in group], device=device),
+        earliest=min(item.start for item in group),
+        blocks=torch.from_numpy(blocks).to(device),
+        offset=offset,
+    )

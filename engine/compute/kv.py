@@ -1,0 +1,133 @@
+"""The KV pool: the memory of every block, in every layer.
+
+A pool of `num_blocks` blocks of `block_size` token slots; block b's slot i is slot
+`b * block_size + i` of the flat view. Who owns a block is not known here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.block import BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """The shape of one token's keys and values in all layers."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """2 (keys and values) x layers x KV heads x head dimension x bytes of one number."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def bytes_per_block(self, block_size: int) -> int:
+        return block_size * self.bytes_per_token
+
+
+class KvPool:
+    """Per layer one key and one value tensor (num_blocks, block_size, kv_heads, head_dim)."""
+
+    def __init__(
+        self, layout: KvLayout, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool needs blocks: {num_blocks} of {block_size} slots")
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.device = device
+        shape = (num_blocks, block_size, layout.num_kv_heads, layout.head_dim)
+        # Zeros, not empty memory: a slot that a mask hides is still multiplied by its weight of
+        # 0, and 0 x NaN is NaN.
+        self.keys = [
+            torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)
+        ]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self._scratch = (self.keys[0][:0], self.values[0][:0])
+
+    @property
+    def num_bytes(self) -> int:
+        """What the tensors really occupy."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def write(
+        self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store tokens' keys and values, each (tokens, kv_heads, head_dim), at flat `slots`."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+
+    def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks' keys and values, each (blocks x block_size, kv_heads, head_dim), copied.
+
+        They are valid until the next call: new memory for each would cost more than the copy.
+        """
+        num = len(blocks)
+        if num > len(self._scratch[0]):
+            shape = (num, *self.keys[0].shape[1:])
+            self._scratch = (self.keys[0].new_empty(shape), self.values[0].new_empty(shape))
+        keys, values = self._scratch[0][:num], self._scratch[1][:num]
+        torch.index_select(self.keys[layer], 0, blocks, out=keys)
+        torch.index_select(self.values[layer], 0, blocks, out=values)
+        return keys.flatten(0, 1), values.flatten(0, 1)
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy whole blocks (source, destination) in all layers.
+
+        All sources are read before any destination is written.
+        """
+        if not pairs:
+            return
+        sources = torch.tensor([source for source, _ in pairs], device=self.device)
+        destinations = torch.tensor([target for _, target in pairs], device=self.device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
+
+
+class HostKv:
+    """The host tier's memory: blocks of the pool's shape, pinned where the device is a GPU.
+
+    One tensor (num_blocks, 2 x layers, block_size, kv_heads, head_dim): a block is one piece of
+    memory, so that a copy of it is one transfer.
+    """
+
+    def __init__(self, pool: KvPool, num_blocks: int) -> None:
+        self._pool = pool
+        layout = pool.layout
+        shape = (2 * layout.num_layers, pool.block_size, layout.num_kv_heads, layout.head_dim)
+        self.blocks = torch.zeros(
+            (num_blocks, *shape),
+            dtype=layout.dtype,
+            pin_memory=bool(num_blocks) and pool.device.type == "cuda",
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.blocks.nbytes
+
+    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy blocks (device, host)."""
+        for source, target in pairs:
+            tensors = [tensor[source] for tensor in (*self._pool.keys, *self._pool.values)]
+            self.blocks[target].copy_(torch.stack(tensors), non_blocking=True)
+        self._wait(bool(pairs))
+
+    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy blocks (host, device)."""
+        for source, target in pairs:
+            arrived = self.blocks[source].to(self._pool.device, non_blocking=True)
+            tensors = (*self._pool.keys, *self._pool.values)
+            for layer, tensor in zip(arrived, tensors, strict=True):
+                tensor[target].copy_(layer)
+        self._wait(bool(pairs))
+
+    def _wait(self, is_copying: bool) -> None:
+        """What was copied is there when the call returns: blocks are reused right after it."""
+        if is_copying and self._pool.device.type == "cuda":
+            torch.cuda.synchronize(self._pool.device)

@@ -1,0 +1,191 @@
+"""From a Hugging Face directory or hub id to a model that computes with our attention.
+
+Safetensors only, no remote code. A model is served only if it is exact: what its configuration
+tells is checked first, and then a short prompt is computed both ways and compared.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+
+import torch
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from engine.cache.block import BlockId
+from engine.compute.attention.step import ATTENTION_NAME, paged_attention
+from engine.compute.errors import ModelRefused
+from engine.compute.kv import HostKv, KvLayout, KvPool
+from engine.compute.runner import TorchRunner
+from engine.compute.support import check_class, check_config, kv_layout, layer_windows
+from engine.schedule.runner import SampleParams, Work
+
+Progress = Callable[[str, float], None]
+"""Takes a stage's name and the fraction of the load that is done, 0 to 1."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# The load check: tokens of the prompt, tokens of its first chunk, slots per block.
+_CHECK_TOKENS, _CHECK_SPLIT, _CHECK_BLOCK = 24, 13, 8
+# Largest difference to the plain forward, as a share of the largest logit. A wrong attention is
+# off by a tenth and more; rounding by a few units in the last place, amplified by the layers.
+_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A checked model in evaluation mode. `max_context_tokens` is what it was trained for."""
+
+    model: PreTrainedModel
+    layout: KvLayout
+    windows: list[int | None]
+    max_context_tokens: int
+    device: torch.device
+
+    def free_bytes(self) -> int:
+        """The device's free memory now."""
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[0]
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def sampling(self) -> SampleParams:
+        """How the model's makers sample (its generation_config.json); greedy where they say so."""
+        config = self.model.generation_config
+        if config is None or config.do_sample is False:
+            return SampleParams(temperature=0.0 if config else 1.0, top_p=1.0, top_k=0, seed=0)
+        return SampleParams(
+            temperature=1.0 if config.temperature is None else config.temperature,
+            top_p=1.0 if config.top_p is None else config.top_p,
+            top_k=config.top_k or 0,
+            seed=0,
+        )
+
+    def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
+        """Allocate the pool and the host's; the rest of the engine owns their blocks."""
+        pool = KvPool(self.layout, num_blocks, block_size, self.device)
+        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks))
+
+
+def load_model(
+    model: str,
+    *,
+    dtype: str = "float32",
+    device: str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load, check and return a model, on `device` or on a GPU where there is one.
+
+    `threads` bounds torch's on a CPU. Raises ModelRefused with the reason, in words.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    report = progress or _ignore
+    report("configuration", 0.0)
+    if dtype not in DTYPES:
+        raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
+    _register_attention()
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        check_config(config)
+        _check_files(model)
+        report("weights", 0.1)
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model,
+            config=config,
+            dtype=DTYPES[dtype],
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelRefused(f"`model`: {model} can't be loaded: {error}") from error
+    torch.nn.Module.to(loaded, torch.device(device))
+    report("check", 0.8)
+    prepared = prepare_model(loaded)
+    report("ready", 1.0)
+    return prepared
+
+
+def prepare_model(model: PreTrainedModel) -> LoadedModel:
+    """Check a model that is in memory already and switch it to our attention."""
+    _register_attention()
+    check_config(model.config)
+    check_class(type(model))
+    if "logits_to_keep" not in signature(model.forward).parameters:
+        raise ModelRefused(f"{type(model).__name__} can't compute selected logits")
+    parameter = next(model.parameters())
+    model.train(mode=False)
+    model.requires_grad_(requires_grad=False)
+    prepared = LoadedModel(
+        model=model,
+        layout=kv_layout(model.config, parameter.dtype),
+        windows=layer_windows(model.config),
+        max_context_tokens=_max_context_tokens(model.config),
+        device=parameter.device,
+    )
+    check_exactness(prepared)
+    return prepared
+
+
+def check_exactness(loaded: LoadedModel) -> None:
+    """Compute a short prompt in two chunks over scattered blocks, and by the model's own attention.
+
+    Raises ModelRefused when they differ by more than rounding, or when a layer does not come by
+    exactly once. What only shows beyond this prompt (a window) was compared with the
+    configuration in each layer's call.
+    """
+    config = loaded.model.config
+    stride = max(1, config.vocab_size // (2 * _CHECK_TOKENS))
+    token_ids = [(7 + stride * i) % config.vocab_size for i in range(_CHECK_TOKENS)]
+    loaded.model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        plain = loaded.model(torch.tensor([token_ids], device=loaded.device), use_cache=False)
+    expected = plain.logits[0, -1].float()
+    loaded.model.set_attn_implementation(ATTENTION_NAME)
+    if loaded.model.config._attn_implementation != ATTENTION_NAME:
+        raise ModelRefused(f"{type(loaded.model).__name__} keeps its own attention")
+    table = [BlockId(block) for block in (4, 1, 3)]
+    params = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
+    head = Work(token_ids=token_ids[:_CHECK_SPLIT], start=0, block_table=table)
+    tail = Work(
+        token_ids=token_ids[_CHECK_SPLIT:], start=_CHECK_SPLIT, block_table=table, sample=params
+    )
+    runner = loaded.runner(num_blocks=5, block_size=_CHECK_BLOCK)
+    runner.logits([head])
+    logits, visited = runner.visit([tail])
+    if visited != list(range(loaded.layout.num_layers)):
+        raise ModelRefused(f"layers without attention of ours: {len(visited)} came by")
+    difference = float((logits[0].float() - expected).abs().max() / expected.abs().max())
+    if not difference <= _CHECK_TOLERANCE[loaded.layout.dtype]:
+        raise ModelRefused(f"paged attention is not exact for this model: off by {difference:.1e}")
+
+
+def _register_attention() -> None:
+    # No mask function is registered beside it, so models build no mask and hand over None.
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def _check_files(model: str) -> None:
+    directory = Path(model)
+    if directory.is_dir() and not any(directory.glob("*.safetensors")):
+        raise ModelRefused(f"`model`: {model} has no safetensors files")
+
+
+def _max_context_tokens(config: PretrainedConfig) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        raise ModelRefused("the configuration does not say how long the context is")
+    return limit
+
+
+def _ignore(_stage: str, _fraction: float) -> None:
+    """The progress of a load that nobody watches."""

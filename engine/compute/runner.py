@@ -1,0 +1,69 @@
+"""The model behind the scheduler: one step in, the next tokens out."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.cache.block import BlockId, TokenId
+from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep
+from engine.compute.batch import build_batch
+from engine.compute.kv import HostKv, KvPool
+from engine.compute.sampler import sample
+from engine.schedule.runner import Work
+
+
+class TorchRunner:
+    """An `engine.schedule.runner.Runner` over a transformers model and a KV pool.
+
+    `windows` are the layers' sliding windows (`engine.compute.support.layer_windows`).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, pool: KvPool, windows: Sequence[int | None], host: HostKv
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self._model = model
+        self._windows = windows
+
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        rows = iter(self.logits(works))
+        tokens: list[TokenId | None] = []
+        for work in works:
+            if work.sample is None:
+                tokens.append(None)
+            else:
+                position = work.start + len(work.token_ids)
+                tokens.append(sample(next(rows), work.sample, position, work.allowed))
+        return tokens
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self.pool.copy_blocks(pairs)
+
+    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self.host.demote(pairs)
+
+    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self.host.promote(pairs)
+
+    def logits(self, works: Sequence[Work]) -> torch.Tensor:
+        """Compute a step; the logits (sampling works, vocabulary) after their last tokens."""
+        return self.visit(works)[0]
+
+    @torch.inference_mode()
+    def visit(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
+        """Compute a step; its logits, and the layers whose attention ran, in order."""
+        batch = build_batch(
+            works, self.pool.block_size, self.pool.device, share=not any(self._windows)
+        )
+        step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows)
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=batch.sampled,
+            **{STEP_ARGUMENT: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits, step.visited

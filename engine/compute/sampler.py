@@ -1,0 +1,54 @@
+"""Choosing the next token. A draw depends on the logits, the seed and the position alone."""
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from engine.schedule.runner import SampleParams
+
+_FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
+
+
+def sample(
+    logits: torch.Tensor, params: SampleParams, position: int, allowed: bytes | None = None
+) -> int:
+    """Draw the token at `position` from one row of logits (vocabulary).
+
+    Only `allowed` tokens are drawn (a bit each, lowest first; None: all). They are what the
+    parameters choose from: a token that is not allowed takes no place in top-k or top-p.
+
+    Temperature, then top-k, then top-p (the smallest set whose probability reaches it); the
+    token is where the cumulative distribution, most likely first, passes a uniform number.
+    """
+    num_kept = logits.shape[-1]
+    if allowed is not None:
+        is_allowed = _unpack(allowed, num_kept)
+        num_kept = int(is_allowed.sum())
+        logits = logits.masked_fill(~is_allowed.to(logits.device), float("-inf"))
+    if params.temperature <= 0 or params.top_k == 1:
+        return int(logits.argmax())
+    if 0 < params.top_k < num_kept:
+        num_kept = params.top_k
+    values, token_ids = torch.topk(logits.float(), num_kept)
+    # The largest is subtracted first so that no temperature overflows.
+    scaled = (values - values[0]).double() / params.temperature
+    cumulative = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
+    if params.top_p < 1.0:
+        # A token is kept while what lies before it has not reached top_p; the first always is.
+        num_kept = 1 + int((cumulative[:-1] < params.top_p).sum())
+        cumulative = cumulative[:num_kept]
+    threshold = cumulative[-1] * uniform(params.seed, position)
+    index = int(torch.searchsorted(cumulative, threshold, right=True))
+    return int(token_ids[min(index, len(cumulative) - 1)])
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1), a hash of both: no generator state to keep or to restore."""
+    digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return float(int.from_bytes(digest) >> (64 - _FRACTION_BITS)) / (1 << _FRACTION_BITS)
+
+
+def _unpack(allowed: bytes, vocabulary: int) -> torch.Tensor:
+    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=vocabulary, bitorder="little")
+    return torch.from_numpy(bits).bool()

@@ -1,0 +1,96 @@
+"""The engine's own books: totals, and every request's final counts until they are acknowledged."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.cache.lease_budget import EndReason
+from engine.cache.prefix_cache import PrefixCache
+from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, LeaseStats
+from engine.schedule.scheduler import Scheduler
+
+MAX_UNACKNOWLEDGED = 65_536
+
+
+@dataclass(slots=True)
+class Accounts:
+    """`prefill_seconds` sums what started requests spent between admission and first token."""
+
+    totals: dict[str, int] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
+    num_forgotten: int = 0
+    _unacknowledged: dict[str, FinalCounts] = field(default_factory=dict)
+
+    @property
+    def num_unacknowledged(self) -> int:
+        return len(self._unacknowledged)
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self._unacknowledged
+
+    def started(self, usage: InputUsage, prefill_seconds: float) -> None:
+        self.prefill_seconds += prefill_seconds
+        self._add("requests", 1)
+        for name in (
+            "input_tokens",
+            "cache_read_tokens",
+            "cache_write_5m_tokens",
+            "cache_write_1h_tokens",
+            "automatic_tokens",
+            "computed_tokens",
+        ):
+            self._add(name, getattr(usage, name))
+
+    def lease_ended(self, reason: EndReason) -> None:
+        self._add(f"leases_{reason}", 1)
+
+    def ended(self, counts: FinalCounts) -> None:
+        self._add("output_tokens", counts.output_tokens)
+        self._unacknowledged[counts.request_id] = counts
+        if len(self._unacknowledged) > MAX_UNACKNOWLEDGED:
+            del self._unacknowledged[next(iter(self._unacknowledged))]
+            self.num_forgotten += 1
+
+    def acknowledge(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._unacknowledged.pop(request_id, None)
+
+    def unacknowledged(self) -> list[FinalCounts]:
+        return list(self._unacknowledged.values())
+
+    def counters(self, cache: PrefixCache, scheduler: Scheduler) -> Counters:
+        return Counters(
+            **self.totals,
+            copied_blocks=cache.pool.num_copied,
+            evicted_blocks=cache.pool.num_evicted,
+            evicted_entries=cache.entries.lifetimes.num_evicted,
+            leases_yielded_idle=cache.entries.leases.num_idle_yielded,
+            preempted_requests=scheduler.num_preempted,
+            demoted_blocks=cache.host.num_demoted if cache.host is not None else 0,
+            promoted_blocks=cache.host.num_promoted if cache.host is not None else 0,
+        )
+
+    def _add(self, name: str, amount: int) -> None:
+        self.totals[name] = self.totals.get(name, 0) + amount
+
+
+def block_stats(cache: PrefixCache) -> BlockStats:
+    counts = cache.pool.counts()
+    return BlockStats(
+        total=cache.pool.num_blocks,
+        free=counts.free,
+        active=counts.active,
+        leased=counts.leased,
+        best_effort=counts.best_effort,
+        cached=counts.cached,
+        shared=counts.shared,
+    )
+
+
+def lease_stats(cache: PrefixCache) -> LeaseStats:
+    leases, pool = cache.entries.leases, cache.pool
+    return LeaseStats(
+        blocks=pool.num_leased,
+        max_blocks=leases.max_blocks,
+        idle_blocks=pool.num_idle,
+        max_idle_blocks=leases.max_idle_blocks,
+    )

@@ -1,0 +1,291 @@
+"""What happens to a request between the scheduler's decisions: from submit to its final counts."""
+
+import math
+from collections.abc import Iterable, Sized
+from typing import Protocol
+
+import msgspec
+
+from engine.cache.block import Digest, TokenId
+from engine.cache.prefix_cache import PrefixCache
+from engine.clock import Clock
+from engine.errors import DuplicateRequest, Overloaded
+from engine.protocol import (
+    ChainGone,
+    ChainHeld,
+    Delta,
+    Done,
+    DropReply,
+    ErrorCode,
+    Event,
+    Failed,
+    FinalCounts,
+    Finished,
+    FinishReason,
+    LeaseEnded,
+    Started,
+)
+from engine.schedule.books import Accounts
+from engine.schedule.request import RequestState, SequenceState
+from engine.schedule.runner import SampleParams
+from engine.schedule.scheduler import new_boundaries
+
+
+class Publish(Protocol):
+    """Takes a step's events, in order, from the engine's thread; must not block."""
+
+    def __call__(self, events: list[Event]) -> None: ...
+
+
+class Queue(Protocol):
+    """Who waits and runs: the scheduler, or what stands for one that is not ours."""
+
+    @property
+    def waiting(self) -> Sized: ...
+
+    def add(self, sequence: SequenceState) -> None: ...
+    def add_fork(self, sequence: SequenceState) -> None: ...
+    def has(self, sequence: SequenceState) -> bool: ...
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Take a sequence out, wherever it is, and give its blocks back."""
+        ...
+
+
+class Lifecycle:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        scheduler: Queue,
+        accounts: Accounts,
+        clock: Clock,
+        *,
+        epoch: str,
+        max_waiting: int,
+        max_context_tokens: int,
+        publish: Publish,
+    ) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._accounts = accounts
+        self._clock = clock
+        self._epoch = epoch
+        self._max_waiting = max_waiting
+        self._max_context_tokens = max_context_tokens
+        self._publish = publish
+        self._requests: dict[str, RequestState] = {}
+        self._events: list[Event] = []
+        self.num_published = 0
+
+    # In.
+
+    def submit(self, request: RequestState, sample: list[SampleParams]) -> None:
+        """Take a request in; look-up happens here, on the state at its arrival.
+
+        Raises DuplicateRequest and Overloaded, and has then changed nothing.
+        """
+        request_id = request.request_id
+        if request_id in self._requests or self._accounts.has(request_id):
+            raise DuplicateRequest(f"request {request_id!r} is running or unacknowledged")
+        if len(self._scheduler.waiting) >= self._max_waiting:
+            raise Overloaded("too many requests are waiting")
+        self.expire(self._clock.now())
+        request.found = self._cache.look_up(request.query)
+        request.boundaries = new_boundaries(request)
+        request.sequences = [
+            SequenceState(
+                request,
+                choice,
+                self._cache.new_table(request.query),
+                parser,
+                sample[choice],
+                list(request.query.tokens),
+            )
+            for choice, parser in enumerate(request.parsers)
+        ]
+        self._requests[request_id] = request
+        self._scheduler.add(request.leader)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now; False when it is not here. Blocks are free when this returns."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if request.started_at is None:
+            self._fail(request, "cancelled", "the request was cancelled")
+        else:
+            for sequence in request.sequences:
+                if sequence.finish is None:
+                    sequence.finish = "cancelled"
+                    self._finish(sequence)
+        return True
+
+    def fail(self, sequence: SequenceState, message: str) -> None:
+        """End a choice that the engine can't compute, and the request if it has not begun."""
+        if sequence.request.started_at is None:
+            self._fail(sequence.request, "internal", message)
+        else:
+            sequence.finish = "failed"
+            self._finish(sequence)
+
+    def drop(self, scope: str, key: Digest | None) -> DropReply:
+        """Operator's drop of one entry or of all of a scope."""
+        dropped = self._cache.entries.drop(scope, key)
+        self.publish()
+        return DropReply(dropped)
+
+    def expire(self, now: float) -> None:
+        self._cache.entries.expire(now)
+
+    def seconds_to_expiry(self, now: float) -> float:
+        due = self._cache.entries.next_expiry()
+        return math.inf if due is None else max(due - now, 0.0)
+
+    # Along the way.
+
+    def fork_choices(self, leader: SequenceState) -> None:
+        """All but the last prompt token are computed: the other choices share it from here."""
+        request = leader.request
+        num_shared = len(request.query.tokens) - 1
+        if leader is not request.leader or request.is_forked:
+            return
+        if leader.table.num_tokens >= num_shared:
+            request.is_forked = True
+            for sequence in request.sequences[1:]:
+                sequence.table = leader.table.fork(num_shared)
+                self._scheduler.add_fork(sequence)
+
+    def start_if_first(self, sequence: SequenceState) -> None:
+        """The prompt is computed: write the entries; from this frame on they are readable."""
+        request = sequence.request
+        if request.started_at is not None:
+            return
+        assert request.found is not None and request.began_at is not None
+        now = request.started_at = self._clock.now()
+        written = self._cache.write(request.query, request.found, sequence.table, now)
+        request.usage = written.usage
+        self._accounts.started(written.usage, now - request.began_at)
+        if written.held is not None:
+            self._events.append(written.held)
+        request.emit(
+            Started(
+                request_id=request.request_id,
+                epoch=self._epoch,
+                usage=written.usage,
+                breakpoints=written.breakpoints,
+                receipt=written.receipt,
+                miss_reason=written.miss_reason,
+                queue_seconds=request.began_at - request.submitted_at,
+                prefill_seconds=now - request.began_at,
+            )
+        )
+        if request.request.sampling.max_tokens == 0:
+            sequence.finish = "length"
+
+    def take_token(self, sequence: SequenceState, token: TokenId) -> None:
+        """One sampled token: parse, emit, decide whether it was the last."""
+        request = sequence.request
+        max_tokens = request.request.sampling.max_tokens
+        sequence.tokens.append(token)
+        _say(sequence, sequence.parser.feed(token))
+        if sequence.parser.finish is not None:
+            sequence.finish = sequence.parser.finish
+        elif max_tokens is not None and sequence.num_output >= max_tokens:
+            sequence.finish = "length"
+        elif len(sequence.tokens) >= self._max_context_tokens:
+            sequence.finish = "context"
+
+    def finish_ended(self, running: Iterable[SequenceState]) -> None:
+        for sequence in list(running):
+            if sequence.finish is not None:
+                self._finish(sequence)
+
+    def publish(self) -> None:
+        """Tell what became of leases and names since the last time, and of this step's writes."""
+        ended = self._cache.entries.leases.take_ended()
+        gone, host = self._cache.pool.take_evicted_names(), self._cache.host
+        for lease in ended:
+            self._accounts.lease_ended(lease.reason)
+            self._events.append(
+                LeaseEnded(
+                    seq=0, entry=lease.entry.key.hex(), names=lease.names, reason=lease.reason
+                )
+            )
+        if host is not None:
+            gone += host.pool.take_evicted_names()
+            for moved in host.take_moved():
+                self._events.append(ChainHeld(seq=0, names=moved.names, tier=moved.tier))
+        if gone:
+            self._events.append(ChainGone(seq=0, names=gone, reason="evicted"))
+        if self._events:
+            events, self._events = self._events, []
+            self.num_published += len(events)
+            self._publish(events)
+
+    # Out.
+
+    def _finish(self, sequence: SequenceState) -> None:
+        """Close one choice; the last one closes the request."""
+        request, reason = sequence.request, sequence.finish
+        assert reason is not None
+        if request.started_at is None:
+            self._fail(request, "overloaded", "the prompt does not fit into the engine's memory")
+            return
+        _say(sequence, sequence.parser.close())
+        request.emit(
+            Finished(
+                reason=reason,
+                output_tokens=sequence.num_output,
+                thinking_tokens=sequence.parser.thinking_tokens,
+                stop_sequence=sequence.parser.stop_sequence,
+                choice=sequence.choice,
+            )
+        )
+        self._scheduler.remove(sequence)
+        request.num_finished += 1
+        request.output_tokens += sequence.num_output
+        request.thinking_tokens += sequence.parser.thinking_tokens
+        if request.num_finished == len(request.sequences):
+            self._close(request, reason)
+
+    def _close(self, request: RequestState, reason: FinishReason) -> None:
+        assert request.started_at is not None
+        self._settle(request, reason)
+        request.emit(
+            Done(
+                request_id=request.request_id,
+                output_tokens=request.output_tokens,
+                decode_seconds=self._clock.now() - request.started_at,
+            )
+        )
+
+    def _fail(self, request: RequestState, code: ErrorCode, message: str) -> None:
+        """The end of a request whose response never began: nothing was written."""
+        for sequence in request.sequences:
+            if self._scheduler.has(sequence):
+                self._scheduler.remove(sequence)
+        if request.found is not None:
+            self._cache.take_back(request.found)
+        self._settle(request, "cancelled" if code == "cancelled" else "failed")
+        request.emit(Failed(code=code, message=message))
+
+    def _settle(self, request: RequestState, reason: FinishReason) -> None:
+        del self._requests[request.request_id]
+        self._accounts.ended(
+            FinalCounts(
+                request_id=request.request_id,
+                epoch=self._epoch,
+                reason=reason,
+                usage=request.usage,
+                output_tokens=request.output_tokens,
+                thinking_tokens=request.thinking_tokens,
+                scope=request.request.scope,
+            )
+        )
+
+
+def _say(sequence: SequenceState, deltas: Iterable[Delta]) -> None:
+    """Parsers know nothing of choices: the deltas are marked here."""
+    for delta in deltas:
+        choice = sequence.choice
+        sequence.request.emit(msgspec.structs.replace(delta, choice=choice) if choice else delta)

@@ -1,0 +1,122 @@
+"""The engine's loop: one thread that owns the cache, the scheduler and the runner.
+
+`step` is the engine; everything else here brings requests in and frames out. Other threads talk to
+it through `call` alone, which runs a function between two steps.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from engine.cache.block import TokenId
+from engine.clock import Clock
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.runner import Runner, Work
+from engine.schedule.scheduler import Chunk, Scheduler
+
+T = TypeVar("T")
+
+MAX_IDLE_SECONDS = 1.0
+
+
+class EngineLoop:
+    def __init__(
+        self, scheduler: Scheduler, lifecycle: Lifecycle, runner: Runner, clock: Clock
+    ) -> None:
+        self.scheduler = scheduler
+        self.lifecycle = lifecycle
+        self._runner = runner
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def step(self) -> None:
+        """One pass: expire, choose, compute, deliver."""
+        now = self._clock.now()
+        self.lifecycle.expire(now)
+        chunks = self.scheduler.schedule(now)
+        self._runner.demote(self.scheduler.take_demotions())
+        self._runner.copy_blocks(self.scheduler.take_copies())
+        self._runner.promote(self.scheduler.take_promotions())
+        works = [self._work(chunk) for chunk in chunks]
+        tokens = self._runner.execute(works) if works else []
+        for chunk, token in zip(chunks, tokens, strict=True):
+            self._advance(chunk, token)
+        self.lifecycle.finish_ended(self.scheduler.running)
+        self.lifecycle.publish()
+
+    def _advance(self, chunk: Chunk, token: TokenId | None) -> None:
+        """Account for one computed chunk: the KV is there, maybe the response begins, one token."""
+        sequence = chunk.sequence
+        assert sequence.table.num_tokens == chunk.start
+        sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
+        self.lifecycle.fork_choices(sequence)
+        if chunk.is_last:
+            self.lifecycle.start_if_first(sequence)
+            if token is not None:
+                self.lifecycle.take_token(sequence, token)
+
+    def _work(self, chunk: Chunk) -> Work:
+        sequence, start = chunk.sequence, chunk.start
+        samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
+        return Work(
+            token_ids=sequence.tokens[start : start + chunk.count],
+            start=start,
+            block_table=sequence.table.block_ids,
+            sample=sequence.sample if samples else None,
+            allowed=sequence.parser.allowed if samples else None,
+        )
+
+    # The thread.
+
+    def start(self, on_crash: Callable[[Exception], None]) -> None:
+        """Run until `stop`; `on_crash` hears of an error that ends the loop."""
+        self._thread = threading.Thread(
+            target=self._run, args=(on_crash,), name="engine-loop", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the step in progress; what runs is not finished."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function on the engine's thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001 - the caller's thread gets it
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def _run(self, on_crash: Callable[[Exception], None]) -> None:
+        try:
+            while self._take_calls():
+                self.step()
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: the process must know
+            on_crash(error)
+
+    def _take_calls(self) -> bool:
+        """Run what was asked for; waits for something to do. False when it is time to stop."""
+        is_waiting = not self.scheduler.has_work
+        timeout = min(self.lifecycle.seconds_to_expiry(self._clock.now()), MAX_IDLE_SECONDS)
+        while True:
+            try:
+                run = self._inbox.get(block=is_waiting, timeout=timeout if is_waiting else None)
+            except queue.Empty:
+                return True
+            if run is None:
+                return False
+            run()
+            is_waiting = False

@@ -1,0 +1,82 @@
+"""A request in the engine and its sequences, one per choice."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.block import TokenId
+from engine.cache.prefix_cache import CacheQuery, Found
+from engine.cache.table import BlockTable
+from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage
+from engine.schedule.output import OutputParser
+from engine.schedule.runner import SampleParams
+
+Emit = Callable[[Frame], None]
+"""Takes a frame towards its reader; called from the engine's thread and must not block."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One choice. `tokens`: the prompt and what was sampled; the table has the KV of a prefix."""
+
+    request: "RequestState"
+    choice: int
+    table: BlockTable
+    parser: OutputParser
+    sample: SampleParams
+    tokens: list[TokenId]
+    finish: FinishReason | None = None
+
+    @property
+    def scope(self) -> str:
+        return self.request.query.scope
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.query.tokens)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is still to be computed; 1 while decoding."""
+        return len(self.tokens) - self.table.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A running sequence that computes the first `tokens` tokens of one that waits."""
+
+    sequence: SequenceState
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One turn. `found` is None while nothing is held for it (before look-up, after preemption).
+
+    `twin` is whom it waits for, `raced` how much of its prompt it ever waited for.
+    """
+
+    request: GenerateRequest
+    query: CacheQuery
+    parsers: Sequence[OutputParser]
+    emit: Emit
+    submitted_at: float
+    found: Found | None = None
+    twin: Twin | None = None
+    raced: int = 0
+    sequences: list[SequenceState] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)
+    began_at: float | None = None
+    started_at: float | None = None
+    usage: InputUsage | None = None
+    is_forked: bool = False
+    num_finished: int = 0
+    thinking_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def leader(self) -> SequenceState:
+        return self.sequences[0]

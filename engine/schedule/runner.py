@@ -1,0 +1,58 @@
+"""The seam between the scheduler and whatever computes: what one step asks of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.cache.block import BlockId, TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleParams:
+    """How to draw the next token; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off.
+
+    `seed` is fixed per sequence: the draw depends on it and the position alone, so that a
+    preempted sequence continues as it would have.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One sequence's share of a step.
+
+    The keys and values of positions [0, start) are in `block_table` already; those of `token_ids`,
+    at positions start, start + 1, …, are to be computed and written through it. The table covers
+    all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
+    tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
+    """
+
+    token_ids: Sequence[TokenId]
+    start: int
+    block_table: Sequence[BlockId]
+    sample: SampleParams | None = None
+    allowed: bytes | None = None
+
+
+class Runner(Protocol):
+    """Owns the KV memory of blocks 0 … num_blocks - 1 and the host's. Called from one thread."""
+
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        """Compute one step; the next token of each work that samples, None for the others."""
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy whole blocks (source, destination) in all layers, before the next `execute`."""
+        ...
+
+    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy blocks (device, host) to host memory, before any later call changes the device's."""
+        ...
+
+    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy blocks (host, device) back, before any later call reads or overwrites either."""
+        ...

@@ -1,0 +1,266 @@
+"""Who computes what in the next step: decode first, then prefill, then whoever waits and fits.
+
+A waiting request is admitted when its whole prompt's blocks can be had, in order of arrival within
+its scope. Scopes take turns, by computed tokens, at prefill and admission alike: a long prompt of
+one does not keep another's short one waiting. When a running sequence finds no block for its next
+token the youngest one is preempted and recomputed later. Leases are touched only when nothing
+else can run.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.cache.pool import NoFreeBlocks
+from engine.cache.prefix_cache import PrefixCache
+from engine.cache.table import BlockCopy
+from engine.schedule.request import RequestState, SequenceState, Twin
+from engine.schedule.twins import find_twin
+from engine.schedule.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
+
+    A step may have several of one sequence, with content that is in memory between them.
+    """
+
+    sequence: SequenceState
+    start: int
+    count: int
+    is_last: bool
+
+
+class Scheduler:
+    def __init__(self, cache: PrefixCache, *, max_step_tokens: int, max_running: int) -> None:
+        """`max_step_tokens` bounds a step's prefill, and with it how long others' decode waits."""
+        self._cache = cache
+        self._max_step_tokens = max_step_tokens
+        self._max_running = max_running
+        self.waiting = WaitingQueue()
+        self.running: list[SequenceState] = []
+        self.copies: list[BlockCopy] = []
+        self.num_preempted = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: SequenceState) -> None:
+        self.waiting.add(sequence)
+
+    def add_fork(self, sequence: SequenceState) -> None:
+        """A choice that shares the leader's blocks runs at once."""
+        self.running.append(sequence)
+
+    def has(self, sequence: SequenceState) -> bool:
+        return sequence in self.running or sequence in self.waiting
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Take a sequence out, wherever it is, and give its blocks back."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        if sequence is sequence.request.leader and sequence.request.found is not None:
+            self._cache.let_go(sequence.request.found)
+        sequence.table.release()
+
+    def schedule(self, now: float) -> list[Chunk]:
+        """The next step's chunks; `copies` are to be made before them."""
+        self._look_up_again()
+        chunks = self._decode()
+        # However many decode, a share of the step is left for prefill: it must come to an end.
+        budget = max(self._max_step_tokens - len(chunks), self._max_step_tokens // 4)
+        chunks += self._prefills(budget, now)
+        computed: Counter[str] = Counter()
+        for chunk in chunks:
+            computed[chunk.sequence.scope] += chunk.count
+        self.waiting.charge(computed)
+        return chunks
+
+    def take_copies(self) -> list[BlockCopy]:
+        copies, self.copies = self.copies, []
+        return copies
+
+    def take_demotions(self) -> list[BlockCopy]:
+        """What to copy to the host before anything is written on the device."""
+        return self._cache.host.take_demotions() if self._cache.host is not None else []
+
+    def take_promotions(self) -> list[BlockCopy]:
+        """What to copy back now, a bounded number of blocks, for those that run longest first."""
+        host, promotions = self._cache.host, list[BlockCopy]()
+        if host is None:
+            return promotions
+        for sequence in self.running:
+            while sequence.table.incoming and len(promotions) < host.max_copies:
+                promotions.append(host.promote(sequence.table))
+        return promotions
+
+    # Inside.
+
+    def _look_up_again(self) -> None:
+        """For who is next and lost its hold.
+
+        Before anything is made ready: a hold makes blocks shared that were to be written to.
+        """
+        sequence = self._next_waiting()
+        if sequence is not None and _lacks_look_up(sequence):
+            request = sequence.request
+            request.found = self._cache.look_up(request.query)
+
+    def _next_waiting(self) -> SequenceState | None:
+        """The first that does not wait for another's blocks; who does, keeps its place."""
+        return next((waits for waits in self.waiting if not self._awaits_twin(waits)), None)
+
+    def _awaits_twin(self, sequence: SequenceState) -> bool:
+        """Is somebody computing what it would compute?"""
+        request = sequence.request
+        if not _is_new(sequence):
+            return False
+        if request.twin is None or not self._is_computing(request.twin):
+            request.twin = find_twin(request, self.running, self._cache.pool.block_size)
+            if request.twin is not None:
+                request.raced = max(request.raced, request.twin.tokens)
+        return request.twin is not None
+
+    def _is_computing(self, twin: Twin) -> bool:
+        return twin.sequence in self.running and twin.sequence.table.num_tokens < twin.tokens
+
+    def _decode(self) -> list[Chunk]:
+        chunks = []
+        for sequence in list(self.running):
+            if sequence.num_pending == 1 and sequence in self.running:
+                if self._make_room(sequence):
+                    chunks.append(Chunk(sequence, sequence.table.num_tokens, 1, is_last=True))
+        return [chunk for chunk in chunks if chunk.sequence in self.running]
+
+    def _make_room(self, sequence: SequenceState) -> bool:
+        """Blocks for one more token, by preemption of the youngest if it must be."""
+        while True:
+            try:
+                self.copies.extend(sequence.table.prepare(1))
+            except NoFreeBlocks:
+                victim = self.running[-1]
+                if victim is not sequence:
+                    self._preempt(victim)
+                elif len(self.running) > 1:
+                    self._preempt(sequence)
+                    return False
+                elif not self._free_what_nobody_runs_on():
+                    # Alone with the whole pool: there is nothing to wait for.
+                    sequence.finish = "context"
+                    return False
+            else:
+                return True
+
+    def _prefills(self, budget: int, now: float) -> list[Chunk]:
+        """Who runs and who is next, the scope that got least first; of equals who runs."""
+        chunks: list[Chunk] = []
+        served = self.waiting.served
+        prefilling = deque(sorted((s for s in self.running if s.num_pending > 1), key=served))
+        candidate = self._next_waiting()
+        while budget > 0 and (prefilling or candidate is not None):
+            if candidate is None or (prefilling and served(prefilling[0]) <= served(candidate)):
+                sequence = prefilling.popleft()
+            elif len(self.running) < self._max_running and self._admit(candidate, now):
+                sequence, candidate = candidate, self._next_waiting()
+            else:
+                candidate = None
+                continue
+            for chunk in _prefill(sequence, budget):
+                chunks.append(chunk)
+                budget -= chunk.count
+        return chunks
+
+    def _admit(self, sequence: SequenceState, now: float) -> bool:
+        if _lacks_look_up(sequence):
+            return False
+        while True:
+            try:
+                self.copies.extend(self._begin(sequence, now))
+            except NoFreeBlocks:
+                if self.running:
+                    return False
+                if not self._free_what_nobody_runs_on(besides=sequence):
+                    self._give_up(sequence)
+                    return False
+            else:
+                self.waiting.remove(sequence)
+                self.running.append(sequence)
+                return True
+
+    def _give_up(self, sequence: SequenceState) -> None:
+        """Alone with the whole pool it still does not fit: waiting would never end."""
+        sequence.finish = "context"
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+
+    def _begin(self, sequence: SequenceState, now: float) -> list[BlockCopy]:
+        request = sequence.request
+        if not _is_new(sequence):
+            return self._cache.resume(request.query.scope, sequence.tokens, sequence.table)
+        assert request.found is not None
+        request.found.raced = request.raced
+        copies = self._cache.begin(request.query, request.found, sequence.table)
+        if request.began_at is None:
+            request.began_at = now
+        return copies
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        """Give the blocks back and wait in front; everything is recomputed or reused later."""
+        self.num_preempted += 1
+        self.running.remove(sequence)
+        sequence.table.release()
+        request = sequence.request
+        if sequence is request.leader and request.started_at is None and request.found is not None:
+            self._cache.give_up(request.found)
+            request.found = None
+        self.waiting.put_back(sequence)
+
+    def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
+        """Nothing else can run: give up a waiting request's hold, then leases, one at a time."""
+        for sequence in reversed(list(self.waiting)):
+            found = sequence.request.found
+            if sequence is not besides and found is not None and found.held:
+                self._cache.give_up(found)
+                sequence.request.found = None
+                return True
+        return self._cache.entries.sacrifice()
+
+
+def _prefill(sequence: SequenceState, budget: int) -> Iterator[Chunk]:
+    """Up to the budget, but never across a boundary: equal prompts get equal chunks."""
+    for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
+        end = min(start + budget, stop)
+        for boundary in sequence.request.boundaries:
+            if start < boundary < end:
+                end = boundary
+                break
+        yield Chunk(sequence, start, end - start, is_last=end == len(sequence.tokens))
+        budget -= end - start
+        if end < stop or not budget:
+            return
+
+
+def _is_new(sequence: SequenceState) -> bool:
+    """Its response has not begun: what it finds and reuses is still to be told."""
+    return sequence.request.leader is sequence and sequence.request.started_at is None
+
+
+def _lacks_look_up(sequence: SequenceState) -> bool:
+    return _is_new(sequence) and sequence.request.found is None
+
+
+def new_boundaries(request: RequestState) -> list[int]:
+    """Where prefill chunks must end.
+
+    At breakpoints, so that what follows a cached prefix is computed in the same chunks as without
+    it (bitwise equal results), and before the last token where several choices start from it.
+    """
+    ends = {request.query.segments[p.segment].end for p in request.query.breakpoints}
+    boundaries = {end for end in ends if end}
+    if request.request.sampling.num_choices > 1:
+        boundaries.add(len(request.query.tokens) - 1)
+    return sorted(boundaries)

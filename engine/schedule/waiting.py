@@ -1,0 +1,88 @@
+"""Who waits to run, and whose turn it is.
+
+One line per scope, in order of arrival. It is the turn of the scope that got the fewest tokens
+computed; one that comes, or comes back, starts level with the least of those that are served, so
+that nobody saves up turns by staying away. Who ran and was preempted comes before everybody.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from engine.schedule.request import SequenceState
+
+MAX_IDLE_SCOPES = 1024
+
+
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._preempted: deque[SequenceState] = deque()
+        self._lines: dict[str, deque[SequenceState]] = {}
+        self._served: dict[str, int] = {}
+        self._level = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """In the order of their turns, if nobody got anything in between."""
+        yield from self._preempted
+        for scope in sorted(self._lines, key=self._served.__getitem__):
+            yield from self._lines[scope]
+
+    def __contains__(self, sequence: object) -> bool:
+        if not isinstance(sequence, SequenceState):
+            return False
+        return sequence in self._preempted or sequence in self._lines.get(sequence.scope, ())
+
+    def add(self, sequence: SequenceState) -> None:
+        """Last in its scope's line."""
+        scope = sequence.scope
+        if scope not in self._lines:
+            self._lines[scope] = deque()
+            self._served[scope] = max(self.served(sequence), self._level)
+        self._lines[scope].append(sequence)
+        self._size += 1
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """First of all: it had its turn and lost it."""
+        self._preempted.appendleft(sequence)
+        self._size += 1
+
+    def remove(self, sequence: SequenceState) -> None:
+        """It runs now, or has ended."""
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
+        else:
+            line = self._lines[sequence.scope]
+            line.remove(sequence)
+            if not line:
+                del self._lines[sequence.scope]
+        self._size -= 1
+
+    def served(self, sequence: SequenceState) -> int:
+        """What its scope has got: tokens, of no meaning but to be compared."""
+        return self._served.get(sequence.scope, self._level)
+
+    def charge(self, computed: Mapping[str, int]) -> None:
+        """A step was planned: these tokens by scope."""
+        for scope, tokens in computed.items():
+            self._served[scope] = self._served.get(scope, self._level) + tokens
+        active = computed.keys() | self._lines.keys()
+        if active:
+            self._level = max(self._level, min(self._served[scope] for scope in active))
+        if len(self._served) > len(active) + MAX_IDLE_SCOPES:
+            # Who is below the level would start from it again anyway.
+            self._served = {
+                scope: served
+                for scope, served in self._served.items()
+                if scope in active or served > self._level
+            }
+
+    def check(self) -> None:
+        """Prove every invariant that needs no outside knowledge; raises AssertionError."""
+        waiting = list(self)
+        assert len(waiting) == len(set(map(id, waiting))) == self._size
+        for scope, line in self._lines.items():
+            assert line and all(sequence.scope == scope for sequence in line)
+            assert scope in self._served

@@ -1,0 +1,168 @@
+"""Plain OpenAI chat completions over the synthetic engine.
+
+Only so that other routers can be measured on the same engine and pool as ours: `cache_control` is
+ignored, nothing is leased, reuse is automatic alone. Clients of the product speak to the gateway.
+A text has the same tokens here as by our own protocol, and the engine counts both alike.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+from uuid import uuid4
+
+import msgspec
+from litestar import Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import RawBody
+from litestar.response import Stream
+
+from engine.backends.base import Backend
+from engine.backends.synthetic import SyntheticRenderer
+from engine.errors import EngineError
+from engine.protocol import (
+    Failed,
+    Finished,
+    GenerateRequest,
+    InputUsage,
+    Message,
+    Part,
+    Prompt,
+    Sampling,
+    Started,
+    TextDelta,
+    TextPart,
+)
+from engine.serve.bodies import decoder_of
+from engine.serve.health import EngineHost
+
+OPENAI_SCOPE = "openai"
+
+
+class ContentPart(msgspec.Struct):
+    text: str
+    type: Literal["text"] = "text"
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["system", "user", "assistant"]
+    content: str | list[ContentPart]
+
+    def parts(self) -> list[Part]:
+        if isinstance(self.content, str):
+            return [TextPart(self.content)]
+        return [TextPart(part.text) for part in self.content]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+
+
+class ChatRequest(msgspec.Struct):
+    """Fields that are not here are ignored, as a stand-in engine may."""
+
+    messages: list[ChatMessage]
+    model: str = "synthetic"
+    max_tokens: int = 16
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+
+decode_chat = decoder_of(ChatRequest)
+
+
+@get("/models")
+async def models() -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": "synthetic", "object": "model", "created": 0}]}
+
+
+@get("/health")
+async def health(host: NamedDependency[EngineHost]) -> Response[None]:
+    """As vLLM and SGLang have it: a status and no body."""
+    return Response(None, status_code=200 if host.readiness.ready else 503)
+
+
+@post("/chat/completions/render", status_code=200, sync_to_thread=True)
+def render_chat(body: RawBody) -> dict[str, Any]:
+    """vLLM's: the token ids of a prompt. Its router asks for them to match prefixes by."""
+    prompt = _prompt(decode_chat(body))
+    rendered = SyntheticRenderer().render(prompt, thinking=False, scope=OPENAI_SCOPE)
+    return {"token_ids": rendered.token_ids}
+
+
+@post("/chat/completions", status_code=200)
+async def chat_completions(
+    body: RawBody, backend: NamedDependency[Backend]
+) -> Stream | Response[dict[str, Any]]:
+    request = decode_chat(body)
+    chunks = _chunks(request, backend)
+    # The first chunk is awaited here, so that a refusal is still an HTTP status.
+    first = await anext(chunks)
+    if request.stream:
+        return Stream(_server_sent(first, chunks), media_type="text/event-stream")
+    text, usage = "", first.get("usage")
+    async for chunk in chunks:
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            text += choice["delta"].get("content", "")
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "message": message, "finish_reason": "length"}]
+    return Response(first | {"object": "chat.completion", "choices": choices, "usage": usage})
+
+
+async def _server_sent(
+    first: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]
+) -> AsyncIterator[bytes]:
+    yield b"data: " + msgspec.json.encode(first) + b"\n\n"
+    async for chunk in chunks:
+        yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+async def _chunks(request: ChatRequest, backend: Backend) -> AsyncIterator[dict[str, Any]]:
+    generation = await backend.open(_turn(request))
+    base: dict[str, Any] = {"id": f"chatcmpl-{uuid4().hex}", "object": "chat.completion.chunk"}
+    base |= {"created": int(time.time()), "model": "synthetic"}
+    usage, output_tokens = InputUsage(input_tokens=0), 0
+    try:
+        async for frame in generation:
+            match frame:
+                case Started():
+                    usage = frame.usage
+                    yield base | {"choices": [_choice({"role": "assistant", "content": ""})]}
+                case TextDelta(text):
+                    yield base | {"choices": [_choice({"content": text})]}
+                case Finished():
+                    output_tokens = frame.output_tokens
+                    yield base | {"choices": [_choice({}) | {"finish_reason": "length"}]}
+                case Failed():
+                    raise EngineError(frame.message)
+    finally:
+        generation.close()
+    if request.stream_options.include_usage or not request.stream:
+        yield base | {"choices": [], "usage": _usage(usage, output_tokens)}
+
+
+def _turn(request: ChatRequest) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"openai-{uuid4().hex}",
+        scope=OPENAI_SCOPE,
+        prompt=_prompt(request),
+        sampling=Sampling(max_tokens=request.max_tokens),
+    )
+
+
+def _prompt(request: ChatRequest) -> Prompt:
+    return Prompt([Message(message.role, message.parts()) for message in request.messages])
+
+
+def _choice(delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": None}
+
+
+def _usage(usage: InputUsage, output_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": usage.prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.prompt_tokens - usage.computed_tokens},
+    }

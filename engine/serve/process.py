@@ -1,0 +1,39 @@
+"""The engine's uvicorn, and how it comes to an end.
+
+SIGTERM or SIGINT: nothing new is accepted and event streams end at once, since they would never end
+by themselves; running generations have `grace_seconds`, then they are cut off.
+"""
+
+import socket
+
+import uvicorn
+from litestar import Litestar
+
+from engine.serve.health import EngineHost
+from engine.settings import Settings
+
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than a gateway keeps idle connections (30 s): who closes first must be the one that sends,
+or a request goes out on a connection that has just ended."""
+
+
+class Server(uvicorn.Server):
+    """`host` is the one that `app` was made with."""
+
+    def __init__(self, app: Litestar, host: EngineHost, settings: Settings) -> None:
+        self._engine = host
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=settings.grace_seconds,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._engine.end_events()
+        await super().shutdown(sockets)

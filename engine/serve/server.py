@@ -1,0 +1,262 @@
+"""The engine's HTTP server: `PROTOCOL.md` over one backend."""
+
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Litestar, Request, Response, Router, get, post
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
+from litestar.di import NamedDependency, Provide
+from litestar.exceptions import HTTPException, InternalServerException
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.params import FromQuery, RawBody
+from litestar.response import Stream
+
+from engine import metrics
+from engine.backends.base import Backend, Generation
+from engine.errors import EngineError, Unauthorized
+from engine.protocol import (
+    AckRequest,
+    CancelReply,
+    CancelRequest,
+    ClockAdvance,
+    ClockReply,
+    CountReply,
+    CountRequest,
+    Description,
+    DropReply,
+    DropRequest,
+    EntryInfo,
+    ErrorCode,
+    ErrorReply,
+    EventFrame,
+    FinalCounts,
+    GenerateRequest,
+    Memory,
+    Snapshot,
+    Stats,
+)
+from engine.serve import openai_chat
+from engine.serve.bodies import decoder_of
+from engine.serve.health import EngineHost
+
+log = structlog.get_logger()
+
+NDJSON = "application/x-ndjson"
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+decode_generate = decoder_of(GenerateRequest)
+decode_count = decoder_of(CountRequest)
+decode_cancel = decoder_of(CancelRequest)
+decode_ack = decoder_of(AckRequest)
+decode_drop = decoder_of(DropRequest)
+decode_advance = decoder_of(ClockAdvance)
+
+EngineBackend = NamedDependency[Backend]
+
+
+@post("/generate", status_code=200)
+async def generate(body: RawBody, backend: EngineBackend) -> Stream:
+    generation = await backend.open(decode_generate(body))
+    return Stream(_frame_lines(generation), media_type=NDJSON)
+
+
+@post("/count", status_code=200)
+async def count(body: RawBody, backend: EngineBackend) -> CountReply:
+    return await backend.count(decode_count(body))
+
+
+@post("/cancel", status_code=200)
+async def cancel(body: RawBody, backend: EngineBackend) -> CancelReply:
+    return CancelReply(await backend.cancel(decode_cancel(body).request_id))
+
+
+@get("/describe")
+async def describe(backend: EngineBackend) -> Description:
+    return backend.describe()
+
+
+@get("/unacknowledged")
+async def unacknowledged(backend: EngineBackend) -> list[FinalCounts]:
+    return await backend.unacknowledged()
+
+
+@post("/ack", status_code=204)
+async def acknowledge(body: RawBody, backend: EngineBackend) -> None:
+    await backend.acknowledge(decode_ack(body).request_ids)
+
+
+@get("/events")
+async def events(
+    backend: EngineBackend, epoch: FromQuery[str | None] = None, after: FromQuery[int | None] = None
+) -> Stream:
+    return Stream(_event_lines(backend.events(epoch, after)), media_type=NDJSON)
+
+
+@get("/snapshot")
+async def snapshot(backend: EngineBackend) -> Snapshot:
+    return await backend.snapshot()
+
+
+@get("/entries")
+async def entries(backend: EngineBackend) -> list[EntryInfo]:
+    return await backend.entries()
+
+
+@get("/stats")
+async def stats(backend: EngineBackend) -> Stats:
+    return await backend.stats()
+
+
+@get("/memory")
+async def memory(backend: EngineBackend) -> Memory:
+    return await backend.memory()
+
+
+@post("/drop", status_code=200)
+async def drop(body: RawBody, backend: EngineBackend) -> DropReply:
+    return await backend.drop(decode_drop(body))
+
+
+@post("/clock/advance", status_code=200)
+async def advance_clock(body: RawBody, backend: EngineBackend) -> ClockReply:
+    return ClockReply(await backend.advance_clock(decode_advance(body).seconds))
+
+
+@get("/healthz")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@get("/readyz")
+async def readyz(host: NamedDependency[EngineHost]) -> Response[dict[str, Any]]:
+    body = msgspec.to_builtins(host.readiness)
+    return Response(body, status_code=200 if host.readiness.ready else 503)
+
+
+@get("/metrics")
+async def render_metrics(
+    backend: EngineBackend, host: NamedDependency[EngineHost]
+) -> Response[bytes]:
+    text = metrics.render(await backend.stats()) if host.readiness.ready else b""
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
+    """Frames as NDJSON; a blank line while there is nothing to say."""
+    encoder = msgspec.json.Encoder()
+    try:
+        async for frame in generation:
+            yield b"\n" if frame is None else encoder.encode(frame) + b"\n"
+    finally:
+        generation.close()
+
+
+async def _event_lines(frames: AsyncIterator[EventFrame]) -> AsyncIterator[bytes]:
+    encoder = msgspec.json.Encoder()
+    async for frame in frames:
+        yield encoder.encode(frame) + b"\n"
+
+
+def _provide_backend(state: State) -> Backend:
+    backend: Backend = state.backend
+    return backend
+
+
+def _provide_host(state: State) -> EngineHost:
+    host: EngineHost = state.host
+    return host
+
+
+def _guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
+    wanted = f"Bearer {secret}".encode()
+
+    def check_secret(
+        connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
+    ) -> None:
+        given = connection.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, wanted):
+            raise Unauthorized("the engine secret is missing or wrong")
+
+    return check_secret
+
+
+def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorReply]:
+    code: ErrorCode
+    is_public = False
+    match error:
+        case EngineError():
+            code, message, status = error.code, str(error), error.status
+            is_public = error.is_public
+        case HTTPException() if error.status_code < 500:
+            code = "not_found" if error.status_code == 404 else "invalid_request"
+            message, status = error.detail, error.status_code
+        case InternalServerException(detail="client disconnected prematurely"):
+            # Its body had not come whole, so nothing was begun, and nobody reads this.
+            code, message, status = "invalid_request", "the body ended early", 499
+        case _:
+            log.error("call failed", exc_info=error)
+            code, message, status = "internal", "internal error", 500
+    return Response(ErrorReply(code, message, is_public), status_code=status)
+
+
+def create_app(
+    backend_of: Callable[[EngineHost], Backend],
+    secret: str,
+    host: EngineHost,
+    *,
+    speaks_openai: bool = False,
+) -> Litestar:
+    """The application over one backend, which is made and loaded when the server starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        app.state.host, app.state.backend = host, backend_of(host)
+        async with host.running(app.state.backend):
+            yield
+
+    handlers: list[HTTPRouteHandler] = [
+        generate,
+        count,
+        cancel,
+        describe,
+        unacknowledged,
+        acknowledge,
+        events,
+        snapshot,
+        entries,
+        stats,
+        memory,
+        drop,
+        advance_clock,
+    ]
+    if speaks_openai:
+        handlers += [
+            openai_chat.models,
+            openai_chat.chat_completions,
+            openai_chat.render_chat,
+        ]
+    calls = Router(
+        path="/v1",
+        guards=[_guard(secret)],
+        route_handlers=handlers,
+    )
+    probes: list[HTTPRouteHandler] = [healthz, readyz, render_metrics]
+    if speaks_openai:
+        probes.append(openai_chat.health)
+    return Litestar(
+        [calls, *probes],
+        lifespan=[lifespan],
+        dependencies={
+            "backend": Provide(_provide_backend, sync_to_thread=False),
+            "host": Provide(_provide_host, sync_to_thread=False),
+        },
+        exception_handlers={Exception: _render_error, HTTPException: _render_error},
+        request_max_body_size=MAX_BODY_BYTES,
+        openapi_config=None,
+    )

@@ -1,0 +1,102 @@
+"""What a Hugging Face directory or hub id says about prompts: tokenizer, template, end tokens."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+from tokenizers import Tokenizer
+
+from engine.cache.block import TokenId
+from engine.text.errors import TemplateRefused
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFiles:
+    """`templates` by name, `special_tokens` as templates know them, `end_token_ids` declared."""
+
+    tokenizer: Tokenizer
+    templates: dict[str, str]
+    special_tokens: dict[str, str]
+    end_token_ids: frozenset[TokenId]
+
+
+def read_prompt_files(model: str) -> PromptFiles:
+    """Raises TemplateRefused, naming the file, where something needed is missing or broken."""
+    tokenizer_path = _find_file(model, "tokenizer.json")
+    if tokenizer_path is None:
+        raise TemplateRefused(f"`model`: {model} has no tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    # Lengths are the engine's business: a tokenizer that cuts or pads would lie about offsets.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    settings = _read_json(model, "tokenizer_config.json")
+    special_tokens = {
+        name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name)))
+    }
+    return PromptFiles(
+        tokenizer=tokenizer,
+        templates=_templates(model, settings.get("chat_template")),
+        special_tokens=special_tokens,
+        end_token_ids=_end_token_ids(model, tokenizer, special_tokens.get("eos_token")),
+    )
+
+
+def _templates(model: str, setting: Any) -> dict[str, str]:
+    """`chat_template.jinja` goes before the setting, as in transformers."""
+    path = _find_file(model, "chat_template.jinja")
+    if path is not None:
+        return {"default": path.read_text(encoding="utf-8")}
+    if isinstance(setting, str):
+        return {"default": setting}
+    if isinstance(setting, list):
+        return {str(named["name"]): str(named["template"]) for named in setting}
+    raise TemplateRefused(f"`model`: {model} has no chat template")
+
+
+def _token_text(setting: Any) -> str | None:
+    text = setting.get("content") if isinstance(setting, dict) else setting
+    return text if isinstance(text, str) else None
+
+
+def _end_token_ids(model: str, tokenizer: Tokenizer, eos_token: str | None) -> frozenset[TokenId]:
+    found: set[TokenId | None] = set()
+    for name in ("generation_config.json", "config.json"):
+        declared = _read_json(model, name).get("eos_token_id")
+        found.update(declared if isinstance(declared, list) else [declared])
+    if eos_token is not None:
+        found.add(tokenizer.token_to_id(eos_token))
+    return frozenset(token_id for token_id in found if token_id is not None)
+
+
+def _read_json(model: str, name: str) -> dict[str, Any]:
+    path = _find_file(model, name)
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TemplateRefused(f"`model`: {name} of {model} is no JSON") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _find_file(model: str, name: str) -> Path | None:
+    """A file of a directory, or else of a hub repository (cached as transformers caches it)."""
+    directory = Path(model)
+    if directory.is_dir():
+        path = directory / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(model, name))
+    except LocalEntryNotFoundError as error:
+        raise TemplateRefused(
+            f"`model`: {model} is no directory and no reachable hub id"
+        ) from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, ValueError) as error:
+        raise TemplateRefused(f"`model`: {model} is no directory and no hub id") from error

@@ -1,0 +1,202 @@
+"""Output that can't be but of a form: a forced tool call, an answer of a JSON schema.
+
+llguidance keeps a grammar in step with the tokens and says which may come next. JSON is written as
+templates write it (`", "`, `": "`, no other white space), so that a replayed call renders to the
+tokens that were sampled, and so that no model can go on with white space for ever.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from engine.cache.block import TokenId
+from engine.errors import SchemaRefused
+from engine.protocol import GenerateRequest, Tool
+from engine.text.formats.reasoning import ReasoningFormat
+
+_JSON_OPTIONS = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "coerce_one_of": True,
+    "lenient": False,
+}
+_MAX_REASON = 200
+_POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+
+class Constraint:
+    """Of one choice. `allowed` has a bit per token id, lowest first; beyond it none is allowed.
+
+    `is_complete`: nothing but the end may come. `is_failed`: the library gave up (its limits on
+    time and memory), and nothing is known to be allowed.
+    """
+
+    def __init__(self, matcher: LLMatcher, grammar: str) -> None:
+        self.grammar = grammar
+        self._matcher = matcher
+        self.is_failed = matcher.is_error()
+        self.is_complete = False
+        self.allowed = self._mask()
+
+    def take(self, token_id: TokenId) -> None:
+        self.is_failed = not self._matcher.consume_token(token_id)
+        self.allowed = self._mask()
+
+    def _mask(self) -> bytes:
+        if not self.is_failed and not self._matcher.is_stopped():
+            mask: bytes = self._matcher.compute_bitmask()
+            if not self._matcher.is_error():
+                return mask
+        self.is_failed = self._matcher.is_error()
+        self.is_complete = not self.is_failed
+        return b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStyle:
+    """How one format writes calls. `begin` and `end` surround all of them, `separator` is between.
+
+    `call` takes a tool's name and the name of the rule of its input. All are Lark.
+    """
+
+    call: Callable[[str, str], str]
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+
+
+class GrammarWriter:
+    """Writes grammars for one tokenizer. Raises ValueError for a tokenizer llguidance can't use.
+
+    `limits` bound what one grammar may cost, at compilation and at every token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end_token_ids: Iterable[TokenId],
+        limits: LLParserLimits | None = None,
+    ) -> None:
+        ends = sorted(end_token_ids)
+        self._tokenizer = tokenizer
+        self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
+        # The defaults end a compilation within a second or two, and a token's mask within tens of
+        # milliseconds; but 2,000 items in a row are no more than 500 optional properties.
+        self._limits = limits or LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+
+    def marker(self, text: str) -> str:
+        """A marker's rule: the control token where it is one, else its text."""
+        token_id = self._tokenizer.token_to_id(text)
+        return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+    def constraint(
+        self,
+        request: GenerateRequest,
+        style: CallStyle | None,
+        thinking: "ThinkingRule | None",
+    ) -> Constraint | None:
+        """What binds a choice of the request, None where nothing does.
+
+        Raises SchemaRefused, which names the tool whose schema the library can't do.
+        """
+        choice, schema = request.tool_choice, request.output_schema
+        rules: list[str] = []
+        answers: list[str] = []
+        is_forced = choice.mode in ("any", "tool")
+        if style is not None and (is_forced or (schema is not None and choice.mode == "auto")):
+            tools = _called(request)
+            if tools:
+                rules += self._calls(style, tools, parallel=choice.parallel)
+                answers.append("calls")
+        if schema is not None and not is_forced:
+            rules.append(f"answer: %json {_with_options(schema)}")
+            answers.append("answer")
+        if not answers:
+            return None
+        begin = "" if thinking is None else "thinking "
+        rules.insert(0, f"start: {begin}({' | '.join(answers)})")
+        if thinking is not None:
+            rules += thinking.rules(self)
+        grammar = "\n".join(["%llguidance {}", *rules])
+        matcher = self._compile(grammar)
+        constraint = Constraint(matcher, grammar)
+        if constraint.is_failed:
+            self._blame(request)
+            raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
+        return constraint
+
+    def _calls(self, style: CallStyle, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+        calls = " | ".join(f"call_{index}" for index in range(len(tools)))
+        more = f"({style.separator} ({calls}))*" if parallel else ""
+        rules = [f"calls: {style.begin} ({calls}) {more} {style.end}"]
+        for index, tool in enumerate(tools):
+            rules.append(f"call_{index}: {style.call(tool.name, f'input_{index}')}")
+            rules.append(f"input_{index}: %json {_with_options(_object_schema(tool))}")
+        return rules
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._library, grammar, log_level=0, limits=self._limits)
+
+    def _blame(self, request: GenerateRequest) -> None:
+        """Raise for the one schema that is at fault, if it is one."""
+        called = {tool.name for tool in _called(request)}
+        for index, tool in enumerate(request.prompt.tools):
+            if tool.name in called:
+                schema = _with_options(_object_schema(tool))
+                self._check(schema, f"tools[{index}].input_schema of `{tool.name}`")
+        if request.output_schema is not None:
+            self._check(_with_options(request.output_schema), "output_schema")
+
+    def _check(self, schema: str, where: str) -> None:
+        matcher = self._compile(f"%llguidance {{}}\nstart: %json {schema}")
+        if matcher.is_error():
+            raise SchemaRefused(f"{where}: can't be guaranteed: {_reason(matcher)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingRule:
+    """What may come before the constrained part; `is_open`: the prompt opened the tag already."""
+
+    tags: ReasoningFormat
+    is_open: bool
+
+    def rules(self, writer: GrammarWriter) -> list[str]:
+        close = writer.marker(self.tags.close)
+        if close.startswith("<["):
+            thought = [f"thought: /(.|\\n)*/ {close}"]
+        else:
+            thought = [f"thought[lazy]: /(.|\\n)*/ {close}"]
+        if self.is_open:
+            return ["thinking: thought /\\s{0,4}/", *thought]
+        return [f"thinking: ({writer.marker(self.tags.open)} thought /\\s{{0,4}}/)?", *thought]
+
+
+def _called(request: GenerateRequest) -> list[Tool]:
+    """The tools that may be called."""
+    choice = request.tool_choice
+    if choice.mode != "tool":
+        return request.prompt.tools
+    return [tool for tool in request.prompt.tools if tool.name == choice.name]
+
+
+def _object_schema(tool: Tool) -> dict[str, Any]:
+    """The input's schema; an input is an object whether or not the schema says so."""
+    kinds = tool.input_schema.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise SchemaRefused(f"input_schema of `{tool.name}`: its `type` must be `object`")
+    return {**tool.input_schema, "type": "object"}
+
+
+def _with_options(schema: dict[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+
+
+def _reason(matcher: LLMatcher) -> str:
+    lines: list[str] = matcher.get_error().strip().splitlines() or ["unknown"]
+    return _POSITION.sub("", lines[0])[:_MAX_REASON]

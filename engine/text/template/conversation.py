@@ -1,0 +1,291 @@
+"""From a prompt to what a chat template sees: OpenAI-style messages, marked where wanted."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.errors import InvalidRequest
+from engine.protocol import (
+    Message,
+    Part,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
+from engine.text.template.chat_template import TemplateInput
+from engine.text.template.marks import (
+    MarkAlphabet,
+    MarkedDict,
+    SegmentMarks,
+    cut_controls,
+    map_strings,
+    strings_in,
+    surround,
+)
+from engine.text.template.traits import TemplateTraits
+
+_SEPARATOR = "\n\n"
+"""Between the texts that make up one message; it belongs to the later one."""
+_ERROR_PREFIX = "Error: "
+"""How a tool result says that the call failed: chat templates have no field for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt whose control tokens' texts are cut; `cut` is the character that was put in."""
+
+    prompt: Prompt
+    alphabet: MarkAlphabet
+    cut: str
+    traits: TemplateTraits
+
+    @property
+    def is_continued(self) -> bool:
+        """The prompt ends inside the assistant's turn, which the model goes on with."""
+        messages = self.prompt.messages
+        return bool(messages) and messages[-1].role == "assistant"
+
+    def varied(self, segment: int) -> "Conversation":
+        """The same but for what comes right after one segment, for comparing renders."""
+        return replace(self, prompt=_vary(self.prompt, segment, self.alphabet.take()))
+
+    def variables(self, marks: Mapping[int, SegmentMarks], *, thinking: bool) -> TemplateInput:
+        """The template's variables, with marks around the segments named in `marks`."""
+        return _Builder(self.prompt, marks, self.traits).build(
+            thinking=thinking, add_generation_prompt=not self.is_continued
+        )
+
+
+def new_conversation(
+    prompt: Prompt, controls: re.Pattern[str] | None, traits: TemplateTraits | None = None
+) -> Conversation:
+    alphabet = MarkAlphabet(_strings_of(prompt))
+    cut = alphabet.take()
+
+    def clean(text: str) -> str:
+        return cut_controls(text, controls, cut)
+
+    return Conversation(
+        prompt=Prompt(
+            messages=[
+                Message(message.role, [_clean_part(part, clean) for part in message.parts])
+                for message in prompt.messages
+            ],
+            tools=[
+                Tool(
+                    clean(tool.name),
+                    map_strings(tool.input_schema, clean),
+                    None if tool.description is None else clean(tool.description),
+                )
+                for tool in prompt.tools
+            ],
+            system=[TextPart(clean(part.text)) for part in prompt.system],
+        ),
+        alphabet=alphabet,
+        cut=cut,
+        traits=traits or TemplateTraits(),
+    )
+
+
+def _clean_part(part: Part, clean: Callable[[str], str]) -> Part:
+    match part:
+        case TextPart():
+            return TextPart(clean(part.text))
+        case ThinkingPart():
+            return ThinkingPart(clean(part.text))
+        case ToolUsePart():
+            # Some templates write ids out, so they are cleaned like any text.
+            return ToolUsePart(clean(part.id), clean(part.name), map_strings(part.input, clean))
+        case ToolResultPart():
+            return ToolResultPart(clean(part.tool_use_id), clean(part.text), part.is_error)
+
+
+def _strings_of(prompt: Prompt) -> Iterator[str]:
+    for tool in prompt.tools:
+        yield from (tool.name, tool.description or "")
+        yield from strings_in(tool.input_schema)
+    for block in prompt.system:
+        yield block.text
+    for message in prompt.messages:
+        for part in message.parts:
+            if isinstance(part, ToolUsePart):
+                yield from (part.id, part.name)
+                yield from strings_in(part.input)
+            else:
+                yield part.text
+                if isinstance(part, ToolResultPart):
+                    yield part.tool_use_id
+
+
+def _vary(prompt: Prompt, segment: int, mark: str) -> Prompt:
+    """Text grows by the mark, an input by a key, a tool loses the tools after it or gains one."""
+    tools, system = list(prompt.tools), list(prompt.system)
+    messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
+    if segment < len(tools):
+        is_last = segment == len(tools) - 1
+        dummy = Tool(mark, {"type": "object"}, mark)
+        return Prompt(messages, [*tools, dummy] if is_last else tools[: segment + 1], system)
+    segment -= len(tools)
+    if segment < len(system):
+        system[segment] = TextPart(system[segment].text.rstrip() + mark)
+        return Prompt(messages, tools, system)
+    segment -= len(system)
+    for message in messages:
+        if segment < len(message.parts):
+            message.parts[segment] = _vary_part(message.parts[segment], mark)
+            break
+        segment -= len(message.parts)
+    return Prompt(messages, tools, system)
+
+
+def _vary_part(part: Part, mark: str) -> Part:
+    match part:
+        case TextPart():
+            return TextPart(part.text.rstrip() + mark)
+        case ThinkingPart():
+            return ThinkingPart(part.text.rstrip() + mark)
+        case ToolUsePart():
+            return ToolUsePart(part.id, part.name, {**part.input, mark: mark})
+        case ToolResultPart():
+            return ToolResultPart(part.tool_use_id, part.text.rstrip() + mark, part.is_error)
+
+
+class _Builder:
+    """Walks a prompt in the order of its segments and writes the template's variables."""
+
+    def __init__(
+        self, prompt: Prompt, marks: Mapping[int, SegmentMarks], traits: TemplateTraits
+    ) -> None:
+        self._prompt = prompt
+        self._marks = marks
+        self._traits = traits
+        self._segment = 0
+        self._tool_names: dict[str, str] = {}
+
+    def build(self, *, thinking: bool, add_generation_prompt: bool) -> TemplateInput:
+        tools = [self._tool(tool) for tool in self._prompt.tools]
+        messages: list[dict[str, Any]] = []
+        system = _SEPARATOR.join(self._text(block.text) for block in self._prompt.system)
+        for message in self._prompt.messages:
+            if message.role == "assistant":
+                messages.extend(self._assistant_messages(message))
+            else:
+                messages.extend(self._messages(message))
+        if self._prompt.system:
+            self._put_first(system, messages)
+        return TemplateInput(
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            thinking=thinking,
+        )
+
+    def _next_marks(self) -> SegmentMarks | None:
+        marks = self._marks.get(self._segment)
+        self._segment += 1
+        return marks
+
+    def _text(self, text: str) -> str:
+        marks = self._next_marks()
+        return text if marks is None else surround(text, marks)
+
+    def _object(self, content: dict[str, Any]) -> dict[str, Any]:
+        marks = self._next_marks()
+        return content if marks is None else MarkedDict(content, marks)
+
+    def _tool(self, tool: Tool) -> dict[str, Any]:
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description is not None:
+            function["description"] = tool.description
+        function["parameters"] = tool.input_schema
+        marks = self._marks.get(self._segment)
+        if marks is not None:
+            # Templates write out either the whole tool or its function.
+            function = MarkedDict(function, marks)
+        return self._object({"type": "function", "function": function})
+
+    def _put_first(self, system: str, messages: list[dict[str, Any]]) -> None:
+        if not self._traits.folds_system:
+            messages.insert(0, {"role": "system", "content": system})
+        elif messages and messages[0]["role"] == "user":
+            messages[0]["content"] = system + _SEPARATOR + messages[0]["content"]
+        else:
+            messages.insert(0, {"role": "user", "content": system})
+
+    def _assistant_messages(self, message: Message) -> Iterator[dict[str, Any]]:
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for part in message.parts:
+            match part:
+                case TextPart():
+                    texts.append(self._text(part.text))
+                case ThinkingPart():
+                    thoughts.append(self._text(part.text))
+                case ToolUsePart():
+                    calls.append(self._call(part))
+                case ToolResultPart():
+                    raise InvalidRequest("a tool result in an assistant's message")
+        text, thought = _SEPARATOR.join(texts), _SEPARATOR.join(thoughts)
+        built: dict[str, Any] = {"role": "assistant", "content": text}
+        if thoughts and self._traits.thinks_in_content:
+            built["content"] = [
+                {"type": "thinking", "thinking": thought},
+                {"type": "text", "text": text},
+            ]
+        elif thoughts:
+            built["reasoning_content"] = thought
+        num_first = 1 if self._traits.splits_calls else len(calls)
+        if calls:
+            built["tool_calls"] = calls[:num_first]
+        yield built
+        for call in calls[num_first:]:
+            yield {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def _call(self, part: ToolUsePart) -> dict[str, Any]:
+        self._tool_names[part.id] = part.name
+        function = {"name": part.name, "arguments": self._object(part.input)}
+        return {"id": self._traits.call_id(part.id), "type": "function", "function": function}
+
+    def _messages(self, message: Message) -> list[dict[str, Any]]:
+        """A user's or a system message: runs of text, and a message for each tool result."""
+        built: list[dict[str, Any]] = []
+        texts: list[str] = []
+        for part in message.parts:
+            match part:
+                case TextPart():
+                    texts.append(self._text(part.text))
+                case ToolResultPart():
+                    if texts:
+                        built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
+                        texts = []
+                    built.append(self._tool_result(part))
+                case _:
+                    raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
+        if texts and built and self._traits.joins_results:
+            built[-1]["content"] += _SEPARATOR + _SEPARATOR.join(texts)
+        elif texts:
+            built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
+        return built
+
+    def _tool_result(self, part: ToolResultPart) -> dict[str, Any]:
+        text = self._text(part.text)
+        return {
+            "role": "tool",
+            "tool_call_id": self._traits.call_id(part.tool_use_id),
+            "name": self._tool_names.get(part.tool_use_id, ""),
+            "content": _ERROR_PREFIX + text if part.is_error else text,
+        }
+
+
+def segment_texts(prompt: Prompt) -> list[str | None]:
+    """Every segment's text; None for those that are JSON objects."""
+    texts: list[str | None] = [None] * len(prompt.tools)
+    texts += [block.text for block in prompt.system]
+    for message in prompt.messages:
+        texts += [None if isinstance(p, ToolUsePart) else p.text for p in message.parts]
+    return texts

@@ -1,0 +1,132 @@
+"""What a chat template does, found out by rendering small prompts when a model is loaded."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+
+from engine.cache.block import TokenId
+from engine.errors import InvalidRequest
+from engine.protocol import (
+    Message,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
+from engine.text.formats.reasoning import ReasoningFormat
+from engine.text.template.boundaries import PlacedText, place_segments
+from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.conversation import new_conversation
+from engine.text.template.traits import TemplateTraits, TraitProbes, find_traits
+from engine.text.tokens.pieces import PieceTokenizer
+
+_USER = Message("user", [TextPart("probe-user")])
+_TOOL = Tool("probe_tool", {"type": "object", "properties": {}}, "probe-description")
+_SYSTEM = TextPart("probe-system")
+_THOUGHT = "probe-thought"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProbe:
+    """Renders prompts of its own through one template. A refusal is an answer, not an error."""
+
+    template: ChatTemplate
+    pieces: PieceTokenizer
+
+    def find_traits(self) -> TemplateTraits:
+        return find_traits(
+            TraitProbes(
+                system=partial(self._renders, Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text),
+                call=partial(self._renders, _calls(1), "probe_tool"),
+                two_calls=partial(self._renders, _calls(2), "probe_tool"),
+                result_and_text=partial(self._renders, _calls(1, "probe-text"), "probe-text"),
+                thinking=partial(self._renders, _thinking(), _THOUGHT),
+                moves_tools=self._moves_tools,
+            )
+        )
+
+    def shows_tools(self, traits: TemplateTraits) -> bool:
+        return self._renders(Prompt([_USER], [_TOOL]), _TOOL.name, traits)
+
+    def has_tools_first(self, traits: TemplateTraits) -> bool:
+        """Do the tools come before the system prompt?"""
+        placed = self._place(Prompt([_USER], [_TOOL], [_SYSTEM]), traits)
+        if placed is None:
+            return False
+        tool, system, _ = placed.places
+        return tool.end is not None and system.begin is not None and tool.end <= system.begin
+
+    def shown_call(self, traits: TemplateTraits) -> str:
+        """What the template renders from a call on; nothing where it refuses calls."""
+        text = self._text(_calls(1), traits)
+        return "" if text is None else text.partition("probe-user")[2]
+
+    def opens_thinking(
+        self, traits: TemplateTraits, tags: ReasoningFormat, *, thinking: bool
+    ) -> bool:
+        """Does the prompt of a new turn end inside the thinking tag?"""
+        text = self._text(Prompt([_USER]), traits, thinking=thinking)
+        end = "" if text is None else text.partition("probe-user")[2]
+        return end.rfind(tags.open) > end.rfind(tags.close)
+
+    def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
+        """The control token right behind an assistant's text."""
+        controls: re.Pattern[str] | None = self.pieces.controls
+        prompt = Prompt([_USER, Message("assistant", [TextPart("probe-answer")]), _USER])
+        placed = self._place(prompt, traits)
+        if controls is None or placed is None:
+            return frozenset()
+        end = placed.places[1].end
+        match = None if end is None else controls.search(placed.text, end)
+        if match is None or match.start() != end:
+            return frozenset()
+        return frozenset({self.pieces.control_ids[match.group()]})
+
+    def _moves_tools(self, traits: TemplateTraits) -> bool:
+        """Do the tools come behind an answer that is already given?"""
+        answer = Message("assistant", [TextPart("probe-answer")])
+        text = self._text(Prompt([_USER, answer, _USER], [_TOOL]), traits) or ""
+        return 0 <= text.find("probe-answer") < text.find(_TOOL.name)
+
+    def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
+        text = self._text(prompt, traits)
+        # A template that knows no content parts may write out Python's own picture of them.
+        return text is not None and needle in text and "'type'" not in text
+
+    def _text(
+        self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False
+    ) -> str | None:
+        conversation = new_conversation(prompt, self.pieces.controls, traits)
+        try:
+            return self.template.render(conversation.variables({}, thinking=thinking))
+        except InvalidRequest:
+            return None
+
+    def _place(self, prompt: Prompt, traits: TemplateTraits) -> PlacedText | None:
+        conversation = new_conversation(prompt, self.pieces.controls, traits)
+        try:
+            return place_segments(self.template, conversation, thinking=False)
+        except InvalidRequest:
+            return None
+
+
+def _calls(count: int, *texts: str) -> Prompt:
+    """A turn of calls with ids as ours are, and their results, with texts behind them."""
+    ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(count)]
+    results = [ToolResultPart(call_id, "probe-result") for call_id in ids]
+    return Prompt(
+        [
+            _USER,
+            Message("assistant", [ToolUsePart(i, _TOOL.name, {"key": "value"}) for i in ids]),
+            Message("user", [*results, *(TextPart(text) for text in texts)]),
+        ]
+    )
+
+
+def _thinking() -> Prompt:
+    """Thinking behind the last user's text, where every template that renders any does."""
+    call = ToolUsePart("toolu_0Ab0Ab0Ab", _TOOL.name, {"key": "value"})
+    result = Message("user", [ToolResultPart("toolu_0Ab0Ab0Ab", "probe-result")])
+    return Prompt([_USER, Message("assistant", [ThinkingPart(_THOUGHT), call]), result])

@@ -1,0 +1,128 @@
+"""Tokens to text as they come: never half a character, never a wrong space."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from copy import copy
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from engine.cache.block import TokenId
+
+_SPACE = "\u2581"  # SentencePiece's stand-in for a space
+_REPLACEMENT = "\ufffd"
+_BYTE_TOKEN_LENGTH = len("<0x00>")
+
+
+class Detokenizer(Protocol):
+    """Of one choice. `flush` returns what an incomplete character at the end amounts to."""
+
+    def feed(self, token_id: TokenId) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Vocabulary:
+    """What each token stands for. Special tokens are silent, other added tokens are text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {
+            token_id: b"" if token.special else token.content.encode()
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        kinds = set(_decoder_types(json.loads(tokenizer.to_str())["decoder"]))
+        self._is_byte_level = "ByteLevel" in kinds
+        self._is_sentencepiece = bool(kinds & {"Metaspace", "ByteFallback"})
+        self._bytes_of = {char: byte for byte, char in _byte_alphabet().items()}
+
+    def with_text(self, texts: set[str]) -> "Vocabulary":
+        """The same, but these special tokens are text: an output format needs to see them."""
+        changed = copy(self)
+        changed._added = self._added | {
+            token_id: token.content.encode()
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.content in texts
+        }
+        return changed
+
+    def detokenizer(self) -> Detokenizer:
+        if self._is_byte_level or self._is_sentencepiece:
+            return _ByteDetokenizer(self, drops_first_space=self._is_sentencepiece)
+        return _WindowDetokenizer(self._tokenizer)
+
+    def bytes_of(self, token_id: TokenId) -> bytes:
+        """The bytes of a byte-level or SentencePiece-like token; none for an unknown one."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return added
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            return bytes(self._bytes_of[char] for char in token if char in self._bytes_of)
+        if token.startswith("<0x") and token.endswith(">") and len(token) == _BYTE_TOKEN_LENGTH:
+            return bytes.fromhex(token[3:5])
+        return token.replace(_SPACE, " ").encode()
+
+
+class _ByteDetokenizer:
+    def __init__(self, vocabulary: Vocabulary, *, drops_first_space: bool) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drops_space = drops_first_space
+
+    def feed(self, token_id: TokenId) -> str:
+        text = self._decoder.decode(self._vocabulary.bytes_of(token_id))
+        if self._drops_space and text:
+            self._drops_space = False
+            return text.removeprefix(" ")
+        return text
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowDetokenizer:
+    """For any other tokenizer: decode with the tokens before, and take what is new.
+
+    Some tokens before are needed because a decoder treats the first one differently.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[TokenId] = []
+        self._pending: list[TokenId] = []
+
+    def feed(self, token_id: TokenId) -> str:
+        self._pending.append(token_id)
+        text = self._new_text()
+        if text.endswith(_REPLACEMENT):
+            return ""
+        self._before, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        text = self._new_text()
+        self._before, self._pending = self._pending, []
+        return text
+
+    def _new_text(self) -> str:
+        known = self._tokenizer.decode(self._before)
+        return self._tokenizer.decode(self._before + self._pending)[len(known) :]
+
+
+def _decoder_types(decoder: Any) -> Iterator[str]:
+    if isinstance(decoder, dict):
+        yield str(decoder.get("type"))
+        for inner in decoder.get("decoders", ()):
+            yield from _decoder_types(inner)
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable character for each byte (`bytes_to_unicode` in its encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {byte: chr(byte) for byte in printable}
+    hidden = (byte for byte in range(256) if byte not in alphabet)
+    return alphabet | {byte: chr(256 + index) for index, byte in enumerate(hidden)}

@@ -1,0 +1,59 @@
+"""Who is asking, and what there is to choose from: the first call of every dashboard."""
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+
+from gateway.admin.definition import Definition
+from gateway.admin.meanings import DEFINITIONS
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.reads.ranges import Range
+
+_CHOICES_MS = 31 * 86_400_000
+_HOUR_MS = 3_600_000
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """`workspace` is the only one that this key sees; None is all.
+
+    `workspaces`, `engines` and `models` are what the filters can be set to: what there is, and
+    what turns of the last 31 days had. `sample`: the ledger holds made-up turns, for show.
+    `may_send`: this key can call the model APIs here.
+    """
+
+    now_ms: int
+    workspace: str | None
+    sample: bool
+    may_send: bool
+    workspaces: list[str]
+    engines: list[str]
+    models: list[str]
+    definitions: dict[str, Definition]
+
+
+class AboutController(Controller):
+    path = "/admin/v1/about"
+    middleware = (AdminAuth,)
+
+    @get(opt=OWN_WORKSPACE)
+    async def about(self, request: AdminRequest, services: NamedDependency[Services]) -> About:
+        now_ms = int(services.clock.wall().timestamp() * 1000)
+        own = request.user.workspace
+        of = Range(since_ms=now_ms - _CHOICES_MS, until_ms=now_ms + _HOUR_MS, workspace=own)
+        found = list(await services.queries.totals_by(of, ("workspace_id", "engine", "model")))
+        workspaces = {workspace for workspace, _, _ in found}
+        workspaces |= {w.id for w in await services.workspaces.all() if request.user.sees(w.id)}
+        engines = {engine for _, engine, _ in found if engine}
+        if own is None:
+            engines |= {engine.name for engine in services.fleet.engines}
+        return About(
+            now_ms=now_ms,
+            workspace=own,
+            sample=services.keyring.is_sample,
+            may_send=request.user.may_send and not services.keyring.is_sample,
+            workspaces=sorted(workspaces),
+            engines=sorted(engines),
+            models=sorted({model for _, _, model in found}),
+            definitions=DEFINITIONS,
+        )

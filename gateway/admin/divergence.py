@@ -1,0 +1,159 @@
+"""Why a prompt missed: where it first differs from an earlier one, and what that cost."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter
+
+from gateway.base.errors import NotFound
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.reads import turns as queries_turns
+from gateway.ledger.reads.turns import Turn
+from gateway.prompt.fingerprint import (
+    Divergence,
+    DivergenceKind,
+    Fingerprint,
+    compare,
+    shared_bytes,
+    unpack,
+)
+
+Section = Literal["tools", "system", "messages"]
+# Among so many turns before it the earlier one is looked for, where none is named.
+_MAX_CANDIDATES = 200
+
+
+class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
+
+    Without `from` the earlier turn is, of the workspace's 200 turns before, the one that shares
+    the longest prefix with it; None where there is none.
+
+    `segment` counts the earlier prompt's tools, system and message blocks from 0; `section` and
+    `block` are the same place, counted within tools, system or messages, and `characters` how far
+    into its text (names stand every 8,192 characters). `missed_tokens`, an estimate by bytes, are
+    those of the earlier prompt from there on; `missed_nano` what reading them would have saved,
+    None where the turn has no price. `shared_tokens` are what both prompts begin with.
+    """
+
+    turn: str
+    earlier: str | None = None
+    kind: DivergenceKind | None = None
+    segment: int | None = None
+    missed_tokens: int | None = None
+    section: Section | None = None
+    block: int | None = None
+    characters: int | None = None
+    missed_nano: int | None = None
+    shared_tokens: int | None = None
+    earlier_tokens: int | None = None
+
+
+class DivergenceController(Controller):
+    path = "/admin/v1/turns/{turn_id:str}/divergence"
+    middleware = (AdminAuth,)
+
+    @get(opt=OWN_WORKSPACE)
+    async def divergence(
+        self,
+        request: AdminRequest,
+        turn_id: FromPath[str],
+        services: NamedDependency[Services],
+        earlier: Annotated[
+            str | None, QueryParameter(name="from", min_length=1, max_length=64)
+        ] = None,
+    ) -> TurnDivergence:
+        """Compare two turns of the ledger, whatever their clients asked for."""
+        own = request.user.workspace
+        turn, packed = await _turn(services, turn_id, own)
+        later = unpack(packed)
+        if earlier is None:
+            found = await _nearest(services, turn, later)
+            if found is None:
+                return TurnDivergence(turn=turn_id)
+            before_id, before = found
+        else:
+            before_id, before = earlier, unpack((await _turn(services, earlier, own))[1])
+        return _report(services, turn, later, before_id, before)
+
+
+async def _turn(services: Services, turn_id: str, workspace: str | None) -> tuple[Turn, bytes]:
+    ledger = services.queries.ledger
+    turn = await queries_turns.one(ledger, turn_id[:64], workspace)
+    packed = None if turn is None else await services.queries.fingerprint(turn.id)
+    if turn is None or packed is None:
+        raise NotFound(f"turn: no fingerprint of `{turn_id[:64]}`")
+    return turn, packed
+
+
+async def _nearest(
+    services: Services, turn: Turn, later: Fingerprint
+) -> tuple[str, Fingerprint] | None:
+    """The turn before that shares most with it; of equals the latest."""
+    best: tuple[int, str, Fingerprint] | None = None
+    for turn_id, packed in await queries_turns.earlier(
+        services.queries.ledger, turn, _MAX_CANDIDATES
+    ):
+        candidate = unpack(packed)
+        shared = shared_bytes(candidate, later)
+        if best is None or shared > best[0]:
+            best = shared, turn_id, candidate
+    return None if best is None else (best[1], best[2])
+
+
+def _report(
+    services: Services, turn: Turn, later: Fingerprint, before_id: str, before: Fingerprint
+) -> TurnDivergence:
+    found = compare(before, later)
+    report = TurnDivergence(
+        turn=turn.id,
+        earlier=before_id,
+        shared_tokens=_tokens(before, shared_bytes(before, later)),
+        earlier_tokens=before.num_tokens or None,
+    )
+    if found is None:
+        return report
+    section, block = _place(before, found)
+    return msgspec.structs.replace(
+        report,
+        kind=found.kind,
+        segment=found.segment,
+        missed_tokens=found.missed_tokens,
+        section=section,
+        block=block,
+        characters=found.characters,
+        missed_nano=_lost(services, turn, found.missed_tokens),
+    )
+
+
+def _tokens(fingerprint: Fingerprint, num_bytes: int) -> int | None:
+    """So many bytes of this prompt in tokens; None where its tokens were never counted."""
+    if not (fingerprint.num_tokens and fingerprint.num_bytes):
+        return None
+    return round(fingerprint.num_tokens * num_bytes / fingerprint.num_bytes)
+
+
+def _place(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:
+    if found.segment is None:
+        return None, None
+    # What was added behind a section's end counts as that section's: its block is the next one.
+    if found.kind == "tools_changed" or found.segment < before.num_tools:
+        return "tools", found.segment
+    inside = found.segment - before.num_tools
+    if found.kind == "system_changed" or inside < before.num_system:
+        return "system", inside
+    return "messages", inside - before.num_system
+
+
+def _lost(services: Services, turn: Turn, missed_tokens: int | None) -> int | None:
+    """What reading those tokens would have saved this turn, at its own price."""
+    price = services.prices.own.with_id(turn.price or "")
+    if price is None or missed_tokens is None:
+        return None
+    paid = turn.input_tokens + turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
+    prompt = paid + turn.cache_read_tokens
+    rates = price.rates_above(prompt - 1)
+    return min(missed_tokens, paid) * (rates.input - rates.read)

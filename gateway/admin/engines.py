@@ -1,0 +1,139 @@
+"""The engines in the admin API: /admin/v1/engines. Changes hold until the gateway's next start."""
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, Request, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, RawBody
+from msgspec import Meta
+
+from engine.protocol import Description, Stats
+from gateway.admin.bodies import decode_body
+from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
+from gateway.http.auth import AdminAuth
+from gateway.http.generation import check_media
+from gateway.http.services import Services
+from gateway.routing.breaker import BreakerState
+from gateway.routing.engine import Engine, EngineStatus
+from gateway.routing.fleet import engine_url
+from gateway.routing.held import Source
+
+
+class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    url: Annotated[str, Meta(min_length=1, max_length=2048)]
+
+
+class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What this gateway routes by. `names` are the prefixes known to be held there, from its events
+    or learned from its answers; `is_stale`: it was not heard for so long that they don't count.
+
+    `waiting_tokens` were sent there and have not begun to answer, `recent_tokens` fade.
+    """
+
+    source: Source
+    is_stale: bool
+    names: int
+    forgotten_names: int
+    running: int
+    waiting_tokens: int
+    recent_tokens: int
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    url: str
+    status: EngineStatus
+    is_draining: bool
+    breaker: BreakerState
+    times_opened: int
+    detail: dict[str, Any]
+    description: Description | None
+    stats: Stats | None
+    routing: RoutingReport
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """No turn goes there any more. Its last counts stay with it, unacknowledged."""
+
+    name: str
+
+
+class EnginesController(Controller):
+    path = "/admin/v1/engines"
+    middleware = (AdminAuth,)
+
+    @get()
+    async def list_engines(self, services: NamedDependency[Services]) -> list[EngineReport]:
+        return [await _report(engine) for engine in services.fleet.engines]
+
+    @post(status_code=200)
+    async def add(
+        self, request: Request[Any, Any, Any], body: RawBody, services: NamedDependency[Services]
+    ) -> EngineReport:
+        """It gets the engine secret, and turns as soon as it is ready."""
+        check_media(request)
+        url = engine_url(decode_body(body, NewEngine).url)
+        engine = await services.fleet.add(url)
+        _log("engine_added", engine)
+        return await _report(engine)
+
+    @post("/{name:str}/drain", status_code=200)
+    async def drain(self, name: FromPath[str], services: NamedDependency[Services]) -> EngineReport:
+        """No new turns; those that run there end there."""
+        engine = services.fleet.find(name)
+        engine.is_draining = True
+        _log("engine_drains", engine)
+        return await _report(engine)
+
+    @post("/{name:str}/resume", status_code=200)
+    async def resume(
+        self, name: FromPath[str], services: NamedDependency[Services]
+    ) -> EngineReport:
+        engine = services.fleet.find(name)
+        engine.is_draining = False
+        _log("engine_resumed", engine)
+        return await _report(engine)
+
+    @delete("/{name:str}", status_code=200)
+    async def remove(self, name: FromPath[str], services: NamedDependency[Services]) -> Removed:
+        """One with running turns is not removed: drain it first."""
+        engine = services.fleet.find(name)
+        await services.fleet.remove(name)
+        _log("engine_removed", engine)
+        return Removed(name=name)
+
+
+def _log(event: str, engine: Engine) -> None:
+    get_logger("gateway").info(event, engine=engine.name, url=engine.url)
+
+
+async def _report(engine: Engine) -> EngineReport:
+    stats = None
+    if engine.is_ready:
+        try:
+            stats = await engine.stats()
+        except GatewayError:
+            engine.mark_down("no stats")
+    now = engine.monotonic()
+    return EngineReport(
+        name=engine.name,
+        url=engine.url,
+        status=engine.status,
+        is_draining=engine.is_draining,
+        breaker=engine.breaker.state(now),
+        times_opened=engine.breaker.num_opened,
+        detail=engine.readiness,
+        description=engine.description,
+        stats=stats,
+        routing=RoutingReport(
+            source=engine.holdings.source,
+            is_stale=engine.holdings.is_stale(now),
+            names=len(engine.holdings),
+            forgotten_names=engine.holdings.num_forgotten,
+            running=engine.load.num_running,
+            waiting_tokens=engine.load.num_waiting_tokens,
+            recent_tokens=int(engine.load.recent(now)),
+        ),
+    )

@@ -1,0 +1,157 @@
+"""API keys in the admin API: /admin/v1/keys. A key is only in the answer that makes it."""
+
+import re
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter, RawBody
+from msgspec import Meta
+
+from gateway.admin.bodies import decode_body
+from gateway.admin.workspaces import PLAIN_TEXT, WorkspaceId, take_over
+from gateway.base.errors import InvalidRequest, NotFound
+from gateway.base.grants import KeyScope
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.generation import check_media
+from gateway.http.services import Services
+from gateway.ledger.keys import ApiKey, new_key
+from gateway.limits.keyring import EFFECTIVE_SECONDS
+
+_KEY_ID = re.compile(r"key_[0-9a-f]{16}")
+_DAY_SECONDS = 86_400.0
+_YEAR_SECONDS = 31_536_000.0
+KeyName = Annotated[str, Meta(min_length=1, max_length=64, pattern=PLAIN_TEXT)]
+Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class NewKey(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    workspace: WorkspaceId
+    name: KeyName = "unnamed"
+    scope: KeyScope = "inference"
+    expires_at: Moment | None = None
+
+
+class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """For `grace_seconds` the old key works on; null is until it is revoked."""
+
+    grace_seconds: Annotated[float, Meta(ge=0, le=_YEAR_SECONDS)] | None = _DAY_SECONDS
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`last_used_at` is known to about a minute."""
+
+    id: str
+    workspace: str
+    name: str
+    scope: KeyScope
+    is_active: bool
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    replaces: str | None
+
+
+class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`key` is shown this once."""
+
+    key: str
+    info: KeyInfo
+
+
+class Revoked(msgspec.Struct, frozen=True, kw_only=True):
+    """No gateway takes the key any more after this long, this one at once; one whose database is
+    away may, for HOLDFAST_KEYS_STALE_SECONDS."""
+
+    info: KeyInfo
+    effective_within_seconds: int = EFFECTIVE_SECONDS
+
+
+class KeysController(Controller):
+    path = "/admin/v1/keys"
+    middleware = (AdminAuth,)
+
+    @get(opt=OWN_WORKSPACE)
+    async def list_keys(
+        self,
+        request: AdminRequest,
+        services: NamedDependency[Services],
+        workspace: Annotated[str | None, QueryParameter(name="workspace", max_length=64)] = None,
+    ) -> list[KeyInfo]:
+        now = services.clock.wall()
+        return [
+            _info(key, now)
+            for key in await services.keys.all(request.user.workspace)
+            if workspace in (None, key.workspace)
+        ]
+
+    @post(status_code=200)
+    async def create(
+        self, request: AdminRequest, body: RawBody, services: NamedDependency[Services]
+    ) -> MadeKey:
+        check_media(request)
+        asked, now = decode_body(body, NewKey), services.clock.wall()
+        if asked.expires_at is not None and asked.expires_at <= now:
+            raise InvalidRequest("expires_at: must be in the future")
+        await services.workspaces.get(asked.workspace)
+        key = new_key()
+        key_id = await services.keys.create(
+            key, asked.workspace, asked.name, now, scope=asked.scope, expires_at=asked.expires_at
+        )
+        await take_over(services)
+        return MadeKey(key=key, info=_info(await _get(services, key_id), now))
+
+    @post("/{key_id:str}/rotate", status_code=200)
+    async def rotate(
+        self,
+        request: AdminRequest,
+        key_id: FromPath[str],
+        body: RawBody,
+        services: NamedDependency[Services],
+    ) -> MadeKey:
+        check_media(request)
+        asked, now, key = decode_body(body, Rotation), services.clock.wall(), new_key()
+        _check_id(key_id)
+        made = await services.keys.rotate(key_id, key, now, asked.grace_seconds)
+        await take_over(services)
+        return MadeKey(key=key, info=_info(made, now))
+
+    @post("/{key_id:str}/revoke", status_code=200)
+    async def revoke(self, key_id: FromPath[str], services: NamedDependency[Services]) -> Revoked:
+        """Once more changes nothing."""
+        await _get(services, key_id)
+        now = services.clock.wall()
+        await services.keys.revoke(key_id, now)
+        await take_over(services)
+        return Revoked(info=_info(await _get(services, key_id), now))
+
+
+async def _get(services: Services, key_id: str) -> ApiKey:
+    _check_id(key_id)
+    found = await services.keys.get(key_id)
+    if found is None:
+        raise NotFound(f"key: no key `{key_id}`")
+    return found
+
+
+def _check_id(key_id: str) -> None:
+    if _KEY_ID.fullmatch(key_id) is None:
+        raise NotFound("key: no key has such an id")
+
+
+def _info(key: ApiKey, now: datetime) -> KeyInfo:
+    return KeyInfo(
+        id=key.id,
+        workspace=key.workspace,
+        name=key.name,
+        scope=key.scope,
+        is_active=key.works(now),
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        last_used_at=key.last_used_at,
+        replaces=key.replaces,
+    )

@@ -1,0 +1,122 @@
+"""Leases in the admin API: /admin/v1/leases, what engines hold now; and dropping one."""
+
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, delete, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter
+
+from engine.protocol import EntryInfo
+from gateway.admin.usage import EngineName, Name
+from gateway.base.errors import GatewayError, InvalidRequest, NotFound
+from gateway.base.logs import get_logger
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.reads.prefixes import PrefixReport, named
+from gateway.routing.engine import Engine
+
+_MAX_LEASES = 2000
+_ENTRY_DIGITS = 32
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One live entry of one engine. `workspace` None: a scope of no workspace known here.
+
+    `prefix` is what the ledger knows of this prefix over its whole life, on all engines; None
+    where it came only once, or the engine does not know its name.
+    """
+
+    engine: str
+    workspace: str | None
+    entry: EntryInfo
+    prefix: PrefixReport | None = None
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine has let go of it: nobody reads it any more."""
+
+    engine: str
+    workspace: str
+    entry: str
+
+
+class LeasesController(Controller):
+    path = "/admin/v1/leases"
+    middleware = (AdminAuth,)
+
+    @get(opt=OWN_WORKSPACE)
+    async def leases(
+        self,
+        request: AdminRequest,
+        services: NamedDependency[Services],
+        workspace: Name = None,
+        engine: EngineName = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
+    ) -> list[Lease]:
+        """The largest first, at most `limit` of them. An engine that does not answer has none."""
+        own = request.user.confine(workspace)
+        names = await _workspaces_by_scope(services)
+        wanted = None if own is None else services.keyring.scope_of(own)
+        found = [
+            (each.name, names.get(entry.scope), entry)
+            for each in services.fleet.ready
+            if engine in (None, each.name)
+            for entry in await _entries(each)
+            if wanted in (None, entry.scope)
+        ]
+        found.sort(key=lambda lease: (-lease[2].tokens, lease[2].entry))
+        return await _with_prefixes(services, found[:limit])
+
+    @delete("/{entry:str}", status_code=200)
+    async def drop(
+        self,
+        request: AdminRequest,
+        entry: FromPath[str],
+        services: NamedDependency[Services],
+        workspace: Annotated[str, QueryParameter(name="workspace", min_length=1, max_length=64)],
+        engine: Annotated[str, QueryParameter(name="engine", min_length=1, max_length=64)],
+    ) -> Dropped:
+        """End one entry of that workspace, on that engine: the next turn with it misses, and says
+        `dropped`. Raise NotFound for what is no entry of that workspace there."""
+        own = request.user.confine(workspace)
+        assert own is not None
+        if len(entry) != _ENTRY_DIGITS or not set(entry) <= set("0123456789abcdef"):
+            raise InvalidRequest("entry: must be 32 hexadecimal digits")
+        place = services.fleet.find(engine)
+        if not await place.drop(services.keyring.scope_of(own), entry):
+            raise NotFound(f"entry: no entry `{entry}` of that workspace on that engine")
+        get_logger("gateway").info("lease_dropped", engine=engine, workspace=own, entry=entry)
+        return Dropped(engine=engine, workspace=own, entry=entry)
+
+
+async def _workspaces_by_scope(services: Services) -> dict[str, str]:
+    workspaces = await services.keys.workspaces()
+    return {services.keyring.scope_of(workspace): workspace for workspace in workspaces}
+
+
+async def _entries(engine: Engine) -> list[EntryInfo]:
+    with suppress(GatewayError):  # it went away, or is too busy to say
+        return await engine.entries()
+    return []
+
+
+async def _with_prefixes(
+    services: Services, found: list[tuple[str, str | None, EntryInfo]]
+) -> list[Lease]:
+    keys = {
+        (workspace, entry.name)
+        for _, workspace, entry in found
+        if workspace is not None and entry.name is not None
+    }
+    known = await named(services.queries.ledger, keys, services.prices.own)
+    return [
+        Lease(
+            engine=engine,
+            workspace=workspace,
+            entry=entry,
+            prefix=known.get((workspace or "", entry.name or "")),
+        )
+        for engine, workspace, entry in found
+    ]

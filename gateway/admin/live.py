@@ -1,0 +1,188 @@
+"""What engines hold and how they fared: memory maps, restarts, hit attribution, latency samples."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import QueryParameter
+
+from engine.protocol import Memory, Stats
+from gateway.admin.usage import (
+    ASKED_RANGE,
+    EngineName,
+    ModelName,
+    SinceMs,
+    UntilMs,
+    range_of,
+)
+from gateway.base.errors import GatewayError
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth
+from gateway.http.services import Services
+from gateway.ledger.reads import samples as queries_samples
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.samples import NUM_PARTS, Epoch, Sample
+from gateway.routing.engine import Engine, EngineStatus
+
+_MAX_SAMPLES = 4000
+_ATTRIBUTION_SAMPLES = 2000
+
+
+class EngineMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory` and `stats` are None where the engine does not answer."""
+
+    name: str
+    status: EngineStatus
+    backend: str | None
+    model: str | None
+    kv_bytes_per_token: int
+    stats: Stats | None
+    memory: Memory | None
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that gateway and wire added before first tokens, of the sampled turns of one part."""
+
+    start_ms: int
+    turns: int
+    p50: float
+    p95: float
+
+
+class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest turns of each of 40 equal parts of the range: a picture, no statistic."""
+
+    since_ms: int
+    until_ms: int
+    samples: list[Sample]
+    overhead: list[Overhead]
+
+
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `turns` sampled turns' prompts: tokens that any engine held, that the chosen one held,
+    and that were reused. `engine` None is all."""
+
+    engine: str | None
+    turns: int
+    prompt_tokens: int
+    available_tokens: int
+    captured_tokens: int
+    delivered_tokens: int
+
+
+class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """`restarts` are those between turns of the range; `attribution` is of a sample of it."""
+
+    since_ms: int
+    until_ms: int
+    restarts: list[Epoch]
+    attribution: list[Attribution]
+
+
+class LiveController(Controller):
+    path = "/admin/v1"
+    middleware = (AdminAuth,)
+    dependencies = ASKED_RANGE
+
+    @get("/engines/memory")
+    async def memory(
+        self, services: NamedDependency[Services], engine: EngineName = None
+    ) -> list[EngineMemory]:
+        return [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
+
+    @get("/engines/history")
+    async def history(
+        self,
+        services: NamedDependency[Services],
+        since_ms: SinceMs = None,
+        until_ms: UntilMs = None,
+        engine: EngineName = None,
+        model: ModelName = None,
+    ) -> FleetHistory:
+        of = range_of(services, since_ms, until_ms, engine=engine, model=model)
+        ledger = services.queries.ledger
+        by_engine = await services.queries.totals_by(of, ("engine",))
+        names = sorted(name for (name,) in by_engine if name)
+        found = await queries_samples.samples(ledger, of, _ATTRIBUTION_SAMPLES)
+        return FleetHistory(
+            since_ms=of.since_ms,
+            until_ms=of.until_ms,
+            restarts=await queries_samples.epochs(ledger, of, names),
+            attribution=attributions(found),
+        )
+
+    @get("/latency/samples", opt=OWN_WORKSPACE)
+    async def samples(
+        self,
+        services: NamedDependency[Services],
+        of: NamedDependency[Range],
+        limit: Annotated[int, QueryParameter(name="limit", ge=NUM_PARTS, le=_MAX_SAMPLES)] = 1600,
+    ) -> LatencySamples:
+        found = await queries_samples.samples(services.queries.ledger, of, limit)
+        return LatencySamples(
+            since_ms=of.since_ms,
+            until_ms=of.until_ms,
+            samples=found,
+            overhead=overheads(found, of.since_ms, of.until_ms),
+        )
+
+
+async def _memory(engine: Engine) -> EngineMemory:
+    stats = memory = None
+    if engine.is_ready:
+        with suppress(GatewayError):  # what did not come is not shown
+            stats = await engine.stats()
+            memory = await engine.memory()
+    about = engine.description
+    return EngineMemory(
+        name=engine.name,
+        status=engine.status,
+        backend=about.backend if about else None,
+        model=about.model if about else None,
+        kv_bytes_per_token=about.kv_bytes_per_token if about else 0,
+        stats=stats,
+        memory=memory,
+    )
+
+
+def attributions(samples: Sequence[Sample]) -> list[Attribution]:
+    """All engines together, then each; of turns that were routed by what engines hold."""
+    routed = [each for each in samples if each.available_tokens is not None]
+    engines = sorted({each.engine for each in routed if each.engine})
+    return [
+        _attribution(engine, [each for each in routed if engine in (None, each.engine)])
+        for engine in [None, *engines]
+        if routed
+    ]
+
+
+def _attribution(engine: str | None, samples: Sequence[Sample]) -> Attribution:
+    return Attribution(
+        engine=engine,
+        turns=len(samples),
+        prompt_tokens=sum(each.prompt_tokens for each in samples),
+        available_tokens=sum(each.available_tokens or 0 for each in samples),
+        captured_tokens=sum(each.captured_tokens or 0 for each in samples),
+        delivered_tokens=sum(each.delivered_tokens for each in samples),
+    )
+
+
+def overheads(samples: Iterable[Sample], since_ms: int, until_ms: int) -> list[Overhead]:
+    """By parts of the range; none where no turn of a part was timed by its engine."""
+    step = max((until_ms - since_ms) // NUM_PARTS, 1)
+    parts: dict[int, list[float]] = {}
+    for each in samples:
+        if each.overhead_seconds is not None:
+            start = since_ms + (each.opened_ms - since_ms) // step * step
+            parts.setdefault(start, []).append(each.overhead_seconds)
+    return [
+        Overhead(start_ms=start, turns=len(found), p50=_rank(found, 0.5), p95=_rank(found, 0.95))
+        for start, found in sorted(parts.items())
+    ]
+
+
+def _rank(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -1,0 +1,128 @@
+"""What each number of the admin API is: the one place that says so, for docs and tooltips."""
+
+from gateway.admin.definition import Definition
+from gateway.admin.meanings_live import LIVE_DEFINITIONS
+
+
+def _of(title: str, unit: str, formula: str) -> Definition:
+    return Definition(title=title, unit=unit, formula=formula)
+
+
+DEFINITIONS: dict[str, Definition] = {
+    **LIVE_DEFINITIONS,
+    "token_hit_rate": _of(
+        "Token hit rate",
+        "share of prompt tokens",
+        "cache_read / (input + cache_read + cache_write_5m + cache_write_1h) tokens",
+    ),
+    "cacheable_hit_rate": _of(
+        "Cacheable hit rate",
+        "share of marked tokens",
+        "cache_read / (cache_read + cache_write_5m + cache_write_1h) tokens",
+    ),
+    "request_hit_rate": _of(
+        "Request hit rate", "share of requests", "requests with a read / requests"
+    ),
+    "requests": _of("Requests", "turns", "turns that began in the range, failed ones included"),
+    "errors": _of("Failed", "turns", "turns whose outcome is an error"),
+    "prompt_tokens": _of(
+        "Prompt tokens", "tokens", "input + cache_read + cache_write_5m + cache_write_1h"
+    ),
+    "input_tokens": _of("Uncached", "tokens", "prompt tokens neither read nor written"),
+    "cache_read_tokens": _of(
+        "Read from cache", "tokens", "prompt tokens whose KV was reused from a marked prefix"
+    ),
+    "cache_write_5m_tokens": _of(
+        "Written, 5 minutes", "tokens", "prompt tokens written to entries with a TTL of 5 minutes"
+    ),
+    "cache_write_1h_tokens": _of(
+        "Written, 1 hour", "tokens", "prompt tokens written to entries with a TTL of 1 hour"
+    ),
+    "output_tokens": _of("Output", "tokens", "tokens generated; no part of any hit rate"),
+    "automatic_tokens": _of(
+        "Reused unmarked", "tokens", "reused from memory beyond the read, billed as input or write"
+    ),
+    "saved_nano": _of(
+        "Net saved",
+        "dollars",
+        "cost of the same tokens without a cache - cost, in nano-dollars, write premium"
+        " included; negative while writes have not been read",
+    ),
+    "unpriced": _of(
+        "Without a price",
+        "turns",
+        "requests whose model has no price: they are in the tokens, not in the money",
+    ),
+    "counterfactual_nano": _of(
+        "Without a cache",
+        "dollars",
+        "(input + cache_read + cache_write_5m + cache_write_1h) tokens x input price + output",
+    ),
+    "write_premium_nano": _of(
+        "Write premium", "dollars", "tokens written x (write price - input price)"
+    ),
+    "read_discount_nano": _of(
+        "Read discount", "dollars", "tokens read x (input price - read price)"
+    ),
+    "actual_nano": _of("Actual cost", "dollars", "without a cache + write premium - read discount"),
+    "hosted": _of(
+        "At published prices",
+        "dollars",
+        "the cost of the same tokens at a published price, for comparison; no cost of anybody here",
+    ),
+    "prefill_tokens_avoided": _of("Prefill avoided", "tokens", "cache_read tokens"),
+    "prefill_seconds_avoided": _of(
+        "Prefill time avoided",
+        "seconds",
+        "for each engine and model: cache_read tokens / (computed tokens /"
+        " prefill seconds of its turns whose prefill was timed); unknown where none was",
+    ),
+    "gpu_hours_avoided": _of(
+        "GPU hours avoided",
+        "hours",
+        "prefill_seconds_avoided / 3600, an engine counted as one GPU",
+    ),
+    "first_token_seconds": _of(
+        "Time to first token",
+        "seconds",
+        "percentiles of a histogram, each known to within 19 % of itself",
+    ),
+    "better_ttl": _of(
+        "Cheaper TTL",
+        "5m or 1h",
+        "the cheaper of 5m: write_5m x turns that came over 5 minutes after the one"
+        " before + read x the others, and 1h: the same with an hour and write_1h",
+    ),
+    "reads_to_pay_back": _of(
+        "Pays back after",
+        "reads",
+        "the fewest reads of all marked tokens whose discount exceeds the premium of one write",
+    ),
+    "first_difference": _of(
+        "First difference",
+        "section, block, chunk of 8,192 characters",
+        "the first place where the names of both prompts' prefixes differ",
+    ),
+    "shared_tokens": _of(
+        "Begin alike",
+        "tokens",
+        "of the earlier prompt, up to the last prefix that both have; estimated by bytes",
+    ),
+    "workspaces": _of("Workspaces", "workspaces", "those that are not archived"),
+    "active_workspaces": _of("With traffic", "workspaces", "those that had a turn in the range"),
+    "month_cost": _of(
+        "This month",
+        "dollars",
+        "cost of the turns since the first of the calendar month (UTC), those without a price 0",
+    ),
+    "missed_tokens": _of(
+        "Tokens behind the difference",
+        "tokens",
+        "of the earlier prompt, from the first difference on; estimated by bytes",
+    ),
+    "missed_nano": _of(
+        "Cost of the miss",
+        "dollars",
+        "missed_tokens x (input price - read price), at most those of this prompt",
+    ),
+}

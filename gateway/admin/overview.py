@@ -1,0 +1,94 @@
+"""The admin API: JSON for the dashboard. It shows no prompt text, because none is stored."""
+
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import QueryParameter
+
+from gateway.admin.meanings import DEFINITIONS
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Bucket, Totals
+from gateway.ledger.reads.turns import Turn, TurnFilter, page
+
+# Another gateway's clock may be ahead of ours.
+_SKEW_MS = 86_400_000
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """None where there is nothing to divide by."""
+
+    token_hit_rate: float | None
+    cacheable_hit_rate: float | None
+    request_hit_rate: float | None
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """`journal_backlog` is of all workspaces, and None for a key that sees only its own."""
+
+    now_ms: int
+    seconds: int
+    bucket_seconds: int
+    totals: Totals
+    rates: Rates
+    saved_nano: int
+    series: list[Bucket]
+    miss_reasons: dict[str, int]
+    journal_backlog: int | None
+    definitions: dict[str, str]
+
+
+class AdminController(Controller):
+    path = "/admin/v1"
+    middleware = (AdminAuth,)
+
+    @get("/overview", opt=OWN_WORKSPACE)
+    async def overview(
+        self,
+        request: AdminRequest,
+        services: NamedDependency[Services],
+        seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
+    ) -> Overview:
+        now_ms = int(services.clock.wall().timestamp() * 1000)
+        since_ms = now_ms - seconds * 1000
+        of = Range(since_ms=since_ms, until_ms=now_ms + 1, workspace=request.user.workspace)
+        totals = await services.queries.totals(of)
+        series = await services.queries.series(of)
+        return Overview(
+            now_ms=now_ms,
+            seconds=seconds,
+            bucket_seconds=series.bucket_seconds,
+            totals=totals,
+            rates=rates_of(totals),
+            saved_nano=totals.saved_nano,
+            series=series.buckets,
+            miss_reasons=(await services.queries.reasons(of)).misses,
+            journal_backlog=services.journal.backlog if request.user.workspace is None else None,
+            definitions={name: each.formula for name, each in DEFINITIONS.items()},
+        )
+
+    @get("/turns")
+    async def turns(
+        self,
+        services: NamedDependency[Services],
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
+    ) -> list[Turn]:
+        now_ms = int(services.clock.wall().timestamp() * 1000)
+        of = Range(since_ms=0, until_ms=now_ms + _SKEW_MS)
+        return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
+
+
+def rates_of(totals: Totals) -> Rates:
+    marked = totals.prompt_tokens - totals.input_tokens
+    return Rates(
+        token_hit_rate=_share(totals.cache_read_tokens, totals.prompt_tokens),
+        cacheable_hit_rate=_share(totals.cache_read_tokens, marked),
+        request_hit_rate=_share(totals.requests_with_read, totals.requests),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

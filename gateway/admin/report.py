@@ -1,0 +1,289 @@
+"""Usage for other programs: Anthropic's usage and cost reports, and CSV.
+
+The reports have the shape of the Admin API (`platform.claude.com/docs/en/api/admin`). What has no
+meaning here is null. `cost_report` counts own prices, in cents like there.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import QueryParameter
+from litestar.response import Stream
+
+from gateway.admin.usage import ASKED_RANGE, MAX_MS
+from gateway.base.errors import InvalidRequest
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth
+from gateway.http.services import Services
+from gateway.ledger.export import moment, turn_lines, usage_lines
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.savings import costs_by_class
+from gateway.ledger.reads.totals import Totals
+
+Width = Literal["1m", "1h", "1d"]
+UsageKey = Literal["api_key_id", "workspace_id", "model"]
+CostKey = Literal["workspace_id", "description"]
+
+_SECONDS: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
+# How many intervals a page holds: by default, and at most.
+_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+_DIMENSIONS = {"api_key_id": "key_id", "workspace_id": "workspace_id", "model": "model"}
+_NANO_PER_CENT = 10_000_000
+
+StartingAt = Annotated[str, QueryParameter(name="starting_at", max_length=40)]
+EndingAt = Annotated[str | None, QueryParameter(name="ending_at", max_length=40)]
+Limit = Annotated[int | None, QueryParameter(name="limit", ge=1, le=1440)]
+PageToken = Annotated[str | None, QueryParameter(name="page", max_length=40)]
+
+
+class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
+    ephemeral_1h_input_tokens: int
+    ephemeral_5m_input_tokens: int
+
+
+class ServerToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    web_search_requests: int = 0
+
+
+class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not grouped by is null."""
+
+    uncached_input_tokens: int
+    cache_creation: CacheCreation
+    cache_read_input_tokens: int
+    output_tokens: int
+    server_tool_use: ServerToolUse = ServerToolUse()
+    api_key_id: str | None = None
+    workspace_id: str | None = None
+    model: str | None = None
+    service_tier: None = None
+    context_window: None = None
+    inference_geo: None = None
+    account_id: None = None
+    service_account_id: None = None
+
+
+class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
+    starting_at: str
+    ending_at: str
+    results: list[UsageResult]
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[UsageBucket]
+    has_more: bool
+    next_page: str | None
+
+
+class CostResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`amount` is in cents, exact."""
+
+    amount: str
+    currency: Literal["USD"] = "USD"
+    cost_type: Literal["tokens"] | None = None
+    description: str | None = None
+    model: str | None = None
+    token_type: str | None = None
+    workspace_id: str | None = None
+    service_tier: None = None
+    context_window: None = None
+    inference_geo: None = None
+
+
+class CostBucket(msgspec.Struct, frozen=True, kw_only=True):
+    starting_at: str
+    ending_at: str
+    results: list[CostResult]
+
+
+class CostReport(msgspec.Struct, frozen=True, kw_only=True):
+    data: list[CostBucket]
+    has_more: bool
+    next_page: str | None
+
+
+class Pages(msgspec.Struct, frozen=True, kw_only=True):
+    """The intervals of one page: [since_ms, until_ms) in steps, and where the next page begins."""
+
+    since_ms: int
+    until_ms: int
+    step_ms: int
+    next_page: str | None
+
+    @property
+    def starts(self) -> range:
+        return range(self.since_ms, self.until_ms, self.step_ms)
+
+
+def pages(
+    now_ms: int, width: Width, bounds: tuple[str, str | None], page: str | None, limit: int | None
+) -> Pages:
+    """Intervals that start at or after the first bound and end before the second one."""
+    step = _SECONDS[width] * 1000
+    default, most = _LIMITS[width]
+    count = min(limit or default, most)
+    since = _ms(bounds[0], "starting_at") // step * step
+    until = now_ms if bounds[1] is None else _ms(bounds[1], "ending_at")
+    # The interval that is running belongs to a report without an end.
+    until = -(-until // step) * step if bounds[1] is None else until // step * step
+    if until <= since:
+        raise InvalidRequest("ending_at: must be after starting_at")
+    if page is not None:
+        given = page.removeprefix("page_")
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
+            raise InvalidRequest("page: not a page that a report has returned")
+        since = min(max(since, int(given) // step * step), until)
+    end = min(until, since + count * step)
+    return Pages(
+        since_ms=since, until_ms=end, step_ms=step, next_page=f"page_{end}" if end < until else None
+    )
+
+
+def _ms(written: str, field: str) -> int:
+    try:
+        found = datetime.fromisoformat(written)
+        ms = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"{field}: must be an RFC 3339 time") from None
+    if not 0 <= ms <= MAX_MS:
+        raise InvalidRequest(f"{field}: must be an RFC 3339 time from 1970 on")
+    return ms
+
+
+async def _buckets(
+    services: Services, found: Pages, of: Range, by: list[str]
+) -> dict[int, list[tuple[dict[str, Any], Totals]]]:
+    """The groups of each interval."""
+    made: dict[int, list[tuple[dict[str, Any], Totals]]] = {start: [] for start in found.starts}
+    totals = await services.queries.totals_by(of, by, found.step_ms // 1000)
+    for (start, *values), sums in sorted(totals.items()):
+        # Where turns are gone the ledger answers for whole days, also those before this page.
+        if start in made:
+            made[start].append((dict(zip(by, values, strict=True)), sums))
+    return made
+
+
+def _usage_result(own: dict[str, Any], totals: Totals) -> UsageResult:
+    return UsageResult(
+        uncached_input_tokens=totals.input_tokens,
+        cache_creation=CacheCreation(
+            ephemeral_1h_input_tokens=totals.cache_write_1h_tokens,
+            ephemeral_5m_input_tokens=totals.cache_write_5m_tokens,
+        ),
+        cache_read_input_tokens=totals.cache_read_tokens,
+        output_tokens=totals.output_tokens,
+        api_key_id=own.get("key_id"),
+        workspace_id=own.get("workspace_id"),
+        model=own.get("model"),
+    )
+
+
+def cents(nano: int) -> str:
+    return f"{(Decimal(nano) / _NANO_PER_CENT).normalize():f}"
+
+
+class ReportController(Controller):
+    middleware = (AdminAuth,)
+    dependencies = ASKED_RANGE
+
+    @get("/v1/organizations/usage_report/messages")
+    async def usage_report(
+        self,
+        services: NamedDependency[Services],
+        starting_at: StartingAt,
+        ending_at: EndingAt = None,
+        bucket_width: Annotated[Width, QueryParameter(name="bucket_width")] = "1d",
+        group_by: Annotated[list[UsageKey] | None, QueryParameter(name="group_by[]")] = None,
+        limit: Limit = None,
+        page: PageToken = None,
+    ) -> UsageReport:
+        now_ms = int(services.clock.wall().timestamp() * 1000)
+        found = pages(now_ms, bucket_width, (starting_at, ending_at), page, limit)
+        by = [_DIMENSIONS[name] for name in dict.fromkeys(group_by or ())]
+        of = Range(since_ms=found.since_ms, until_ms=found.until_ms)
+        buckets = await _buckets(services, found, of, by)
+        data = [
+            UsageBucket(
+                starting_at=moment(start),
+                ending_at=moment(start + found.step_ms),
+                results=[_usage_result(*group) for group in groups],
+            )
+            for start, groups in buckets.items()
+        ]
+        return UsageReport(
+            data=data, has_more=found.next_page is not None, next_page=found.next_page
+        )
+
+    @get("/v1/organizations/cost_report")
+    async def cost_report(
+        self,
+        services: NamedDependency[Services],
+        starting_at: StartingAt,
+        ending_at: EndingAt = None,
+        group_by: Annotated[list[CostKey] | None, QueryParameter(name="group_by[]")] = None,
+        limit: Limit = None,
+        page: PageToken = None,
+    ) -> CostReport:
+        now_ms = int(services.clock.wall().timestamp() * 1000)
+        found = pages(now_ms, "1d", (starting_at, ending_at), page, limit)
+        wanted = group_by or []
+        by = ["workspace_id"] if "workspace_id" in wanted else []
+        by += ["model", "price", "prompt_above"] if "description" in wanted else []
+        of = Range(since_ms=found.since_ms, until_ms=found.until_ms)
+        data = []
+        for start, groups in (await _buckets(services, found, of, by)).items():
+            results = [
+                result for own, totals in groups for result in _cost_results(services, own, totals)
+            ]
+            ends = moment(start + found.step_ms)
+            data.append(CostBucket(starting_at=moment(start), ending_at=ends, results=results))
+        return CostReport(
+            data=data, has_more=found.next_page is not None, next_page=found.next_page
+        )
+
+    @get("/admin/v1/export.csv", opt=OWN_WORKSPACE)
+    async def export(
+        self,
+        services: NamedDependency[Services],
+        of: NamedDependency[Range],
+        rows: Annotated[Literal["hours", "days", "turns"], QueryParameter(name="rows")] = "hours",
+    ) -> Stream:
+        ledger = services.queries.ledger
+        # A question before the answer begins: a database that is away is a status, not half a file.
+        await services.queries.totals(Range(since_ms=0, until_ms=1))
+        lines: Callable[[], Any] = {
+            "turns": lambda: turn_lines(ledger, of),
+            "hours": lambda: usage_lines(ledger, of, _SECONDS["1h"]),
+            "days": lambda: usage_lines(ledger, of, _SECONDS["1d"]),
+        }[rows]
+        headers = {"content-disposition": f'attachment; filename="holdfast-{rows}.csv"'}
+        return Stream(lines(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _cost_results(services: Services, own: dict[str, Any], totals: Totals) -> list[CostResult]:
+    """One result; or one for each class of tokens, where the price they were billed at is known."""
+    workspace = own.get("workspace_id")
+    if "price" not in own:
+        return [CostResult(amount=cents(totals.cost_nano), workspace_id=workspace)]
+    price = services.prices.own.with_id(own["price"])
+    if price is None:
+        costs: dict[str | None, int] = {None: totals.cost_nano}
+    else:
+        rates = price.rates_above(own["prompt_above"])
+        costs = dict(costs_by_class(rates, totals).items())
+    return [
+        CostResult(
+            amount=cents(nano),
+            cost_type="tokens",
+            description=" - ".join(filter(None, (own["model"], token_type))),
+            model=own["model"],
+            token_type=token_type,
+            workspace_id=workspace,
+        )
+        for token_type, nano in costs.items()
+        if nano
+    ]

@@ -1,0 +1,302 @@
+"""The admin API's numbers over a range of time: usage, savings, latency, prefixes, turns."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromPath, QueryParameter
+
+from gateway.admin.overview import Rates, rates_of
+from gateway.base.errors import InvalidRequest, NotFound
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.services import Services
+from gateway.ledger.reads import latency as queries_latency
+from gateway.ledger.reads import prefixes as queries_prefixes
+from gateway.ledger.reads import turns as queries_turns
+from gateway.ledger.reads.latency import Latency
+from gateway.ledger.reads.prefixes import PrefixReport
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.savings import (
+    Avoided,
+    Comparison,
+    Priced,
+    Waterfall,
+    avoided,
+    comparisons,
+    waterfall,
+)
+from gateway.ledger.reads.totals import Bucket, Totals
+from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, TurnPage
+
+MAX_MS = 253_402_300_799_000  # the year 9999
+_MAX_SPAN_MS = 3 * 366 * 86_400_000
+_HOUR_MS = 3_600_000
+
+SinceMs = Annotated[int | None, QueryParameter(name="since_ms", ge=0, le=MAX_MS)]
+UntilMs = Annotated[int | None, QueryParameter(name="until_ms", ge=0, le=MAX_MS)]
+Name = Annotated[str | None, QueryParameter(name="workspace", min_length=1, max_length=64)]
+EngineName = Annotated[str | None, QueryParameter(name="engine", min_length=1, max_length=64)]
+ModelName = Annotated[str | None, QueryParameter(name="model", min_length=1, max_length=128)]
+GroupBy = Literal["workspace", "key", "engine", "model"]
+
+# The dimension of the ledger's sums that each word means.
+_DIMENSIONS: dict[str, str] = {
+    "workspace": "workspace_id",
+    "key": "key_id",
+    "engine": "engine",
+    "model": "model",
+}
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """A range, the period of the same length before it, and its intervals."""
+
+    since_ms: int
+    until_ms: int
+    bucket_seconds: int
+    totals: Totals
+    rates: Rates
+    saved_nano: int
+    before: Totals
+    rates_before: Rates
+    saved_nano_before: int
+    series: list[Bucket]
+    miss_reasons: dict[str, int]
+    outcomes: dict[str, int]
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """The turns that share these; what was not asked for is None, and so is "no engine"."""
+
+    workspace: str | None
+    key: str | None
+    engine: str | None
+    model: str | None
+    totals: Totals
+    rates: Rates
+    saved_nano: int
+
+
+class Savings(msgspec.Struct, frozen=True, kw_only=True):
+    """`own` is what this traffic cost and saved here. `hosted` is what it would have cost there.
+
+    `prefill_seconds` and `gpu_hours` add up the engines that were timed; None where none was.
+    `unmeasured_tokens` were read on engines that timed nothing.
+    """
+
+    since_ms: int
+    until_ms: int
+    own: Waterfall
+    hosted: list[Comparison]
+    avoided: list[Avoided]
+    prefill_tokens_avoided: int
+    prefill_seconds_avoided: float | None
+    gpu_hours_avoided: float | None
+    unmeasured_tokens: int
+
+
+def range_of(
+    services: Services,
+    since_ms: int | None,
+    until_ms: int | None,
+    workspace: str | None = None,
+    *,
+    engine: str | None = None,
+    model: str | None = None,
+) -> Range:
+    """What the query asks for: the last hour by default. Raise InvalidRequest for a wrong one."""
+    now_ms = int(services.clock.wall().timestamp() * 1000)
+    until = now_ms if until_ms is None else until_ms
+    since = max(until - _HOUR_MS, 0) if since_ms is None else since_ms
+    if since >= until:
+        raise InvalidRequest("since_ms: must be before until_ms")
+    if until - since > _MAX_SPAN_MS:
+        raise InvalidRequest("since_ms: a range is three years at most")
+    return Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine, model=model)
+
+
+def asked_range(
+    request: AdminRequest,
+    services: NamedDependency[Services],
+    since_ms: SinceMs = None,
+    until_ms: UntilMs = None,
+    workspace: Name = None,
+    engine: EngineName = None,
+    model: ModelName = None,
+) -> Range:
+    """`range_of` the query, of what the viewer may see. Raise InvalidRequest or Forbidden."""
+    own = request.user.confine(workspace)
+    return range_of(services, since_ms, until_ms, own, engine=engine, model=model)
+
+
+ASKED_RANGE = {"of": Provide(asked_range, sync_to_thread=False)}
+"""A handler of these dependencies takes the parameters of `asked_range` by naming `of`."""
+
+
+async def usage(services: Services, of: Range) -> Usage:
+    queries = services.queries
+    totals, before = await queries.totals(of), await queries.totals(of.before())
+    series, reasons = await queries.series(of), await queries.reasons(of)
+    return Usage(
+        since_ms=of.since_ms,
+        until_ms=of.until_ms,
+        bucket_seconds=series.bucket_seconds,
+        totals=totals,
+        rates=rates_of(totals),
+        saved_nano=totals.saved_nano,
+        before=before,
+        rates_before=rates_of(before),
+        saved_nano_before=before.saved_nano,
+        series=series.buckets,
+        miss_reasons=reasons.misses,
+        outcomes=reasons.outcomes,
+    )
+
+
+async def savings(services: Services, of: Range) -> Savings:
+    queries, prices = services.queries, services.prices
+    found = await queries.totals_by(of, ("price", "prompt_above"))
+    groups = [Priced(price, above, totals) for (price, above), totals in found.items()]
+    by_engine = await queries.totals_by(of, ("engine", "model"))
+    spared = [
+        avoided(engine or None, model, totals)
+        for (engine, model), totals in sorted(by_engine.items())
+        if totals.cache_read_tokens
+    ]
+    timed = [each.prefill_seconds for each in spared if each.prefill_seconds is not None]
+    seconds = sum(timed) if timed else None
+    on = datetime.fromtimestamp((of.until_ms - 1) / 1000, UTC).date()
+    return Savings(
+        since_ms=of.since_ms,
+        until_ms=of.until_ms,
+        own=waterfall(groups, prices.own),
+        hosted=comparisons(groups, prices.hosted, on),
+        avoided=spared,
+        prefill_tokens_avoided=sum(each.prefill_tokens for each in spared),
+        prefill_seconds_avoided=seconds,
+        gpu_hours_avoided=None if seconds is None else seconds / 3600,
+        unmeasured_tokens=sum(e.prefill_tokens for e in spared if e.prefill_seconds is None),
+    )
+
+
+async def groups(services: Services, of: Range, by: list[GroupBy]) -> list[Group]:
+    names = list(dict.fromkeys(by))
+    found = await services.queries.totals_by(of, [_DIMENSIONS[name] for name in names])
+    made = []
+    for values, totals in found.items():
+        own: dict[str, Any] = dict.fromkeys(_DIMENSIONS) | dict(zip(names, values, strict=True))
+        made.append(
+            Group(
+                workspace=own["workspace"],
+                key=own["key"],
+                engine=own["engine"] or None,
+                model=own["model"],
+                totals=totals,
+                rates=rates_of(totals),
+                saved_nano=totals.saved_nano,
+            )
+        )
+    return sorted(made, key=lambda group: (-group.totals.requests, str(group)))
+
+
+class UsageController(Controller):
+    path = "/admin/v1"
+    middleware = (AdminAuth,)
+    dependencies = ASKED_RANGE
+
+    @get("/usage", opt=OWN_WORKSPACE)
+    async def usage(self, services: NamedDependency[Services], of: NamedDependency[Range]) -> Usage:
+        return await usage(services, of)
+
+    @get("/usage/groups", opt=OWN_WORKSPACE)
+    async def groups(
+        self,
+        services: NamedDependency[Services],
+        of: NamedDependency[Range],
+        group_by: Annotated[list[GroupBy] | None, QueryParameter(name="group_by")] = None,
+    ) -> list[Group]:
+        if not group_by:
+            raise InvalidRequest("group_by: needs one of workspace, key, engine, model, or several")
+        return await groups(services, of, group_by)
+
+    @get("/savings", opt=OWN_WORKSPACE)
+    async def savings(
+        self, services: NamedDependency[Services], of: NamedDependency[Range]
+    ) -> Savings:
+        return await savings(services, of)
+
+    @get("/latency", opt=OWN_WORKSPACE)
+    async def latency(
+        self, services: NamedDependency[Services], of: NamedDependency[Range]
+    ) -> Latency:
+        return await queries_latency.latency(services.queries.ledger, of)
+
+    @get("/prefixes", opt=OWN_WORKSPACE)
+    async def prefixes(
+        self,
+        request: AdminRequest,
+        services: NamedDependency[Services],
+        since_ms: SinceMs = None,
+        until_ms: UntilMs = None,
+        workspace: Name = None,
+        model: ModelName = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
+    ) -> list[PrefixReport]:
+        own = request.user.confine(workspace)
+        of = range_of(services, since_ms, until_ms, own, model=model)
+        ledger, prices = services.queries.ledger, services.prices.own
+        return await queries_prefixes.prefixes(ledger, of, prices, limit)
+
+    @get("/turns/search", opt=OWN_WORKSPACE)
+    async def search_turns(
+        self,
+        request: AdminRequest,
+        services: NamedDependency[Services],
+        since_ms: SinceMs = None,
+        until_ms: UntilMs = None,
+        workspace: Name = None,
+        engine: EngineName = None,
+        model: ModelName = None,
+        outcome: Annotated[str | None, QueryParameter(name="outcome", max_length=32)] = None,
+        miss_reason: Annotated[
+            str | None, QueryParameter(name="miss_reason", max_length=32)
+        ] = None,
+        key: Annotated[str | None, QueryParameter(name="key", max_length=32)] = None,
+        prefix: Annotated[str | None, QueryParameter(name="prefix", max_length=16)] = None,
+        has_read: Annotated[bool | None, QueryParameter(name="has_read")] = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
+        after: Annotated[str | None, QueryParameter(name="after", max_length=96)] = None,
+    ) -> TurnPage:
+        """Of all time by default, not of the last hour: a page is bounded by its limit."""
+        now_ms = int(services.clock.wall().timestamp() * 1000)
+        of = Range(
+            since_ms=since_ms or 0,
+            until_ms=now_ms + _HOUR_MS if until_ms is None else until_ms,
+            workspace=request.user.confine(workspace),
+            engine=engine,
+            model=model,
+        )
+        which = TurnFilter(
+            outcome=outcome, miss_reason=miss_reason, key_id=key, prefix=prefix, has_read=has_read
+        )
+        ledger = services.queries.ledger
+        return await queries_turns.page(ledger, of, which, limit, cursor_of(after))
+
+    @get("/turns/{turn_id:str}", opt=OWN_WORKSPACE)
+    async def turn(
+        self, request: AdminRequest, turn_id: FromPath[str], services: NamedDependency[Services]
+    ) -> Turn:
+        ledger, own = services.queries.ledger, request.user.workspace
+        found = await queries_turns.one(ledger, turn_id[:64], own)
+        if found is None:
+            raise NotFound(f"turn: `{turn_id[:64]}`")
+        return found
+
+
+def cursor_of(written: str | None) -> Cursor | None:
+    try:
+        return None if written is None else Cursor.parse(written)
+    except ValueError:
+        raise InvalidRequest("after: not a cursor that a page has returned") from None

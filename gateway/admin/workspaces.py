@@ -1,0 +1,135 @@
+"""Workspaces in the admin API: /admin/v1/workspaces."""
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, RawBody
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.admin.bodies import decode_body, given_values
+from gateway.base.errors import GatewayError, NotFound
+from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.generation import check_media
+from gateway.http.services import Services
+from gateway.ledger.workspaces import ID_PATTERN, Workspace
+from gateway.limits.admission import month_of
+from gateway.limits.keyring import EFFECTIVE_SECONDS
+
+# Beyond what any installation reaches, and within what the database can hold.
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
+NanoDollars = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000_000)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+WorkspaceId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=64)]
+# Names are shown in tables and sent in no header, but control characters serve nobody.
+PLAIN_TEXT = r"^[^\x00-\x1f\x7f]+$"
+DisplayName = Annotated[str, Meta(min_length=1, max_length=128, pattern=PLAIN_TEXT)]
+
+
+class WorkspaceChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is left out stays as it is; null lifts a limit."""
+
+    display_name: DisplayName | UnsetType = UNSET
+    requests_per_minute: Count | UnsetType | None = UNSET
+    tokens_per_minute: Count | UnsetType | None = UNSET
+    max_concurrency: Count | UnsetType | None = UNSET
+    monthly_spend_nano: NanoDollars | UnsetType | None = UNSET
+    lease_share: Share | UnsetType | None = UNSET
+
+
+class NewWorkspace(WorkspaceChanges, kw_only=True):
+    """A limit that is left out is none; the display name is the id."""
+
+    id: WorkspaceId
+
+
+class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`spent_nano` is what this month's turns in the ledger cost, those without a price nothing.
+
+    A change counts on every gateway within `effective_within_seconds`, on this one at once.
+    """
+
+    workspace: Workspace
+    month: datetime
+    spent_nano: int
+    effective_within_seconds: int = EFFECTIVE_SECONDS
+
+
+class WorkspacesController(Controller):
+    path = "/admin/v1/workspaces"
+    middleware = (AdminAuth,)
+
+    @get(opt=OWN_WORKSPACE)
+    async def list_workspaces(
+        self, request: AdminRequest, services: NamedDependency[Services]
+    ) -> list[Workspace]:
+        found = await services.workspaces.all()
+        return [workspace for workspace in found if request.user.sees(workspace.id)]
+
+    @post(status_code=200)
+    async def create(
+        self, request: AdminRequest, body: RawBody, services: NamedDependency[Services]
+    ) -> WorkspaceReport:
+        check_media(request)
+        values = given_values(decode_body(body, NewWorkspace))
+        now = services.clock.wall()
+        made = await services.workspaces.create(values.pop("id"), now, values)
+        return await _changed(services, made)
+
+    @get("/{workspace_id:str}", opt=OWN_WORKSPACE)
+    async def get_workspace(
+        self,
+        request: AdminRequest,
+        workspace_id: FromPath[str],
+        services: NamedDependency[Services],
+    ) -> WorkspaceReport:
+        if not request.user.sees(workspace_id):
+            # The same as for one that there is not: who asks learns nothing of others.
+            raise NotFound(f"workspace: no workspace `{workspace_id[:64]}`")
+        return await _report(services, await services.workspaces.get(workspace_id))
+
+    @post("/{workspace_id:str}", status_code=200)
+    async def change(
+        self,
+        request: AdminRequest,
+        workspace_id: FromPath[str],
+        body: RawBody,
+        services: NamedDependency[Services],
+    ) -> WorkspaceReport:
+        check_media(request)
+        values = given_values(decode_body(body, WorkspaceChanges))
+        return await _changed(services, await services.workspaces.change(workspace_id, values))
+
+    @post("/{workspace_id:str}/archive", status_code=200)
+    async def archive(
+        self, workspace_id: FromPath[str], services: NamedDependency[Services]
+    ) -> WorkspaceReport:
+        now = services.clock.wall()
+        return await _changed(services, await services.workspaces.archive(workspace_id, now))
+
+    @post("/{workspace_id:str}/restore", status_code=200)
+    async def restore(
+        self, workspace_id: FromPath[str], services: NamedDependency[Services]
+    ) -> WorkspaceReport:
+        return await _changed(services, await services.workspaces.restore(workspace_id))
+
+
+async def _changed(services: Services, workspace: Workspace) -> WorkspaceReport:
+    await take_over(services)
+    return await _report(services, workspace)
+
+
+async def take_over(services: Services) -> None:
+    """Let a change count here at once; the background does it where this fails."""
+    try:
+        await services.keyring.refresh()
+    except GatewayError:
+        return
+
+
+async def _report(services: Services, workspace: Workspace) -> WorkspaceReport:
+    month = month_of(services.clock.wall())
+    spent = await services.workspaces.spent([workspace.id], month)
+    return WorkspaceReport(workspace=workspace, month=month, spent_nano=spent[workspace.id])

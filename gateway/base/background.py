@@ -1,0 +1,44 @@
+"""Tasks that outlive the request that started them; each is awaited or cancelled at shutdown."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from gateway.base.logs import get_logger
+
+
+async def pause(stopping: asyncio.Event, seconds: float) -> None:
+    """Sleep, but not beyond the moment when stopping is asked for."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    except TimeoutError:
+        pass
+
+
+class Background:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._log = get_logger("background")
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start `work`; never awaits, so it is safe while a stream is being cancelled."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("task_failed", task=task.get_name(), error=repr(error))
+
+    async def close(self, deadline_seconds: float) -> None:
+        """Let running tasks end, then cancel those that have not."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=deadline_seconds)
+        left = set(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)

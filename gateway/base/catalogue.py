@@ -1,0 +1,87 @@
+"""Which model ids clients may ask for, and what they mean."""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gateway.base.errors import NotFound
+
+SHIPPED = Path(__file__).parent / "models.toml"
+_VENDOR_PREFIX = "claude-"
+
+
+class CatalogueError(Exception):
+    """The models file is wrong; the start stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """`engine_model` None means whatever the engines serve; `price` None means no price."""
+
+    id: str
+    display_name: str
+    engine_model: str | None = None
+    price: str | None = None
+    min_cache_tokens: int | None = None
+
+    def is_served_by(self, engine_model: str) -> bool:
+        return is_served(self.engine_model, engine_model)
+
+
+class Catalogue:
+    def __init__(self, models: Iterable[Model], default: str, *, claude_alias: bool) -> None:
+        self._models = {model.id: model for model in models}
+        if default not in self._models:
+            raise CatalogueError(f"models: default `{default}` is not among the models")
+        self._default = self._models[default]
+        self._claude_alias = claude_alias
+
+    def find(self, requested: str, served: Iterable[str]) -> Model:
+        """Resolve an id, given what the engines serve; raise NotFound where it means nothing."""
+        if model := self._models.get(requested):
+            return model
+        for engine_model in served:
+            if requested in (engine_model, base_name(engine_model)):
+                return self._own(engine_model, requested)
+        if self._claude_alias and requested.startswith(_VENDOR_PREFIX):
+            return replace(self._default, id=requested)
+        raise NotFound(f"model: {requested[:128]}")
+
+    def models(self, served: Iterable[str]) -> list[Model]:
+        """The table's ids, then those that engines bring along."""
+        own = [self._own(name, base_name(name)) for name in served]
+        return [*self._models.values(), *(m for m in own if m.id not in self._models)]
+
+    def _own(self, engine_model: str, requested: str) -> Model:
+        return Model(
+            id=requested,
+            display_name=base_name(engine_model),
+            engine_model=engine_model,
+            price=self._default.price,
+        )
+
+
+def is_served(wanted: str | None, engine_model: str) -> bool:
+    """Whether an engine with this model is what a `Model.engine_model` asks for."""
+    return wanted is None or wanted in (engine_model, base_name(engine_model))
+
+
+def base_name(model: str) -> str:
+    return model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def load_catalogue(path: Path | None = None, *, claude_alias: bool = False) -> Catalogue:
+    path = path or SHIPPED
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+        models = [_model(entry) for entry in document["models"]]
+        return Catalogue(models, document["default"], claude_alias=claude_alias)
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise CatalogueError(f"models file `{path}`: {error!r}") from None
+
+
+def _model(entry: dict[str, Any]) -> Model:
+    return Model(**{"display_name": entry["id"], **entry})

@@ -1,0 +1,53 @@
+"""From raw bytes to a request, or to one error in the wire's words.
+
+Whatever the bytes are, the outcome is a request or InvalidRequest: bad UTF-8, bad JSON, a wrong
+type, an unknown key or nesting too deep to parse. Of duplicate keys the last one counts.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic import explain
+from gateway.dialects.anthropic.features import check_features
+from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
+
+_messages = msgspec.json.Decoder(MessagesRequest)
+_count_tokens = msgspec.json.Decoder(CountTokensRequest)
+_document = msgspec.json.Decoder()
+
+Request = TypeVar("Request", bound=CountTokensRequest)
+
+
+def decode_messages(body: bytes) -> MessagesRequest:
+    return _decode(_messages, body)
+
+
+def decode_count_tokens(body: bytes) -> CountTokensRequest:
+    return _decode(_count_tokens, body)
+
+
+def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
+    try:
+        request = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = explain.validation_error(str(error), _reread(body))
+    except msgspec.MsgspecError:
+        message = "The request body is not valid JSON"
+    except UnicodeDecodeError:
+        message = "The request body is not valid UTF-8"
+    except RecursionError:
+        message = "The request body is nested too deeply"
+    else:
+        check_features(request)
+        return request
+    raise InvalidRequest(message)
+
+
+def _reread(body: bytes) -> Any:
+    """The same document without types, to find where in it the error lies."""
+    try:
+        return _document.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,17 @@
+"""What a failure says to clients of the Messages API."""
+
+import re
+
+from gateway.base.errors import DemandRefused, GatewayError
+from gateway.dialects.anthropic.response import ErrorDetail
+
+_TOOL = re.compile(r"^tools\[(\d+)\]\.")
+_SCHEMA = re.compile(r"^output_schema\b")
+
+
+def detail_of(failure: GatewayError) -> ErrorDetail:
+    message = str(failure)
+    if isinstance(failure, DemandRefused):
+        message = _TOOL.sub(r"tools.\1.", message)
+        message = _SCHEMA.sub("output_config.format.schema", message)
+    return ErrorDetail(failure.type, message)

@@ -1,0 +1,25 @@
+"""What shapes a prompt besides its content, in one canonical form, to tell whether it changed."""
+
+import msgspec
+
+from gateway.dialects.anthropic.request import (
+    ChoiceAuto,
+    CountTokensRequest,
+    ThinkingDisabled,
+)
+
+_DEFAULT_EFFORT = "high"
+
+
+def prompt_parameters(request: CountTokensRequest, betas: str = "") -> bytes:
+    """Equal for requests that mean the same: a default that is written out counts as left out."""
+    choice, thinking, output = request.tool_choice, request.thinking, request.output_config
+    return msgspec.json.encode(
+        [
+            None if choice == ChoiceAuto() else choice,
+            None if isinstance(thinking, ThinkingDisabled) else thinking,
+            (output.effort if output else None) or _DEFAULT_EFFORT,
+            output.format if output else None,
+            sorted({beta.strip() for beta in betas.split(",")} - {""}),
+        ]
+    )

@@ -1,0 +1,137 @@
+"""Request bodies of POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.dialects.anthropic.content import Block, CacheControl, Strict, Text, Tool
+
+_MAX_COUNT = 1_000_000_000
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Version = Literal["2023-06-01", "2026-10-21"]
+VERSIONS: tuple[Version, ...] = ("2023-06-01", "2026-10-21")
+
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class MessageOutputConfig(Strict):
+    effort: Effort | None = None
+
+
+class Message(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: MessageOutputConfig | None = None
+
+
+class BlockBinding(Strict):
+    """What to do with a thinking block whose prefix changed; here blocks are bound to none."""
+
+    prefix_mismatch_behavior: str | None = None
+
+
+class ThinkingEnabled(Strict, tag="enabled"):
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=_MAX_COUNT)]
+    display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
+
+
+class ThinkingAdaptive(Strict, tag="adaptive"):
+    display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
+
+
+class ThinkingDisabled(Strict, tag="disabled"):
+    pass
+
+
+class ThinkingBetweenTools(Strict, tag="between_tools"):
+    pass
+
+
+ThinkingConfig = ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | ThinkingBetweenTools
+
+
+class ChoiceAuto(Strict, tag="auto"):
+    disable_parallel_tool_use: bool = False
+
+
+class ChoiceAny(Strict, tag="any"):
+    disable_parallel_tool_use: bool = False
+
+
+class ChoiceTool(Strict, tag="tool"):
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class ChoiceNone(Strict, tag="none"):
+    pass
+
+
+ToolChoice = ChoiceAuto | ChoiceAny | ChoiceTool | ChoiceNone
+
+
+class Format(Strict):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Strict):
+    effort: Effort | None = None
+    format: Format | None = None
+    task_budget: Any = None
+
+
+class ContextManagement(Strict):
+    """What an edit may be says `features.py`."""
+
+    edits: list[dict[str, Any]] | None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class Diagnostics(Strict):
+    previous_message_id: str | None = None
+
+
+class CountTokensRequest(Strict):
+    """What both calls share: everything that makes the prompt."""
+
+    model: str
+    messages: Annotated[list[Message], msgspec.Meta(max_length=100_000)]
+    billing_policy: Any = None
+    cache_control: CacheControl | None = None
+    compaction: Any = None
+    context_management: ContextManagement | None = None
+    mcp_servers: list[Any] | None = None
+    output_config: OutputConfig | None = None
+    speed: Literal["standard", "fast"] | None = None
+    system: str | list[Text] | None = None
+    thinking: ThinkingConfig | None = None
+    tool_choice: ToolChoice | None = None
+    tools: list[Tool] = msgspec.field(default_factory=list)
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    max_tokens: Count
+    container: Any = None
+    diagnostics: Diagnostics | None = None
+    fallback_credit_token: Any = None
+    fallbacks: Any = None
+    inference_geo: str | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] = "auto"
+    stop_sequences: list[str] = msgspec.field(default_factory=list)
+    stream: bool = False
+    temperature: Share | None = None
+    thread: Any = None
+    top_p: Share | None = None
+    top_k: Count | None = None

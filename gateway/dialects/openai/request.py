@@ -1,0 +1,174 @@
+"""Request bodies of POST /v1/chat/completions and POST /v1/completions.
+
+`REFUSED` are fields that change the answer in ways that no engine here can: they may only have one
+of the values listed, which change nothing. `IGNORED` do not change the answer.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.dialects.openai.content import CacheControl, Message, Strict, Tool
+
+_MAX_COUNT = 1_000_000_000
+MAX_CHOICES = 16
+COMPLETION_TOKENS = 16
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Nucleus = Annotated[float, msgspec.Meta(ge=0, le=1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_COUNT)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
+Key = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class StreamOptions(Strict):
+    """Obfuscation and running counts are not sent, whatever is asked."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CacheOptions(Strict):
+    """A minimum lifetime for every breakpoint; `implicit` adds one at the prompt's end."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
+
+
+class TemplateArguments(Strict):
+    """The one thing about a chat template that clients may choose: whether the model thinks."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
+class TextFormat(Strict, tag="text"):
+    pass
+
+
+class JsonObjectFormat(Strict, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(Strict):
+    """`strict` or not, the schema is kept to; without one, any object will do."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Strict, tag="json_schema"):
+    json_schema: JsonSchema
+
+
+class GenerationRequest(Strict):
+    """What both calls share. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
+
+    model: str
+    ignore_eos: bool = False
+    max_tokens: Count | None = None
+    min_tokens: Count = 0
+    n: Choices = 1
+    prompt_cache_key: Key | None = None
+    seed: Seed | None = None
+    stop: str | Stops = msgspec.field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Nucleus | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=100_000)]
+    cache_control: CacheControl | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    max_completion_tokens: Count | None = None
+    parallel_tool_calls: bool = True
+    prompt_cache_options: CacheOptions | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    tools: list[Tool] = msgspec.field(default_factory=list)
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """A list of one string is one prompt; token ids are refused by name."""
+
+    prompt: str | list[Any]
+
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+_SHARED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+REFUSED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
+    **_SHARED,
+    "audio": (),
+    "continue_final_message": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
+    **_SHARED,
+    "add_special_tokens": (True,),
+    "logprobs": (),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+}

@@ -1,0 +1,153 @@
+"""Response bodies and stream chunks. `holdfast` is our extension; UNSET fields are not sent."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.protocol import InputUsage
+from gateway.dialects.extension import Holdfast
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> Usage:
+    """The engine's counts in OpenAI's fields, which never overlap.
+
+    `cached_tokens` came out of memory: what was read from entries and what was reused without one
+    (`automatic_tokens`). `cache_write_tokens` were written to entries and did not: where a marker
+    was put on what happened to be in memory, writing it computed nothing.
+    """
+    return Usage(
+        usage.prompt_tokens,
+        output_tokens,
+        usage.prompt_tokens + output_tokens,
+        PromptDetails(
+            cached_tokens=usage.cache_read_tokens + usage.automatic_tokens,
+            cache_write_tokens=max(0, written_tokens(usage) - usage.automatic_tokens),
+        ),
+        CompletionDetails(thinking_tokens),
+    )
+
+
+def written_tokens(usage: InputUsage) -> int:
+    return usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first of a call has its id, type and name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Thinking has both names that the field uses for it: vLLM's and OpenRouter's, DeepSeek's."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`stop_reason`, as vLLM has it, is the stop string that ended the choice."""
+
+    index: int
+    delta: Delta
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | UnsetType = UNSET
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    holdfast: Holdfast | UnsetType = UNSET
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct, frozen=True):
+    id: str
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: Answer
+    logprobs: None = None
+    finish_reason: FinishReason
+    stop_reason: str | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    holdfast: Holdfast | UnsetType = UNSET
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole completion, or a chunk of one: they have one shape."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    holdfast: Holdfast | UnsetType = UNSET

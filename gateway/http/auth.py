@@ -1,0 +1,113 @@
+"""Which key may do what: the one place that decides, for the model APIs and the admin API.
+
+| key | model APIs | admin API |
+|---|---|---|
+| `inference` | yes | GET of its own workspace, where a handler allows that (`OWN_WORKSPACE`) |
+| `read_only` | no | the same |
+| `admin` | yes | everything |
+| HOLDFAST_ADMIN_KEY | no, it has no workspace | everything |
+
+An admin handler that says nothing is for admins. One with `opt=OWN_WORKSPACE` must confine what it
+shows to `viewer.workspace`, or ask `viewer.sees` and answer for the others as for unknown ones.
+"""
+
+import hmac
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
+from pydantic import SecretStr
+
+from gateway.base.errors import Forbidden, MissingKey, SampleData, Unauthenticated
+from gateway.ledger.keys import digest_of
+from gateway.limits.keyring import KeyRing
+
+OWN_WORKSPACE = {"own_workspace": True}
+_READING = ("GET", "HEAD")
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who uses the admin API. `workspace` is the only one that they may see; None is all, and
+    then they may also change things. `may_send`: their key calls the model APIs too."""
+
+    workspace: str | None
+    may_send: bool = False
+
+    def sees(self, workspace: str) -> bool:
+        return self.workspace is None or self.workspace == workspace
+
+    def confine(self, asked: str | None) -> str | None:
+        """The workspace to show, None for all. Raise Forbidden for any but the viewer's own."""
+        if asked is not None and not self.sees(asked):
+            raise Forbidden("workspace: this API key sees its own workspace only")
+        return asked if self.workspace is None else self.workspace
+
+
+AdminRequest = Request[Viewer, None, Any]
+
+
+class AdminGate:
+    def __init__(self, keyring: KeyRing, key: SecretStr | None) -> None:
+        self._keyring = keyring
+        self._digest = digest_of(key.get_secret_value()) if key else None
+
+    async def viewer(self, key: str) -> Viewer:
+        if self._digest is not None and hmac.compare_digest(digest_of(key), self._digest):
+            return Viewer(None)
+        principal = await self._keyring.find(key)
+        if principal is None:
+            raise Unauthenticated
+        own = None if principal.key_scope == "admin" else principal.workspace
+        return Viewer(own, may_send=principal.key_scope != "read_only")
+
+
+class KeyAuth(AbstractAuthenticationMiddleware):
+    """Sets the request's Principal, and when it arrived."""
+
+    async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
+        services = connection.app.state.services
+        connection.scope["state"]["arrived"] = services.clock.monotonic()
+        principal = await services.keyring.find(_presented_key(connection))
+        if principal is None:
+            raise Unauthenticated
+        if principal.key_scope == "read_only":
+            raise Forbidden("this API key may only read its workspace in the admin API")
+        if services.keyring.is_sample:
+            raise SampleData
+        return AuthenticationResult(user=principal, auth=None)
+
+
+class AdminAuth(AbstractAuthenticationMiddleware):
+    """Sets the request's Viewer."""
+
+    async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
+        gate: AdminGate = connection.app.state.services.admin
+        viewer = await gate.viewer(_presented_key(connection))
+        if viewer.workspace is not None and not _shows_own_workspace(connection):
+            raise Forbidden("this needs an admin key")
+        return AuthenticationResult(user=viewer, auth=None)
+
+
+def _shows_own_workspace(connection: Connection) -> bool:
+    allows = connection.route_handler.opt.get("own_workspace", False)
+    return bool(allows) and connection.scope.get("method") in _READING
+
+
+def _presented_key(connection: Connection) -> str:
+    """Read from the scope: a mapping of all headers would be made for this alone. Of a header that
+    is there twice the first counts."""
+    found: dict[bytes, bytes] = {}
+    for name, value in connection.scope["headers"]:
+        if name in (b"x-api-key", b"authorization"):
+            found.setdefault(name, value)
+    if key := found.get(b"x-api-key"):
+        return key.decode("latin-1")
+    kind, _, token = found.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if kind.lower() == "bearer" and token.strip():
+        return token.strip()
+    raise MissingKey

@@ -1,0 +1,120 @@
+"""POST /v1/chat/completions and POST /v1/completions."""
+
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Controller, post
+from litestar.params import RawBody
+from litestar.response.base import ASGIResponse
+
+from gateway.base.errors import GatewayError
+from gateway.dialects import sse
+from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.collector import collect_chat, collect_completion
+from gateway.dialects.openai.decode import decode_chat, decode_completion
+from gateway.dialects.openai.errors import body_of
+from gateway.dialects.openai.request import GenerationRequest
+from gateway.dialects.openai.writer import ChatWriter, TextWriter
+from gateway.http.auth import KeyAuth
+from gateway.http.generation import (
+    Items,
+    KeyRequest,
+    answered,
+    check_media,
+    streamed,
+    until_taken,
+)
+from gateway.http.presence import while_present
+from gateway.http.services import Services, services_of
+from gateway.prompt.ask import Ask
+from gateway.turn.turn import Taken
+
+WriterT = TypeVar("WriterT", ChatWriter, TextWriter)
+_PREFIXES: dict[type[ChatWriter | TextWriter], str] = {ChatWriter: "chatcmpl", TextWriter: "cmpl"}
+
+
+class ChatCompletionsController(Controller):
+    path = "/v1/chat/completions"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        services = services_of(request)
+        decoded, num_removed = services.without_nonces(decode_chat(body))
+        model = services.find_model(decoded.model)
+        ask = chat_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
+        ask = msgspec.structs.replace(ask, num_removed=num_removed)
+        items, writer = await _begin(request, services, ask, decoded, ChatWriter)
+        if ask.stream:
+            return streamed(_stream(items, writer), items)
+        return answered(collect_chat(await while_present(request, _chunks(items, writer))))
+
+
+class CompletionsController(Controller):
+    path = "/v1/completions"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        services = services_of(request)
+        decoded = decode_completion(body)
+        model = services.find_model(decoded.model)
+        ask = completion_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
+        items, writer = await _begin(request, services, ask, decoded, TextWriter)
+        if ask.stream:
+            return streamed(_stream(items, writer), items)
+        return answered(collect_completion(await while_present(request, _chunks(items, writer))))
+
+
+async def _begin(
+    request: KeyRequest,
+    services: Services,
+    ask: Ask,
+    decoded: GenerationRequest,
+    kind: type[WriterT],
+) -> tuple[Items, WriterT]:
+    """Run the turn until an engine has it. The response's id is the turn's, in OpenAI's form."""
+    turn_id = services.turns.new_id()
+    items = services.turns.run(ask, turn_id)
+    taken = await while_present(request, until_taken(items))
+    options = decoded.stream_options
+    writer = kind(
+        response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
+        model=ask.model.id,
+        created=int(services.clock.wall().timestamp()),
+        engine=lambda: taken.findings.engine,
+        paths=[slot.path for slot in ask.plan.slots],
+        miss_reason=lambda: taken.findings.miss_reason,
+        num_choices=decoded.n,
+        include_usage=not ask.stream or (options is not None and options.include_usage),
+    )
+    return items, writer
+
+
+async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
+    return [
+        chunk
+        async for item in items
+        if not isinstance(item, Taken)
+        for frame in item
+        for chunk in writer.write(frame)
+    ]
+
+
+async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerator[bytes, None]:
+    """What came in one piece goes out in one piece. After an error the stream ends without its last
+    line: nothing was completed."""
+    try:
+        async for item in items:
+            if isinstance(item, Taken):
+                continue
+            if not item:
+                yield sse.COMMENT
+                continue
+            yield b"".join(sse.data(chunk) for frame in item for chunk in writer.write(frame))
+        yield sse.DONE
+    except GatewayError as error:
+        yield sse.data(body_of(error))

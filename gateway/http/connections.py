@@ -1,0 +1,194 @@
+"""What a client may do with a connection: how large and slow a request may be, how slowly it reads.
+
+uvicorn bounds none of this, and an ASGI application is called only when a request's head is whole.
+So the head, and readers that have stopped, are the protocol's (`guarded`); a slow body is refused
+by a middleware (`BodyDeadline`), in the dialect's envelope like every other failure.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from litestar.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.base.errors import (
+    BodyTimeout,
+    ClientGone,
+    GatewayError,
+    HeadTimeout,
+    HeadTooLarge,
+    InvalidRequest,
+)
+from gateway.http.errors import reply_without_route
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 128
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""A body's deadline moves by a second for each so many bytes of it, so that a long one may take
+its time and one that trickles may not (the rule of Apache's `RequestReadTimeout`)."""
+
+_REASONS: dict[type[GatewayError], str] = {
+    HeadTooLarge: "head_too_large",
+    HeadTimeout: "head_timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """`request_seconds` is for a head, and again for its body; `stall_seconds` for a reader to take
+    what waits for it. `refused` is called with the reason of every refusal that no route sees."""
+
+    request_seconds: float
+    stall_seconds: float
+    refused: Callable[[str], None]
+
+
+def guarded(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """The protocol for uvicorn's `http` setting."""
+
+    class Guarded(_GuardedProtocol):
+        bounds = limits
+
+    return Guarded
+
+
+class _GuardedProtocol(HttpToolsProtocol):
+    """Bounds on the head of a request, on what follows its body, and on unread responses."""
+
+    bounds: ConnectionLimits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Bytes since anything whole came: of a head, of trailers, of nothing at all.
+        self._loose_bytes = 0
+        self._is_in_body = False
+        self._refusal: GatewayError | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._head: asyncio.TimerHandle | None = self._later(self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm_head()
+        self._disarm_stall()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._loose_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLarge())
+        elif self._loose_bytes and not self._is_in_body and self._head is None:
+            self._head = self._later(self._head_is_late)
+
+    def on_headers_complete(self) -> None:
+        self._disarm_head()
+        self._is_in_body = True
+        size = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.headers) > MAX_HEADERS or size + len(self.url) > MAX_HEAD_BYTES:
+            self._refusal = HeadTooLarge()
+            raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
+        super().on_headers_complete()
+        # Trailers come as headers too; in a list of their own they never become the request's.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if len(self.headers) > MAX_HEADERS:
+            self._refusal = HeadTooLarge()
+            raise httptools.HttpParserError
+        self._loose_bytes, self._is_in_body = 0, False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_body:
+            # The answer did not wait for the body: its rest is read and dropped, but not for ever.
+            self._later(self._still_in_body)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._disarm_stall()
+        self._stall = self.loop.call_later(self.bounds.stall_seconds, self._reader_is_late)
+
+    def resume_writing(self) -> None:
+        self._disarm_stall()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or InvalidRequest("the request is not valid HTTP"))
+
+    def _later(self, late: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.bounds.request_seconds, late)
+
+    def _disarm_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _disarm_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _head_is_late(self) -> None:
+        self._head = None
+        if self._loose_bytes:
+            self._refuse(HeadTimeout())
+        else:
+            self.transport.close()
+
+    def _still_in_body(self) -> None:
+        if self._is_in_body and not self.transport.is_closing():
+            self.transport.close()
+
+    def _reader_is_late(self) -> None:
+        """Nobody reads: the turn ends as if the client had hung up."""
+        self.bounds.refused("stalled_reader")
+        self.transport.abort()
+
+    def _refuse(self, failure: GatewayError) -> None:
+        """Answer on the bare connection and close it, unless a response is on its way there."""
+        self.bounds.refused(_REASONS.get(type(failure), "malformed"))
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            headers, body = reply_without_route(
+                failure, getattr(self, "url", b"").decode("latin-1")
+            )
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(STATUS_LINE[failure.status] + head.encode() + b"\r\n" + body)
+        self.transport.close()
+
+
+class BodyDeadline:
+    """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read."""
+
+    def __init__(self, app: ASGIApp, request_seconds: float) -> None:
+        self.app = app
+        self._seconds = request_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = asyncio.get_running_loop().time() + self._seconds
+        is_whole = False
+
+        async def receive_in_time() -> Any:
+            nonlocal deadline, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message: Any = await receive()
+            except TimeoutError:
+                raise BodyTimeout from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            deadline += len(message.get("body", b"")) / BODY_BYTES_PER_SECOND
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self.app(scope, receive_in_time, send)

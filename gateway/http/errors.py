@@ -1,0 +1,181 @@
+"""Every failure leaves in the envelope that the dialect's clients know, with the request's id."""
+
+import secrets
+from typing import Any, TypeGuard
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap, Message, Scope
+
+from gateway.base.errors import (
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    RateLimited,
+    RequestTimeout,
+    SpendLimitReached,
+    TooLarge,
+    Unauthenticated,
+    UnsupportedMedia,
+)
+from gateway.base.grants import NO_LIMITS
+from gateway.base.logs import get_logger
+from gateway.dialects.anthropic.errors import detail_of
+from gateway.dialects.anthropic.limits import limit_headers as anthropic_limits
+from gateway.dialects.anthropic.response import ErrorBody, StreamError
+from gateway.dialects.openai import errors as openai
+from gateway.dialects.openai.limits import limit_headers as openai_limits
+from gateway.prompt.ask import Principal
+
+_BY_STATUS: dict[int, type[GatewayError]] = {
+    error.status: error
+    for error in (
+        InvalidRequest,
+        Unauthenticated,
+        Forbidden,
+        NotFound,
+        MethodNotAllowed,
+        TooLarge,
+        UnsupportedMedia,
+    )
+}
+
+# Where turns run: only these count against a workspace's limits, and tell of them.
+_LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions"}
+_OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+def request_id(scope: Scope) -> str:
+    """The id of this request; made when it is first asked for."""
+    state: dict[str, Any] = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
+    made: str = state["request_id"]
+    return made
+
+
+def speaks_openai(scope: Scope) -> bool:
+    """Which dialect a request is in, also where no route took it.
+
+    Both have `/v1/models`; there Anthropic's clients are known by the version they must send.
+    """
+    path = scope["path"]
+    if path.startswith("/v1/models"):
+        return all(name.lower() != b"anthropic-version" for name, _ in scope["headers"])
+    return path.startswith(_OPENAI_PATHS)
+
+
+async def before_send(message: Message, scope: Scope) -> None:
+    """Put ids of request and tenant on every response and count it, whoever made it."""
+    if message["type"] != "http.response.start":
+        return
+    name = b"x-request-id" if speaks_openai(scope) else b"request-id"
+    headers = [*message.get("headers", []), (name, request_id(scope).encode())]
+    message["headers"] = headers
+    state = scope["litestar_app"].state
+    if state.stopping.is_set():
+        # Who asks again does so at another gateway.
+        headers.append((b"connection", b"close"))
+    services = getattr(state, "services", None)
+    if services is not None:
+        if isinstance(principal := scope.get("user"), Principal):
+            headers += [
+                (b"anthropic-organization-id", services.keyring.organization.encode()),
+                (b"anthropic-workspace-id", principal.workspace.encode()),
+            ]
+        route = str(scope.get("path_template") or "unknown")
+        if _is_limited(principal) and route in _LIMITED:
+            rates, now = services.turns.admission.rates(principal), services.clock.wall()
+            found = openai_limits(rates) if speaks_openai(scope) else anthropic_limits(rates, now)
+            headers += [(name.encode(), value.encode()) for name, value in found]
+        services.metrics.requests_by_answer[route, str(message["status"])].inc()
+
+
+def _is_limited(principal: object) -> TypeGuard[Principal]:
+    return isinstance(principal, Principal) and principal.limits != NO_LIMITS
+
+
+async def after_exception(error: Exception, scope: Scope) -> None:
+    if not isinstance(error, GatewayError | HTTPException):
+        get_logger("api").error("unhandled", request_id=request_id(scope), exc_info=error)
+
+
+def as_gateway_error(error: Exception) -> GatewayError:
+    match error:
+        case GatewayError():
+            return error
+        case HTTPException(status_code=status) if status in _BY_STATUS:
+            return _BY_STATUS[status](_detail(error) if status == 400 else None)
+        case _:
+            return GatewayError()
+
+
+def _detail(error: HTTPException) -> str:
+    """Which parameter is wrong and why, where the framework knows."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    reasons = [
+        f"{item['key']}: {item['message']}"
+        for item in extra
+        if isinstance(item, dict) and "key" in item and "message" in item
+    ]
+    return "; ".join(reasons) or "invalid request"
+
+
+def stream_error(error: GatewayError) -> StreamError:
+    return StreamError(detail_of(error))
+
+
+def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    failure = as_gateway_error(error)
+    if speaks_openai(request.scope):
+        return Response(
+            openai.body_of(failure),
+            status_code=openai.status_of(failure),
+            media_type="application/json",
+            headers=_advice(failure, openai.status_of(failure)),
+        )
+    body = ErrorBody(detail_of(failure), request_id(request.scope))
+    # Which methods a path has: RFC 9110 asks for `Allow` beside a 405.
+    allowed = {
+        k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"
+    }
+    headers = {**allowed, **_advice(failure, failure.status)}
+    return Response(
+        body, status_code=failure.status, media_type="application/json", headers=headers
+    )
+
+
+def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str], bytes]:
+    """Headers and body where no application was called: the request was not whole, or none."""
+    made = f"req_{secrets.token_hex(12)}"
+    if url.startswith(_OPENAI_PATHS):
+        name, body = "x-request-id", msgspec.json.encode(openai.body_of(failure))
+    else:
+        name, body = "request-id", msgspec.json.encode(ErrorBody(detail_of(failure), made))
+    headers = {
+        name: made,
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    return headers, body
+
+
+def _advice(failure: GatewayError, status: int) -> dict[str, str]:
+    """When to come again. SDKs retry every 429 by themselves, but no month is over in seconds."""
+    match failure:
+        case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
+            return {"retry-after": str(seconds)}
+        case RequestTimeout():
+            return {"connection": "close"}
+        case SpendLimitReached() if status == 429:
+            return {"x-should-retry": "false"}
+        case _:
+            return {}
+
+
+handlers: ExceptionHandlersMap = {Exception: render, HTTPException: render}

@@ -1,0 +1,34 @@
+"""What the gateway found out about a turn, in the Anthropic dialect's shapes."""
+
+from gateway.dialects.anthropic.diagnostics import Diagnostics, PreviousMessageNotFound, changed
+from gateway.dialects.anthropic.parameters import prompt_parameters
+from gateway.dialects.anthropic.request import MessagesRequest
+from gateway.dialects.anthropic.writer import Explained
+from gateway.prompt.ask import Compared
+from gateway.turn.turn import Findings
+
+
+def explained(findings: Findings) -> Explained:
+    """None is "no divergence", "not asked for" and "first turn", as the wire has it."""
+    diagnosis = findings.diagnosis
+    report: Diagnostics | None = None
+    if diagnosis is not None:
+        match diagnosis.found:
+            case "unfinished":
+                report = Diagnostics(None)
+            case "not_found":
+                report = Diagnostics(PreviousMessageNotFound())
+            case "compared" if diagnosis.divergence is not None:
+                divergence = diagnosis.divergence
+                report = changed(divergence.kind, divergence.missed_tokens)
+    return Explained(findings.miss_reason, report)
+
+
+def compared(request: MessagesRequest, betas: str) -> Compared:
+    """`betas` is the header as it came."""
+    asked = request.diagnostics
+    return Compared(
+        is_wanted=asked is not None,
+        previous=asked.previous_message_id if asked else None,
+        parameters=prompt_parameters(request, betas),
+    )

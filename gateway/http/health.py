@@ -1,0 +1,100 @@
+"""Probes and metrics. They name no tenant and no content, so they need no key."""
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.datastructures import State
+from litestar.di import NamedDependency
+
+from gateway.base.metrics import EngineState
+from gateway.http.services import Services
+from gateway.routing.engine import Engine, EngineStatus
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`detail` is the engine's own readiness report, with the progress of loading its model."""
+
+    name: str
+    status: EngineStatus
+    model: str | None
+    detail: dict[str, Any]
+
+
+class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`backlog` is turns that the ledger does not have yet."""
+
+    backlog: int
+    bytes: int
+    max_bytes: int
+    has_room: bool
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """`stopping`: it was told to end, and its place is taken by another."""
+
+    ready: bool
+    stopping: bool
+    engines: list[EngineHealth]
+    journal_backlog: int
+    journal: JournalHealth
+
+
+class HealthController(Controller):
+    @get("/healthz")
+    async def healthz(self) -> dict[str, str]:
+        return {"status": "ok"}
+
+    @get(["/readyz", "/health"])
+    async def readyz(
+        self, state: State, services: NamedDependency[Services]
+    ) -> Response[Readiness]:
+        """Ready while an engine is and the journal has room, until it is told to stop.
+
+        No database is needed.
+
+        `/health` is vLLM's name, which GuideLLM asks for.
+        """
+        engines = [
+            EngineHealth(
+                name=engine.name,
+                status=engine.status,
+                model=engine.description.model if engine.description else None,
+                detail=engine.readiness,
+            )
+            for engine in services.fleet.engines
+        ]
+        journal = JournalHealth(
+            backlog=services.journal.backlog,
+            bytes=services.journal.num_bytes,
+            max_bytes=services.journal.max_bytes,
+            has_room=services.journal.has_room,
+        )
+        is_stopping = state.stopping.is_set()
+        is_ready = bool(services.fleet.ready) and journal.has_room and not is_stopping
+        body = Readiness(
+            ready=is_ready,
+            stopping=is_stopping,
+            engines=engines,
+            journal_backlog=journal.backlog,
+            journal=journal,
+        )
+        return Response(body, status_code=200 if is_ready else 503)
+
+    @get("/metrics")
+    async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
+        services.metrics.show_engines(
+            {engine.name: _state_of(engine) for engine in services.fleet.engines}
+        )
+        return Response(
+            services.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+
+def _state_of(engine: Engine) -> EngineState:
+    return EngineState(
+        is_ready=engine.is_ready,
+        is_draining=engine.is_draining,
+        breaker=engine.breaker.state(engine.monotonic()),
+        num_names=len(engine.holdings),
+    )

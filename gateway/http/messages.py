@@ -1,0 +1,145 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from collections.abc import AsyncGenerator, Iterator
+from functools import partial
+from typing import Annotated
+
+from litestar import Controller, post
+from litestar.di import NamedDependency
+from litestar.params import HeaderParameter, RawBody
+from litestar.response.base import ASGIResponse
+
+from engine.protocol import Frame
+from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.dialects import sse
+from gateway.dialects.anthropic.ask import ask_of, count_ask_of
+from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
+from gateway.dialects.anthropic.events import BlockStart, Event
+from gateway.dialects.anthropic.request import VERSIONS, Version
+from gateway.dialects.anthropic.response import Message, TokenCount
+from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
+from gateway.http.auth import KeyAuth
+from gateway.http.errors import stream_error
+from gateway.http.findings import compared, explained
+from gateway.http.generation import (
+    Items,
+    KeyRequest,
+    answered,
+    check_media,
+    streamed,
+    until_taken,
+)
+from gateway.http.presence import while_present
+from gateway.http.services import Services, services_of
+from gateway.prompt.ask import Ask, TurnId
+from gateway.turn.turn import Taken
+
+VersionHeader = Annotated[str | None, HeaderParameter(name="anthropic-version")]
+
+
+class MessagesController(Controller):
+    path = "/v1/messages"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        check_attribution(request)
+        services, headers = services_of(request), request.headers
+        version = check_version(headers.get("anthropic-version"))
+        decoded, num_removed = services.without_nonces(decode_messages(body))
+        model = services.find_model(decoded.model)
+        ask = ask_of(
+            decoded,
+            request.user,
+            model,
+            version,
+            arrived=request.scope["state"]["arrived"],
+            comparison=compared(decoded, headers.get("anthropic-beta", "")),
+            num_removed=num_removed,
+        )
+        turn_id = services.turns.new_id()
+        items = services.turns.run(ask, turn_id)
+        if not ask.stream:
+            return answered(await while_present(request, _whole(items, ask, turn_id)))
+        writer = await while_present(request, _begin(items, ask, turn_id))
+        return streamed(_stream(items, writer), items)
+
+    @post("/count_tokens", status_code=200)
+    async def count_tokens(
+        self,
+        request: KeyRequest,
+        body: RawBody,
+        services: NamedDependency[Services],
+        anthropic_version: VersionHeader = None,
+    ) -> TokenCount:
+        check_media(request)
+        check_attribution(request)
+        version = check_version(anthropic_version)
+        decoded, _ = services.without_nonces(decode_count_tokens(body))
+        model = services.find_model(decoded.model)
+        arrived = request.scope["state"]["arrived"]
+        ask = count_ask_of(decoded, request.user, model, version, arrived)
+        return TokenCount(await while_present(request, services.turns.count(ask)))
+
+
+def check_attribution(request: KeyRequest) -> None:
+    """The SDK sends these two of its parameters as headers."""
+    headers = request.headers
+    if headers.get("anthropic-user-profile-id"):
+        raise InvalidRequest("anthropic-user-profile-id: user profiles are not supported")
+    if headers.get("anthropic-workspace-id") not in (None, "", request.user.workspace):
+        raise InvalidRequest("anthropic-workspace-id: does not match the workspace of the API key")
+
+
+def check_version(version: str | None) -> Version:
+    if not version:
+        raise InvalidRequest("anthropic-version: header is required")
+    for known in VERSIONS:
+        if version == known:
+            return known
+    raise InvalidRequest(f'anthropic-version: "{version[:32]}" is not a valid version')
+
+
+async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
+    taken = await until_taken(items)
+    return EventWriter(
+        turn_id=turn_id,
+        model=ask.model.id,
+        engine=lambda: taken.findings.engine,
+        paths=[slot.path for slot in ask.plan.slots],
+        explain=partial(explained, taken.findings),
+        omit_thinking=ask.omit_thinking,
+        hide_thinking=not ask.thinking,
+    )
+
+
+async def _whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+    writer, collector = await _begin(items, ask, turn_id), MessageCollector()
+    async for item in items:
+        for event in _events(item, writer):
+            collector.take(event)
+    return collector.message()
+
+
+async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+    """What came in one piece goes out in one piece."""
+    has_pinged = False
+    try:
+        async for item in items:
+            pieces: list[bytes] = []
+            for event in _events(item, writer):
+                pieces.append(sse.event(str(event.__struct_config__.tag), event))
+                if isinstance(event, BlockStart) and not has_pinged:
+                    has_pinged = True
+                    pieces.append(sse.PING)
+            # A heartbeat, or thinking that is not shown: keep the connection alive.
+            yield b"".join(pieces) if pieces else sse.COMMENT
+    except GatewayError as error:
+        yield sse.event("error", stream_error(error))
+
+
+def _events(item: Taken | list[Frame], writer: EventWriter) -> Iterator[Event]:
+    if not isinstance(item, Taken):
+        for frame in item:
+            yield from writer.write(frame)

@@ -1,0 +1,46 @@
+"""Stop working for a client that has hung up, also before and without a stream."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from litestar import Request
+
+from gateway.base.errors import ClientGone
+
+Result = TypeVar("Result")
+
+# Watching takes a task of its own, which most answers from memory don't last long enough for.
+_UNWATCHED_SECONDS = 0.02
+
+
+async def while_present(
+    request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
+) -> Result:
+    """Run `work`; if the client goes first, cancel it and raise ClientGone."""
+    loop = asyncio.get_running_loop()
+    watcher: asyncio.Task[None] | None = None
+
+    def watch() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(_watch(request, presence))
+
+    try:
+        # A deadline that is nobody's yet: the watcher makes it now.
+        async with asyncio.timeout(None) as presence:
+            beginning = loop.call_later(_UNWATCHED_SECONDS, watch)
+            return await work
+    except TimeoutError:
+        if presence.expired():
+            raise ClientGone from None
+        raise
+    finally:
+        beginning.cancel()
+        if watcher is not None:
+            watcher.cancel()
+
+
+async def _watch(request: Request[Any, Any, Any], presence: asyncio.Timeout) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    presence.reschedule(0)

@@ -1,0 +1,50 @@
+"""What handlers may use: built once by the composition root, the same for every request."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import litestar
+
+from gateway.base.catalogue import Catalogue, Model
+from gateway.base.clock import Clock
+from gateway.base.metrics import Metrics
+from gateway.dialects.nonces import Request, without_nonces
+from gateway.http.auth import AdminGate
+from gateway.journal.writer import Journal
+from gateway.ledger.keys import Keys
+from gateway.ledger.reads.totals import Queries
+from gateway.ledger.workspaces import Workspaces
+from gateway.limits.keyring import KeyRing
+from gateway.prices.pricing import PriceBook
+from gateway.routing.fleet import Fleet
+from gateway.turn.turn import TurnService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    turns: TurnService
+    fleet: Fleet
+    catalogue: Catalogue
+    keyring: KeyRing
+    admin: AdminGate
+    keys: Keys
+    workspaces: Workspaces
+    queries: Queries
+    prices: PriceBook
+    journal: Journal
+    metrics: Metrics
+    clock: Clock
+    removes_nonces: bool
+
+    def find_model(self, requested: str) -> Model:
+        return self.catalogue.find(requested, self.fleet.served)
+
+    def without_nonces(self, request: Request) -> tuple[Request, int]:
+        return without_nonces(request) if self.removes_nonces else (request, 0)
+
+
+def services_of(request: litestar.Request[Any, Any, Any]) -> Services:
+    """What the dependency `services` is, for calls that run turns: injecting it, and headers, would
+    cost each of them as much as reading its body does."""
+    services: Services = request.app.state.services
+    return services

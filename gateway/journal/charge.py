@@ -1,0 +1,91 @@
+"""From the engine's counts to what a turn used and cost. The engine's counts are never adjusted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.protocol import Done, Finished, Started
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord
+from gateway.prices.pricing import Price, PriceBook, PriceSheets, TokenCounts
+
+
+def token_counts(record: TurnRecord) -> TokenCounts:
+    return TokenCounts(
+        input=record.input_tokens,
+        write_5m=record.cache_write_5m_tokens,
+        write_1h=record.cache_write_1h_tokens,
+        read=record.cache_read_tokens,
+        output=record.output_tokens,
+    )
+
+
+def charge(record: TurnRecord, price: Price | None) -> None:
+    """Price what was counted; without a price the cost stays unknown."""
+    if price is None:
+        return
+    cost = price.cost(token_counts(record))
+    record.price = price.id
+    record.cost, record.cost_without_cache = cost.actual, cost.without_cache
+
+
+class Accounts:
+    """Prices a closed turn and counts it in the metrics; called once for each turn.
+
+    `settled` is told afterwards, of whatever way the turn ended.
+    """
+
+    def __init__(
+        self,
+        prices: PriceSheets | PriceBook,
+        metrics: Metrics,
+        settled: Callable[[TurnRecord], None] = lambda record: None,
+    ) -> None:
+        self._prices = prices
+        self._metrics = metrics
+        self._settled = settled
+
+    def settle(self, record: TurnRecord) -> None:
+        charge(record, self._price(record))
+        self._metrics.turns_by_outcome[record.outcome].inc()
+        if record.num_removed:
+            self._metrics.nonces.inc(record.num_removed)
+        self._metrics.turn_seconds.observe(record.duration_seconds or 0.0)
+        self._metrics.count_tokens("input", record.input_tokens)
+        self._metrics.count_tokens("cache_read", record.cache_read_tokens)
+        self._metrics.count_tokens("cache_write_5m", record.cache_write_5m_tokens)
+        self._metrics.count_tokens("cache_write_1h", record.cache_write_1h_tokens)
+        self._metrics.count_tokens("output", record.output_tokens)
+        self._settled(record)
+
+    def _price(self, record: TurnRecord) -> Price | None:
+        """The record is opened with the model to price it by; pricing leaves the sheet's id."""
+        model = (record.price or record.model).split("@")[0]
+        return self._prices.find(model, record.opened_at.date())
+
+
+@dataclass(slots=True)
+class Meter:
+    """Follows one turn's frames and keeps its record up to date."""
+
+    record: TurnRecord
+    finished: list[Finished] = field(default_factory=list)
+
+    def started(self, frame: Started, seconds: float) -> None:
+        """The answer begins, or begins anew at another engine."""
+        self.finished.clear()
+        self.record.epoch = frame.epoch
+        self.record.miss_reason = frame.miss_reason
+        self.record.first_token_seconds = seconds
+        self.record.queue_seconds = frame.queue_seconds
+        self.record.prefill_seconds = frame.prefill_seconds
+        self.record.take_usage(frame.usage)
+
+    def finish(self, frame: Finished) -> None:
+        self.finished.append(frame)
+        self.record.thinking_tokens += frame.thinking_tokens
+
+    def done(self, frame: Done) -> None:
+        self.record.output_tokens = frame.output_tokens
+        self.record.decode_seconds = frame.decode_seconds
+        self.record.stop_reason = self.finished[0].reason if self.finished else "stop"
+        self.record.outcome = self.record.stop_reason

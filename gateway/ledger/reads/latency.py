@@ -1,0 +1,134 @@
+"""Times to first token: percentiles by prompt length, and by whether the prompt was read."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, select, text, union_all
+
+from gateway.ledger.database import Ledger
+from gateway.ledger.reads.ranges import Part, Range, parts_of, settle
+from gateway.ledger.schema import LatencyRollupRow, TurnRow
+from gateway.ledger.sums.rollups import (
+    DAY_SECONDS,
+    PROMPT_EDGES,
+    TTFT_EDGES_SECONDS,
+    has_read,
+    prompt_bucket,
+    ttft_bin,
+)
+
+# Longer ranges have one interval a day, since the sums are kept by day.
+_MAX_RAW_SECONDS = 48 * 3600
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds to the first token, out of a histogram: each is known to within 19 % of itself."""
+
+    requests: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class LatencyCell(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns of one prompt length, in (`above_tokens`, `up_to_tokens`], that read or did not."""
+
+    above_tokens: int
+    up_to_tokens: int | None
+    is_hit: bool
+    seconds: Percentiles
+
+
+class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
+    start_ms: int
+    hits: Percentiles
+    misses: Percentiles
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """`bucket_seconds` is the width of the series' intervals: an hour, or a day in long ranges."""
+
+    hits: Percentiles
+    misses: Percentiles
+    cells: list[LatencyCell]
+    bucket_seconds: int
+    series: list[LatencyPoint]
+
+
+async def latency(ledger: Ledger, of: Range) -> Latency:
+    async with ledger.transaction() as connection:
+        of = await settle(connection, of)
+        is_short = of.seconds <= _MAX_RAW_SECONDS
+        step = (3600 if is_short else DAY_SECONDS) * 1000
+        parts = parts_of(of.since_ms, of.until_ms, [] if is_short else [DAY_SECONDS])
+        selects = [_select(of, part, step) for part in parts]
+        rows = (await connection.execute(union_all(*selects))).all() if selects else []
+    by_cell: dict[tuple[int, int], Counter[int]] = {}
+    by_start: dict[tuple[int, int], Counter[int]] = {}
+    by_hit: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+    for start, bucket, hit, number, requests in rows:
+        by_cell.setdefault((bucket, hit), Counter())[number] += int(requests)
+        by_start.setdefault((start, hit), Counter())[number] += int(requests)
+        by_hit[hit][number] += int(requests)
+    return Latency(
+        hits=percentiles(by_hit[1]),
+        misses=percentiles(by_hit[0]),
+        cells=[_cell(*key, counts) for key, counts in sorted(by_cell.items())],
+        bucket_seconds=step // 1000,
+        series=[
+            LatencyPoint(
+                start_ms=start,
+                hits=percentiles(by_start.get((start, 1), {})),
+                misses=percentiles(by_start.get((start, 0), {})),
+            )
+            for start in sorted({start for start, _ in by_start})
+        ],
+    )
+
+
+def percentiles(bins: Mapping[int, int]) -> Percentiles:
+    found = {p: percentile(bins, p / 100) for p in (50, 95, 99)}
+    return Percentiles(requests=sum(bins.values()), p50=found[50], p95=found[95], p99=found[99])
+
+
+def percentile(bins: Mapping[int, int], share: float) -> float | None:
+    """The middle, on the logarithmic scale, of the bin that holds it; None without any turn.
+
+    Beyond the last edge it is that edge: at least so much.
+    """
+    left = share * sum(bins.values())
+    for number in sorted(bins):
+        left -= bins[number]
+        if bins[number] and left <= 0:
+            if number == len(TTFT_EDGES_SECONDS):
+                return TTFT_EDGES_SECONDS[-1]
+            return float(TTFT_EDGES_SECONDS[number] / 2**0.25)
+    return None
+
+
+def _select(of: Range, part: Part, step: int) -> Any:
+    keys: list[Any]
+    if part.width_seconds is None:
+        keys = [TurnRow.opened_ms // step * step, prompt_bucket(), has_read(), ttft_bin()]
+        where = (TurnRow.opened_ms >= part.since_ms) & (TurnRow.opened_ms < part.until_ms)
+        query = select(*keys, func.count()).where(
+            TurnRow.first_token_seconds.is_not(None), where, *of.filters(TurnRow)
+        )
+    else:
+        table = LatencyRollupRow
+        keys = [table.start_ms, table.prompt_bucket, table.has_read, table.bin]
+        where = (table.start_ms >= part.since_ms) & (table.start_ms < part.until_ms)
+        query = select(*keys, func.sum(table.requests)).where(where, *of.filters(table))
+    return query.group_by(*(text(str(number)) for number in range(1, 5)))
+
+
+def _cell(bucket: int, hit: int, counts: Mapping[int, int]) -> LatencyCell:
+    edges: tuple[int | None, ...] = (0, *PROMPT_EDGES, None)
+    return LatencyCell(
+        above_tokens=edges[bucket] or 0,
+        up_to_tokens=edges[bucket + 1],
+        is_hit=bool(hit),
+        seconds=percentiles(counts),
+    )

@@ -1,0 +1,133 @@
+"""Prefixes that came more than once: whether each has paid for its writes, and with which TTL."""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from sqlalchemy import select
+
+from gateway.ledger.database import Ledger
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.schema import PrefixRow
+from gateway.prices.pricing import PriceSheets
+
+# Parameters of one statement.
+_BATCH = 500
+
+
+class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One prefix over its whole life in the ledger.
+
+    `saved_nano` is net of the write premium, None where a turn had no price; `is_paid_back` says
+    whether it is positive. Of its turns `gaps_5m` came at most 5 minutes after the one before,
+    `gaps_1h` later than that but within an hour. `nano_with_5m` and `nano_with_1h` are what its
+    marked tokens would cost with either TTL, given those gaps, and `better_ttl` the cheaper one;
+    `better_ttl_saves_nano` is what it would have saved, 0 where the prefix has that TTL already.
+    `reads_to_pay_back` is the fewest reads whose discount exceeds the premium of one write.
+    """
+
+    workspace: str
+    prefix: str
+    model: str
+    ttl: str | None
+    first_ms: int
+    last_ms: int
+    requests: int
+    requests_with_read: int
+    cache_read_tokens: int
+    cache_write_5m_tokens: int
+    cache_write_1h_tokens: int
+    saved_nano: int | None
+    is_paid_back: bool | None
+    gaps_5m: int
+    gaps_1h: int
+    nano_with_5m: int | None
+    nano_with_1h: int | None
+    better_ttl: str | None
+    better_ttl_saves_nano: int | None
+    reads_to_pay_back: int | None
+
+
+async def prefixes(
+    ledger: Ledger, of: Range, prices: PriceSheets, limit: int
+) -> list[PrefixReport]:
+    """Those that were last used in the range, by requests; the engine filter does not apply."""
+    query = (
+        select(*PrefixRow.__table__.columns)
+        .where(PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms)
+        .where(PrefixRow.last_ms < of.until_ms)
+        .order_by(PrefixRow.requests.desc(), PrefixRow.workspace_id, PrefixRow.prefix)
+        .limit(limit)
+    )
+    if of.workspace is not None:
+        query = query.where(PrefixRow.workspace_id == of.workspace)
+    if of.model is not None:
+        query = query.where(PrefixRow.model == of.model)
+    async with ledger.transaction() as connection:
+        rows = (await connection.execute(query)).mappings().all()
+    return [_report(row, prices) for row in rows]
+
+
+async def named(
+    ledger: Ledger, keys: Collection[tuple[str, str]], prices: PriceSheets
+) -> dict[tuple[str, str], PrefixReport]:
+    """Those that are known of these, by workspace and prefix."""
+    names = sorted({prefix for _, prefix in keys})
+    found = {}
+    async with ledger.transaction() as connection:
+        for start in range(0, len(names), _BATCH):
+            query = select(*PrefixRow.__table__.columns).where(
+                PrefixRow.workspace_id.in_(sorted({workspace for workspace, _ in keys})),
+                PrefixRow.prefix.in_(names[start : start + _BATCH]),
+            )
+            for row in (await connection.execute(query)).mappings().all():
+                found[row["workspace_id"], row["prefix"]] = _report(row, prices)
+    return {key: report for key, report in found.items() if key in keys}
+
+
+def _report(row: Any, prices: PriceSheets) -> PrefixReport:
+    values = {name: row[name] for name in PrefixReport.__struct_fields__ if name in row}
+    saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
+    with_5m, with_1h = _costs_of_ttls(row, prices)
+    better = None
+    if with_5m is not None and with_1h is not None:
+        better = "5m" if with_5m <= with_1h else "1h"
+    by_ttl = {"5m": with_5m, "1h": with_1h}
+    own, best = by_ttl.get(row["ttl"] or ""), by_ttl.get(better or "")
+    return PrefixReport(
+        **values,
+        workspace=row["workspace_id"],
+        saved_nano=saved,
+        is_paid_back=None if saved is None else saved > 0,
+        nano_with_5m=with_5m,
+        nano_with_1h=with_1h,
+        better_ttl=better,
+        better_ttl_saves_nano=None if own is None or best is None else own - best,
+        reads_to_pay_back=_reads_to_pay_back(row, prices),
+    )
+
+
+def _reads_to_pay_back(row: Any, prices: PriceSheets) -> int | None:
+    """At the price of its last sheet; None where that is gone, or reading is no cheaper."""
+    price = prices.with_id(row["price"] or "")
+    if price is None:
+        return None
+    rates = price.rates
+    write = rates.write_1h if row["ttl"] == "1h" else rates.write_5m
+    premium, discount = write - rates.input, rates.input - rates.read
+    return premium // discount + 1 if discount > 0 else None
+
+
+def _costs_of_ttls(row: Any, prices: PriceSheets) -> tuple[int | None, int | None]:
+    """Its marked tokens at the price of its last sheet; None where that is gone."""
+    price = prices.with_id(row["price"] or "")
+    if price is None or row["unpriced"]:
+        return None, None
+    marked = row["cache_read_tokens"] + row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
+    tokens = marked // row["requests"]
+    within_5m, within_1h = row["gaps_5m"], row["gaps_5m"] + row["gaps_1h"]
+    rates = price.rates
+    return (
+        tokens * (rates.write_5m * (row["requests"] - within_5m) + rates.read * within_5m),
+        tokens * (rates.write_1h * (row["requests"] - within_1h) + rates.read * within_1h),
+    )

@@ -1,0 +1,167 @@
+"""A range of time with filters, and where to read it: whole days and hours from the sums, the rest
+from the turns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.ledger.schema import ReasonRollupRow, TurnRollupRow, TurnRow
+from gateway.ledger.sums.horizon import horizon_ms
+from gateway.ledger.sums.rollups import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    MEASURES,
+    dimensions,
+    measures,
+)
+
+_HOUR_MS = HOUR_SECONDS * 1000
+_DAY_MS = DAY_SECONDS * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Turns that began in [since_ms, until_ms), of what the filters leave; None filters nothing."""
+
+    since_ms: int
+    until_ms: int
+    workspace: str | None = None
+    engine: str | None = None
+    model: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return (self.until_ms - self.since_ms) / 1000
+
+    def before(self) -> "Range":
+        """The period of the same length that ends where this one begins."""
+        length = self.until_ms - self.since_ms
+        return replace(self, since_ms=self.since_ms - length, until_ms=self.since_ms)
+
+    def filters(self, table: Any) -> list[ColumnElement[bool]]:
+        wanted = {"workspace_id": self.workspace, "engine": self.engine, "model": self.model}
+        return [
+            getattr(table, name) == value for name, value in wanted.items() if value is not None
+        ]
+
+
+class Part(NamedTuple):
+    """`width_seconds` of the sums to read, or None for the turns themselves."""
+
+    width_seconds: int | None
+    since_ms: int
+    until_ms: int
+
+
+def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
+    """Split a range so that the widest interval that fits covers its middle.
+
+    `widths` are seconds, the widest first; what no interval covers is read from the turns.
+    """
+    if since_ms >= until_ms:
+        return []
+    if not widths:
+        return [Part(None, since_ms, until_ms)]
+    width, *narrower = widths
+    step = width * 1000
+    first, last = -(-since_ms // step) * step, until_ms // step * step
+    if first >= last:
+        return parts_of(since_ms, until_ms, narrower)
+    return [
+        *parts_of(since_ms, first, narrower),
+        Part(width, first, last),
+        *parts_of(last, until_ms, narrower),
+    ]
+
+
+def widths_for(step_seconds: int | None) -> list[int]:
+    """Which sums can make intervals of that length; None asks for one number over all."""
+    widths = (DAY_SECONDS, HOUR_SECONDS)
+    return [width for width in widths if step_seconds is None or step_seconds % width == 0]
+
+
+async def settle(connection: AsyncConnection, wanted: Range) -> Range:
+    """Widen a range to whole days where its turns may have been deleted."""
+    horizon = await horizon_ms(connection)
+    since, until = wanted.since_ms, wanted.until_ms
+    if since < horizon:
+        since = since // _DAY_MS * _DAY_MS
+    if until < horizon:
+        until = -(-until // _DAY_MS) * _DAY_MS
+    return replace(wanted, since_ms=since, until_ms=until)
+
+
+def sums(
+    of: Range, by: Sequence[str] = (), step_seconds: int | None = None
+) -> Select[Any] | Any | None:
+    """Every measure, for each value of the dimensions `by` and each interval (`start_ms`).
+
+    One row may come in several parts: the caller adds them up. None where the range is empty.
+    """
+    selects = [
+        _of_turns(of, part, by, step_seconds)
+        if part.width_seconds is None
+        else _of_rollups(of, part, by, step_seconds)
+        for part in parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
+    ]
+    return union_all(*selects) if selects else None
+
+
+def _of_turns(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
+    found = dimensions()
+    keys = [found[name].label(name) for name in by]
+    values = [column.label(name) for name, column in measures().items()]
+    where = [TurnRow.opened_ms >= part.since_ms, TurnRow.opened_ms < part.until_ms]
+    return _grouped(keys, values, TurnRow.opened_ms, step_seconds).where(
+        *where, *of.filters(TurnRow)
+    )
+
+
+def _of_rollups(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
+    table = TurnRollupRow
+    keys = [getattr(table, name).label(name) for name in by]
+    values = [func.coalesce(func.sum(getattr(table, name)), 0).label(name) for name in MEASURES]
+    where = [
+        table.width_seconds == part.width_seconds,
+        table.start_ms >= part.since_ms,
+        table.start_ms < part.until_ms,
+    ]
+    return _grouped(keys, values, table.start_ms, step_seconds).where(*where, *of.filters(table))
+
+
+def _grouped(
+    keys: list[Any], values: list[Any], moment: Any, step_seconds: int | None
+) -> Select[Any]:
+    if step_seconds is not None:
+        step = step_seconds * 1000
+        keys = [(moment // step * step).label("start_ms"), *keys]
+    query = select(*keys, *values)
+    return query.group_by(*(text(str(n + 1)) for n in range(len(keys)))) if keys else query
+
+
+def reason_counts(of: Range) -> Iterator[Any]:
+    """Selects of (kind, value, requests); the caller adds up what comes in several parts."""
+    for part in parts_of(of.since_ms, of.until_ms, widths_for(None)):
+        if part.width_seconds is not None:
+            table = ReasonRollupRow
+            yield (
+                select(table.kind, table.value, func.sum(table.requests).label("requests"))
+                .where(
+                    table.width_seconds == part.width_seconds,
+                    table.start_ms >= part.since_ms,
+                    table.start_ms < part.until_ms,
+                    *of.filters(table),
+                )
+                .group_by(table.kind, table.value)
+            )
+            continue
+        where = (TurnRow.opened_ms >= part.since_ms) & (TurnRow.opened_ms < part.until_ms)
+        for kind, column in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
+            yield (
+                select(literal(kind).label("kind"), column.label("value"), func.count())
+                .where(column.is_not(None), where, *of.filters(TurnRow))
+                .group_by(column)
+            )

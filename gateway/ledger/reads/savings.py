@@ -1,0 +1,143 @@
+"""What caching saved: money net of the write premium, and the prefill that was not computed.
+
+Pure arithmetic over sums of the ledger. Own prices and published ones are never mixed: what a
+hosted model would have cost is only ever set beside what this traffic cost here.
+"""
+
+from collections.abc import Iterable
+from datetime import date
+
+import msgspec
+
+from gateway.ledger.reads.totals import Totals
+from gateway.prices.pricing import Price, PriceSheets, Rates, TokenCounts, cost_at
+
+
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
+    """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices.
+
+    Only turns that have a price, and whose price is still in the file, are in it; `unexplained`
+    requests are not.
+    """
+
+    counterfactual_nano: int
+    write_premium_nano: int
+    read_discount_nano: int
+    actual_nano: int
+    saved_nano: int
+    unexplained: int
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What the same tokens would have cost at a published price: not what they cost here."""
+
+    model: str
+    price: str
+    source: str | None
+    as_of: str | None
+    nano: int
+    nano_without_cache: int
+
+
+class Avoided(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefill that reads made unnecessary, on one engine for one model.
+
+    `tokens_per_second` is what that engine's own timed prefills computed in the range; None, and
+    so is the time, where none was timed. `gpu_hours` counts the engine as one GPU.
+    """
+
+    engine: str | None
+    model: str
+    prefill_tokens: int
+    tokens_per_second: float | None
+    prefill_seconds: float | None
+    gpu_hours: float | None
+
+
+class Priced(msgspec.Struct, frozen=True):
+    """Sums of turns that share a price and a band of prompt lengths."""
+
+    price: str
+    prompt_above: int
+    totals: Totals
+
+
+def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
+    premium = discount = actual = counterfactual = unexplained = 0
+    for group in groups:
+        price, totals = own.with_id(group.price), group.totals
+        if price is None:
+            unexplained += totals.requests
+            continue
+        rates = price.rates_above(group.prompt_above)
+        premium += totals.cache_write_5m_tokens * (rates.write_5m - rates.input)
+        premium += totals.cache_write_1h_tokens * (rates.write_1h - rates.input)
+        discount += totals.cache_read_tokens * (rates.input - rates.read)
+        actual += totals.cost_nano
+        counterfactual += totals.cost_without_cache_nano
+    return Waterfall(
+        counterfactual_nano=counterfactual,
+        write_premium_nano=premium,
+        read_discount_nano=discount,
+        actual_nano=actual,
+        saved_nano=counterfactual - actual,
+        unexplained=unexplained,
+    )
+
+
+def comparisons(groups: Iterable[Priced], hosted: PriceSheets, on: date) -> list[Comparison]:
+    """The whole traffic at each hosted model's price of that day, the cheapest first."""
+    listed = list(groups)
+    found = [_compare(listed, price, hosted) for price in hosted.current(on)]
+    return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
+
+
+def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> Comparison:
+    nano = without_cache = 0
+    for group in groups:
+        cost = cost_at(price.rates_above(group.prompt_above), counts_of(group.totals))
+        nano, without_cache = nano + cost.actual, without_cache + cost.without_cache
+    return Comparison(
+        model=price.model,
+        price=price.id,
+        source=hosted.source,
+        as_of=hosted.as_of.isoformat() if hosted.as_of else None,
+        nano=nano,
+        nano_without_cache=without_cache,
+    )
+
+
+def counts_of(totals: Totals) -> TokenCounts:
+    return TokenCounts(
+        input=totals.input_tokens,
+        write_5m=totals.cache_write_5m_tokens,
+        write_1h=totals.cache_write_1h_tokens,
+        read=totals.cache_read_tokens,
+        output=totals.output_tokens,
+    )
+
+
+def avoided(engine: str | None, model: str, totals: Totals) -> Avoided:
+    rate = None
+    if totals.prefill_us and totals.prefill_tokens:
+        rate = totals.prefill_tokens / (totals.prefill_us / 1e6)
+    seconds = None if rate is None else totals.cache_read_tokens / rate
+    return Avoided(
+        engine=engine,
+        model=model,
+        prefill_tokens=totals.cache_read_tokens,
+        tokens_per_second=rate,
+        prefill_seconds=seconds,
+        gpu_hours=None if seconds is None else seconds / 3600,
+    )
+
+
+def costs_by_class(rates: Rates, totals: Totals) -> dict[str, int]:
+    """What each class of tokens cost, in nano-dollars; they add up to the cost."""
+    return {
+        "uncached_input_tokens": totals.input_tokens * rates.input,
+        "cache_creation.ephemeral_5m_input_tokens": totals.cache_write_5m_tokens * rates.write_5m,
+        "cache_creation.ephemeral_1h_input_tokens": totals.cache_write_1h_tokens * rates.write_1h,
+        "cache_read_input_tokens": totals.cache_read_tokens * rates.read,
+        "output_tokens": totals.output_tokens * rates.output,
+    }

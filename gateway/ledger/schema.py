@@ -1,0 +1,275 @@
+"""The tables. Times are aware UTC, money is integer nano-dollars, tokens are integers."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    TypeDecorator,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from gateway.base.record import MODEL_CHARACTERS
+
+NAMING_CONVENTION = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Refuses naive values; gives aware ones back on every database."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("naive datetime")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map = {datetime: UtcDateTime(), int: BigInteger(), float: Double()}  # noqa: RUF012
+
+
+class WorkspaceRow(Base):
+    __tablename__ = "workspaces"
+
+    """A limit that is NULL is none; see `gateway/base/grants.py` for what each counts."""
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[datetime]
+    display_name: Mapped[str] = mapped_column(String(128), server_default="")
+    archived_at: Mapped[datetime | None]
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    max_concurrency: Mapped[int | None]
+    monthly_spend_nano: Mapped[int | None]
+    lease_share: Mapped[float | None]
+
+
+class ApiKeyRow(Base):
+    """`digest` is the SHA-256 of the key; the key itself is stored nowhere.
+
+    `replaces` is the key that this one was made for by a rotation: each is replaced at most once.
+    """
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id"))
+    name: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+    scope: Mapped[str] = mapped_column(String(16), server_default="inference")
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    replaces: Mapped[str | None] = mapped_column(String(32), unique=True)
+
+
+class WatermarkRow(Base):
+    """A number that grows with every change of what it is named after.
+
+    `access` stands for keys and workspaces: gateways look at it every two seconds, and read the
+    tables only when it has grown. `sample`, where it is, marks a database of sample data; its value
+    is the moment (ms) at which it was filled.
+    """
+
+    __tablename__ = "watermarks"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    value: Mapped[int]
+
+
+class TurnRow(Base):
+    """One closed turn, field by field as `TurnRecord` explains it.
+
+    `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
+    sheet with its version (`name@date`). `fingerprint` and `prefix` hold keyed digests only.
+    """
+
+    __tablename__ = "turns"
+    __table_args__ = (
+        # The order of the turn explorer, which pages by (opened_ms, id).
+        Index("ix_turns_opened", "opened_ms", "id"),
+        Index("ix_turns_workspace_opened", "workspace_id", "opened_ms", "id"),
+        # A turn's neighbours of the same prefix; the name is keyed by the workspace's scope.
+        Index("ix_turns_prefix", "prefix", "opened_ms", "id"),
+        Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
+        Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    instance: Mapped[str] = mapped_column(String(32))
+    workspace_id: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str] = mapped_column(String(32))
+    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS))
+    engine: Mapped[str | None] = mapped_column(String(64))
+    engine_model: Mapped[str | None] = mapped_column(String(256))
+    epoch: Mapped[str | None] = mapped_column(String(64))
+    stream: Mapped[bool]
+    opened_at: Mapped[datetime]
+    opened_ms: Mapped[int]
+    outcome: Mapped[str] = mapped_column(String(32))
+    miss_reason: Mapped[str | None] = mapped_column(String(32))
+    input_tokens: Mapped[int]
+    cache_read_tokens: Mapped[int]
+    cache_write_5m_tokens: Mapped[int]
+    cache_write_1h_tokens: Mapped[int]
+    automatic_tokens: Mapped[int]
+    computed_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    thinking_tokens: Mapped[int]
+    first_token_seconds: Mapped[float | None]
+    duration_seconds: Mapped[float | None]
+    price: Mapped[str | None] = mapped_column(String(96))
+    cost_nano: Mapped[int | None]
+    cost_without_cache_nano: Mapped[int | None]
+    num_removed: Mapped[int] = mapped_column(server_default="0")
+    fingerprint: Mapped[bytes | None] = mapped_column(LargeBinary)
+    dialect: Mapped[str | None] = mapped_column(String(16))
+    prefix: Mapped[str | None] = mapped_column(String(16))
+    prefix_ttl: Mapped[str | None] = mapped_column(String(8))
+    stop_reason: Mapped[str | None] = mapped_column(String(32))
+    queue_seconds: Mapped[float | None]
+    prefill_seconds: Mapped[float | None]
+    decode_seconds: Mapped[float | None]
+    available_tokens: Mapped[int | None]
+    captured_tokens: Mapped[int | None]
+
+
+class TurnRollupRow(Base):
+    """Sums over the turns of one interval, for each combination of what can be filtered by.
+
+    `start_ms` is a multiple of `width_seconds` since 1970 (an hour or a day, UTC). Empty strings
+    stand for "no engine" and "no price", since a primary key holds no null. `prompt_above` is the
+    highest of `pricing.PROMPT_BANDS` that the prompts exceed. What each sum counts is written in
+    `rollups.py`, once for this table and for the turns themselves.
+    """
+
+    __tablename__ = "turn_rollups"
+
+    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
+    model: Mapped[str] = mapped_column(String(128), primary_key=True)
+    price: Mapped[str] = mapped_column(String(96), primary_key=True)
+    prompt_above: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    requests: Mapped[int]
+    requests_with_read: Mapped[int]
+    errors: Mapped[int]
+    unpriced: Mapped[int]
+    input_tokens: Mapped[int]
+    cache_read_tokens: Mapped[int]
+    cache_write_5m_tokens: Mapped[int]
+    cache_write_1h_tokens: Mapped[int]
+    automatic_tokens: Mapped[int]
+    computed_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    thinking_tokens: Mapped[int]
+    cost_nano: Mapped[int]
+    cost_without_cache_nano: Mapped[int]
+    prefill_tokens: Mapped[int]
+    prefill_us: Mapped[int]
+
+
+class ReasonRollupRow(Base):
+    """How many turns of one interval had each miss reason, and each outcome (`kind`)."""
+
+    __tablename__ = "reason_rollups"
+
+    width_seconds: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
+    model: Mapped[str] = mapped_column(String(128), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(8), primary_key=True)
+    value: Mapped[str] = mapped_column(String(32), primary_key=True)
+    requests: Mapped[int]
+
+
+class LatencyRollupRow(Base):
+    """A histogram of one day's times to first token; `bin` counts `rollups.TTFT_EDGES_SECONDS`.
+
+    `prompt_bucket` counts `rollups.PROMPT_EDGES`; `has_read` is 1 for turns that read from a cache.
+    """
+
+    __tablename__ = "latency_rollups"
+
+    start_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    engine: Mapped[str] = mapped_column(String(64), primary_key=True)
+    model: Mapped[str] = mapped_column(String(128), primary_key=True)
+    prompt_bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    has_read: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    bin: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    requests: Mapped[int]
+
+
+class PrefixRow(Base):
+    """One marked prefix over its whole life in the ledger.
+
+    `gaps_5m` and `gaps_1h` count its turns that came at most five minutes, and more than that but
+    at most an hour, after the turn before with the same prefix.
+    """
+
+    __tablename__ = "prefixes"
+    # Most prefixes of growing conversations come once; the pages ask for the others.
+    __table_args__ = (
+        Index(
+            "ix_prefixes_reused",
+            "last_ms",
+            sqlite_where=text("requests > 1"),
+            postgresql_where=text("requests > 1"),
+        ),
+    )
+
+    workspace_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    prefix: Mapped[str] = mapped_column(String(16), primary_key=True)
+    model: Mapped[str] = mapped_column(String(128))
+    ttl: Mapped[str | None] = mapped_column(String(8))
+    price: Mapped[str | None] = mapped_column(String(96))
+    first_ms: Mapped[int]
+    last_ms: Mapped[int]
+    requests: Mapped[int]
+    requests_with_read: Mapped[int]
+    unpriced: Mapped[int]
+    cache_read_tokens: Mapped[int]
+    cache_write_5m_tokens: Mapped[int]
+    cache_write_1h_tokens: Mapped[int]
+    cost_nano: Mapped[int]
+    cost_without_cache_nano: Mapped[int]
+    gaps_5m: Mapped[int]
+    gaps_1h: Mapped[int]
+
+
+class HorizonRow(Base):
+    """One row: turns that began before `turns_ms` may have been deleted, and live in sums only."""
+
+    __tablename__ = "horizon"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    turns_ms: Mapped[int]

@@ -1,0 +1,346 @@
+"""Sums over turns, kept beside them: what each counts, and how it is kept exactly once.
+
+The drain's transaction that inserts turns adds them here too, and only those that it really
+inserted: a repeated batch adds nothing. Every definition is one SQL expression over the turns,
+used for adding, for rebuilding, and for the parts of a range that no whole hour covers.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    literal,
+    select,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.ledger.schema import (
+    Base,
+    LatencyRollupRow,
+    PrefixRow,
+    ReasonRollupRow,
+    TurnRollupRow,
+    TurnRow,
+)
+from gateway.ledger.sums.gaps import FIVE_MINUTES_MS, HOUR_MS, add_gaps
+from gateway.prices.pricing import PROMPT_BANDS
+
+HOUR_SECONDS = 3600
+DAY_SECONDS = 86_400
+WIDTHS_SECONDS = (HOUR_SECONDS, DAY_SECONDS)
+# Upper edges of prompt-length buckets, in tokens; the last bucket has none.
+PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
+# Upper edges of the histogram's bins: from 1 ms in steps of √2, so that a percentile is known to
+# within 19 % of itself; the last bin has none.
+TTFT_EDGES_SECONDS = tuple(0.001 * 2 ** (step / 2) for step in range(35))
+
+DIMENSIONS = ("workspace_id", "key_id", "engine", "model", "price", "prompt_above")
+_TOKENS = (
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+    "automatic_tokens",
+    "computed_tokens",
+    "output_tokens",
+    "thinking_tokens",
+)
+
+
+def _total(column: Any) -> ColumnElement[int]:
+    return func.coalesce(func.sum(column), 0)
+
+
+def dimensions() -> dict[str, ColumnElement[Any]]:
+    """What turns are told apart by, over one turn."""
+    prompt: Any = (
+        TurnRow.input_tokens
+        + TurnRow.cache_read_tokens
+        + TurnRow.cache_write_5m_tokens
+        + TurnRow.cache_write_1h_tokens
+    )
+    bands = [(prompt > band, band) for band in sorted(PROMPT_BANDS, reverse=True)]
+    is_priced = TurnRow.cost_nano.is_not(None) & TurnRow.price.is_not(None)
+    return {
+        "workspace_id": TurnRow.workspace_id.expression,
+        "key_id": TurnRow.key_id.expression,
+        "engine": func.coalesce(TurnRow.engine, ""),
+        "model": TurnRow.model.expression,
+        "price": case((is_priced, TurnRow.price), else_=""),
+        "prompt_above": case(*bands, else_=0),
+    }
+
+
+def measures() -> dict[str, ColumnElement[int]]:
+    """What is summed, over many turns."""
+    return {
+        "requests": func.count(),
+        "requests_with_read": func.count().filter(TurnRow.cache_read_tokens > 0),
+        "errors": func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)),
+        "unpriced": func.count().filter(TurnRow.cost_nano.is_(None)),
+        **{name: _total(getattr(TurnRow, name)) for name in _TOKENS},
+        "cost_nano": _total(TurnRow.cost_nano),
+        "cost_without_cache_nano": _total(TurnRow.cost_without_cache_nano),
+        # Of the turns whose prefill was timed: their computed tokens, and the time.
+        "prefill_tokens": _total(
+            case((TurnRow.prefill_seconds.is_not(None), TurnRow.computed_tokens), else_=0)
+        ),
+        "prefill_us": _total(cast(func.round(TurnRow.prefill_seconds * 1e6), BigInteger)),
+    }
+
+
+MEASURES = tuple(measures())
+
+
+def start_of(width_seconds: int) -> ColumnElement[int]:
+    """The start, in milliseconds, of the interval that a turn began in."""
+    step = width_seconds * 1000
+    return TurnRow.opened_ms // step * step
+
+
+def prompt_bucket() -> ColumnElement[int]:
+    prompt: Any = (
+        TurnRow.input_tokens
+        + TurnRow.cache_read_tokens
+        + TurnRow.cache_write_5m_tokens
+        + TurnRow.cache_write_1h_tokens
+    )
+    return case(
+        *((prompt <= edge, number) for number, edge in enumerate(PROMPT_EDGES)),
+        else_=len(PROMPT_EDGES),
+    )
+
+
+def has_read() -> ColumnElement[int]:
+    return case((TurnRow.cache_read_tokens > 0, 1), else_=0)
+
+
+def ttft_bin(low: int = 0, high: int = len(TTFT_EDGES_SECONDS)) -> ColumnElement[int]:
+    """The bin of a turn's time to first token: a balanced tree, for it runs once per turn."""
+    if low == high:
+        return literal(low, BigInteger)
+    middle = (low + high) // 2
+    return case(
+        (TurnRow.first_token_seconds <= TTFT_EDGES_SECONDS[middle], ttft_bin(low, middle)),
+        else_=ttft_bin(middle + 1, high),
+    )
+
+
+def reasons(width_seconds: int, *where: ColumnElement[bool]) -> Iterator[Any]:
+    """Two selects, one of each kind, in the columns of `reason_rollups`."""
+    found = dimensions()
+    for kind, column in (("miss", TurnRow.miss_reason), ("outcome", TurnRow.outcome)):
+        keys: list[Any] = [
+            start_of(width_seconds).label("start_ms"),
+            found["workspace_id"].label("workspace_id"),
+            found["engine"].label("engine"),
+            TurnRow.model.label("model"),
+            column.label("value"),
+        ]
+        yield (
+            select(
+                literal(width_seconds, BigInteger).label("width_seconds"),
+                literal(kind).label("kind"),
+                *keys,
+                func.count().label("requests"),
+            )
+            .where(column.is_not(None), *where)
+            .group_by(*(text(key.name) for key in keys))
+        )
+
+
+def _turn_sums(width_seconds: int, where: ColumnElement[bool]) -> Any:
+    keys: list[Any] = [
+        start_of(width_seconds).label("start_ms"),
+        *(column.label(name) for name, column in dimensions().items()),
+    ]
+    sums = [column.label(name) for name, column in measures().items()]
+    width = literal(width_seconds, BigInteger).label("width_seconds")
+    return select(width, *keys, *sums).where(where).group_by(*_ordinals(2, len(keys)))
+
+
+def _latencies(where: ColumnElement[bool]) -> Any:
+    keys: list[Any] = [
+        start_of(DAY_SECONDS).label("start_ms"),
+        TurnRow.workspace_id.label("workspace_id"),
+        func.coalesce(TurnRow.engine, "").label("engine"),
+        TurnRow.model.label("model"),
+        prompt_bucket().label("prompt_bucket"),
+        has_read().label("has_read"),
+        ttft_bin().label("bin"),
+    ]
+    return (
+        select(*keys, func.count().label("requests"))
+        .where(TurnRow.first_token_seconds.is_not(None), where)
+        .group_by(*_ordinals(1, len(keys)))
+    )
+
+
+def _ordinals(first: int, count: int) -> list[Any]:
+    """`GROUP BY 2, 3, …`: a label could be taken for a column of the same name."""
+    return [text(str(number)) for number in range(first, first + count)]
+
+
+def _prefixes(where: ColumnElement[bool]) -> Any:
+    sums = measures()
+    names = (
+        "requests",
+        "requests_with_read",
+        "unpriced",
+        "cache_read_tokens",
+        "cache_write_5m_tokens",
+        "cache_write_1h_tokens",
+        "cost_nano",
+        "cost_without_cache_nano",
+    )
+    return (
+        select(
+            TurnRow.workspace_id,
+            TurnRow.prefix,
+            func.max(TurnRow.model).label("model"),
+            func.max(TurnRow.prefix_ttl).label("ttl"),
+            func.max(TurnRow.price).label("price"),
+            func.min(TurnRow.opened_ms).label("first_ms"),
+            func.max(TurnRow.opened_ms).label("last_ms"),
+            *(sums[name].label(name) for name in names),
+            literal(0, BigInteger).label("gaps_5m"),
+            literal(0, BigInteger).label("gaps_1h"),
+        )
+        .where(TurnRow.prefix.is_not(None), where)
+        .group_by(TurnRow.workspace_id, TurnRow.prefix)
+    )
+
+
+def _upsert(is_postgres: bool, table: type[Base], source: Any) -> Any:
+    """Add `source` to the table; in one order everywhere, so that no two writers deadlock."""
+    insert = postgresql.insert if is_postgres else sqlite.insert
+    target = table.__table__
+    keys = [column.name for column in target.primary_key]
+    names = [column.name for column in source.selected_columns]
+    statement = insert(table).from_select(names, source.order_by(*map(text, keys)))
+    new = statement.excluded
+    changes: dict[str, Any] = {}
+    for name in names:
+        old = target.c[name]
+        if name in ("model", "ttl", "price"):
+            changes[name] = case((new[name] > func.coalesce(old, ""), new[name]), else_=old)
+        elif name == "last_ms":
+            changes[name] = case((new[name] > old, new[name]), else_=old)
+        elif name == "first_ms":
+            changes[name] = case((new[name] < old, new[name]), else_=old)
+        elif name not in keys:
+            changes[name] = old + new[name]
+    changes = {name: change for name, change in changes.items() if name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changes)
+
+
+def _additions(is_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
+    turn_sums = union_all(*(_turn_sums(width, where) for width in WIDTHS_SECONDS))
+    reason_sums = union_all(*(part for width in WIDTHS_SECONDS for part in reasons(width, where)))
+    return [
+        _upsert(is_postgres, TurnRollupRow, turn_sums),
+        _upsert(is_postgres, ReasonRollupRow, reason_sums),
+        _upsert(is_postgres, LatencyRollupRow, _latencies(where)),
+    ]
+
+
+@cache
+def _adding(is_postgres: bool) -> list[Any]:
+    """The statements of every drain, made once: making them costs more than running them.
+
+    The last one locks the prefixes' rows, so that of two writers the second sees the first one's
+    turns when it looks for neighbours.
+    """
+    where = TurnRow.id.in_(bindparam("turn_ids", expanding=True))
+    prefixes = _upsert(is_postgres, PrefixRow, _prefixes(where))
+    return [*_additions(is_postgres, where), prefixes]
+
+
+async def add_turns(connection: AsyncConnection, turn_ids: Sequence[str]) -> None:
+    """Add turns that this transaction has just inserted."""
+    if not turn_ids:
+        return
+    for statement in _adding(_is_postgres(connection)):
+        await connection.execute(statement, {"turn_ids": turn_ids})
+    await add_gaps(connection, turn_ids)
+
+
+async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
+    """Replace the sums of whole days by those of the turns that are there.
+
+    Writers wait meanwhile: what they have inserted and not yet added is not seen here, and added
+    when they go on.
+    """
+    await _lock(connection, TurnRollupRow, ReasonRollupRow, LatencyRollupRow)
+    for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
+        within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
+        await connection.execute(delete(table).where(within))
+    where = (TurnRow.opened_ms >= since_ms) & (TurnRow.opened_ms < until_ms)
+    for statement in _additions(_is_postgres(connection), where):
+        await connection.execute(statement)
+
+
+async def rebuild_prefixes(connection: AsyncConnection) -> None:
+    """Replace the sums of all prefixes by those of the turns that are there."""
+    await _lock(connection, PrefixRow)
+    await connection.execute(delete(PrefixRow))
+    await connection.execute(
+        _upsert(_is_postgres(connection), PrefixRow, _prefixes(literal(1) == 1))
+    )
+    own = (TurnRow.workspace_id, TurnRow.prefix)
+    before = func.lag(TurnRow.opened_ms).over(
+        partition_by=own, order_by=(TurnRow.opened_ms, TurnRow.id)
+    )
+    gaps = (
+        select(*own, (TurnRow.opened_ms - before).label("gap"))
+        .where(TurnRow.prefix.is_not(None))
+        .subquery()
+    )
+    counts = (
+        select(
+            gaps.c.workspace_id,
+            gaps.c.prefix,
+            func.count().filter(gaps.c.gap <= FIVE_MINUTES_MS).label("gaps_5m"),
+            func.count().filter(gaps.c.gap > FIVE_MINUTES_MS).label("gaps_1h"),
+        )
+        .where(gaps.c.gap <= HOUR_MS)
+        .group_by(gaps.c.workspace_id, gaps.c.prefix)
+        .subquery()
+    )
+    is_own = (PrefixRow.workspace_id == counts.c.workspace_id) & (
+        PrefixRow.prefix == counts.c.prefix
+    )
+    await connection.execute(
+        update(PrefixRow).where(is_own).values(gaps_5m=counts.c.gaps_5m, gaps_1h=counts.c.gaps_1h)
+    )
+
+
+def _is_postgres(connection: AsyncConnection) -> bool:
+    return connection.dialect.name == "postgresql"
+
+
+async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
+    """SQLite has one writer anyway, from the first statement that changes anything."""
+    if _is_postgres(connection):
+        names = ", ".join(table.__tablename__ for table in tables)
+        await connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def days(since_ms: int, until_ms: int) -> Iterable[tuple[int, int]]:
+    """The whole UTC days that a range touches, as [since, until) in milliseconds."""
+    day = DAY_SECONDS * 1000
+    starts = range(since_ms // day * day, until_ms + day, day)
+    return (pair for pair in pairwise(starts) if pair[0] < until_ms)

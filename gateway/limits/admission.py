@@ -1,0 +1,231 @@
+"""Whether a turn may start now: the gateway's own bounds, and the limits of its workspace.
+
+Pure but for the clocks that are handed in. A turn's tokens are known when it ends, so its beginning
+reserves an estimate and `settle` puts that right with the engine's counts:
+
+- the estimate is the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`),
+- times the share that this workspace's turns lately had in their estimates, since cache reads do
+  not count: who reads most of the prompt need not wait for a bucket that could compute all of it,
+- and at most the whole bucket, so that a prompt of any length can start when the bucket is full.
+
+A turn that used more than it reserved leaves the bucket in debt, which later turns wait for: a
+minute may see more than the limit, the long run does not. All of it is of this gateway alone; only
+what was spent is shared, through the ledger.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
+from gateway.base.grants import NO_LIMITS, Limits
+from gateway.base.rates import Rate, Rates
+from gateway.base.record import TurnRecord
+from gateway.limits.bucket import TokenBucket
+from gateway.limits.fair_queue import MAX_TURNS
+from gateway.prompt.ask import Principal
+
+MAX_IN_FLIGHT = 2000
+"""Turns at engines; as many more as the queue takes may wait for one (`gate.py`)."""
+MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
+MAX_BACKLOG = 1_000_000
+MAX_ACCOUNTS = 10_000
+_LEARNING = 0.25
+
+
+@dataclass(slots=True)
+class _Account:
+    """One workspace here: its buckets, turns in flight, and what `month` has cost so far."""
+
+    limits: Limits = NO_LIMITS
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
+    in_flight: int = 0
+    num_unsettled: int = 0
+    counted_share: float = 1.0
+    month: datetime | None = None
+    spent: int = 0
+
+    def take_over(self, limits: Limits, now: float) -> None:
+        if limits != self.limits:
+            self.limits = limits
+            self.requests = _resized(self.requests, limits.requests_per_minute, now)
+            self.tokens = _resized(self.tokens, limits.tokens_per_minute, now)
+
+    def turn_to(self, month: datetime) -> None:
+        if self.month is None or month > self.month:
+            self.month, self.spent = month, 0
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a new account would say the same."""
+        buckets = (self.requests, self.tokens)
+        busy = self.in_flight or self.num_unsettled or self.limits.monthly_spend is not None
+        return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
+
+
+@dataclass(slots=True)
+class Place:
+    """One turn's place; once `is_open` is set, the turn's close settles it."""
+
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    workspace: str
+    estimate: int
+    tokens: int
+
+
+class Admission:
+    def __init__(self, monotonic: Callable[[], float], wall: Callable[[], datetime]) -> None:
+        self._monotonic = monotonic
+        self._wall = wall
+        self._month = month_of(wall())
+        self._in_flight = 0
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._reservations: dict[str, _Reservation] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @contextmanager
+    def admitted(
+        self, turn_id: str, principal: Principal, estimate: int, backlog: int
+    ) -> Iterator[Place]:
+        """Hold one place for a turn whose estimate is in tokens.
+
+        Raise Overloaded, RateLimited or SpendLimitReached; then nothing was taken.
+        """
+        if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
+            raise Overloaded
+        account = self._account(principal.workspace, principal.limits)
+        reservation = self._reserve(account, principal.workspace, max(1, estimate))
+        self._reservations[turn_id] = reservation
+        self._in_flight += 1
+        account.in_flight += 1
+        account.num_unsettled += 1
+        place = Place()
+        try:
+            yield place
+        finally:
+            self._in_flight -= 1
+            account.in_flight -= 1
+            if not place.is_open:
+                self._put_right(turn_id, 0)
+
+    def settle(self, record: TurnRecord) -> None:
+        """A turn has closed: count what it used and cost. Also for turns of an earlier run."""
+        counted = (
+            record.input_tokens
+            + record.cache_write_5m_tokens
+            + record.cache_write_1h_tokens
+            + record.output_tokens
+        )
+        self._put_right(record.id, counted)
+        account = self._account(record.workspace)
+        if record.cost and account.month == month_of(record.opened_at):
+            account.spent += record.cost
+
+    def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
+        """What the ledger has of this month, by workspace, in nano-dollars, of all gateways.
+
+        The larger number counts: ours has turns that the ledger will only get, the ledger's has
+        turns of others and of earlier runs. So no turn counts twice.
+        """
+        for workspace, amount in spent.items():
+            account = self._account(workspace)
+            if account.month == month:
+                account.spent = max(account.spent, amount)
+
+    def rates(self, principal: Principal) -> Rates:
+        """Where the workspace stands; None for what has no limit."""
+        now = self._monotonic()
+        account = self._account(principal.workspace, principal.limits)
+        return Rates(_rate(account.requests, now), _rate(account.tokens, now))
+
+    def _reserve(self, account: _Account, workspace: str, estimate: int) -> _Reservation:
+        """Check everything, then take everything."""
+        limits, now = account.limits, self._monotonic()
+        if limits.monthly_spend is not None and account.spent >= limits.monthly_spend:
+            raise SpendLimitReached
+        if limits.max_concurrency is not None and account.in_flight >= limits.max_concurrency:
+            raise RateLimited("concurrent requests", limits.max_concurrency, 1)
+        reserved = 0
+        if limits.tokens_per_minute is not None:
+            expected = math.ceil(estimate * account.counted_share)
+            reserved = min(max(1, expected), limits.tokens_per_minute)
+        wanted = [
+            ("requests per minute", account.requests, 1),
+            ("tokens per minute", account.tokens, reserved),
+        ]
+        waits = [(b.wait(n, now), what, b.per_minute) for what, b, n in wanted if b is not None]
+        seconds, what, limit = max(waits, default=(0.0, "", 0))
+        if seconds > 0:
+            raise RateLimited(what, limit, max(1, math.ceil(seconds)))
+        for _, bucket, amount in wanted:
+            if bucket is not None:
+                bucket.take(amount, now)
+        return _Reservation(workspace, estimate, reserved)
+
+    def _put_right(self, turn_id: str, counted: int) -> None:
+        """Replace a turn's reservation by what counted of it; the second time does nothing."""
+        if (reservation := self._reservations.pop(turn_id, None)) is None:
+            return
+        account = self._account(reservation.workspace)
+        account.num_unsettled -= 1
+        if account.tokens is not None:
+            account.tokens.take(counted - reservation.tokens, self._monotonic())
+        if counted:
+            share = min(1.0, counted / reservation.estimate)
+            account.counted_share += _LEARNING * (share - account.counted_share)
+
+    def _account(self, workspace: str, limits: Limits | None = None) -> _Account:
+        now = self._monotonic()
+        account = self._accounts.get(workspace)
+        if account is None:
+            self._make_room(now)
+            account = self._accounts[workspace] = _Account()
+        self._accounts.move_to_end(workspace)
+        if limits is not None:
+            account.take_over(limits, now)
+        account.turn_to(self._this_month())
+        return account
+
+    def _this_month(self) -> datetime:
+        now = self._wall()
+        if (now.year, now.month) != (self._month.year, self._month.month):
+            self._month = month_of(now)
+        return self._month
+
+    def _make_room(self, now: float) -> None:
+        """Forget idle workspaces, longest unused first, while there are too many."""
+        surplus = len(self._accounts) + 1 - MAX_ACCOUNTS
+        if surplus > 0:
+            idle = [name for name, account in self._accounts.items() if account.is_idle(now)]
+            for name in idle[:surplus]:
+                del self._accounts[name]
+
+
+def month_of(moment: datetime) -> datetime:
+    """The first moment of its month, in UTC."""
+    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> TokenBucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return TokenBucket.full(limit, now)
+    bucket.resize(limit, now)
+    return bucket
+
+
+def _rate(bucket: TokenBucket | None, now: float) -> Rate | None:
+    if bucket is None:
+        return None
+    return Rate(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))

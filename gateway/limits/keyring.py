@@ -1,0 +1,208 @@
+"""Who is asking. Keys are found by digest in memory; the request path holds them all.
+
+A key that is not in memory is looked up once, with a deadline; a wrong one is remembered briefly,
+so that guessing costs the database nothing. Every two seconds the database is asked for one number;
+only where it has grown are keys and workspaces read again. While the database is away, what is in
+memory counts on, for `max_stale_seconds`.
+"""
+
+import asyncio
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from uuid import UUID
+
+from pydantic import SecretStr
+
+from gateway.base.background import pause
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, Overloaded
+from gateway.base.logs import get_logger
+from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Keys, digest_of
+from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
+from gateway.prompt.ask import Principal
+
+POLL_SECONDS = 2.0
+# Until a change counts on every gateway whose database answers: one pause, two queries at most.
+EFFECTIVE_SECONDS = int(POLL_SECONDS + 2 * LOOKUP_SECONDS)
+_RELOAD_SECONDS = 30.0
+_MAX_KEYS = 10_000
+_MAX_WRONG = 10_000
+_WRONG_SECONDS = 5.0
+_MAX_LOOKUPS = 32
+# How exactly it is known when a key was last used; each use may cost the database one write.
+_LAST_USE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    principal: Principal
+    digest: str
+    expires_at: datetime | None
+
+
+class KeyRing:
+    """The keys that work, in memory, refreshed in the background."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        master: SecretStr,
+        clock: Clock,
+        configured: SecretStr | None,
+        max_stale_seconds: float,
+    ) -> None:
+        self._keys = keys
+        self._master = master.get_secret_value().encode()
+        self._clock = clock
+        self._max_stale_seconds = max_stale_seconds
+        self._known: dict[str, _Known] = {}
+        self._wrong: OrderedDict[str, float] = OrderedDict()
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._refreshing = asyncio.Lock()
+        self._log = get_logger("keys")
+        self._version = -1
+        self._generation = 0
+        self._confirmed = self._loaded = clock.monotonic()
+        self._used: dict[str, datetime] = {}
+        self._noted: dict[str, float] = {}
+        self.workspaces: dict[str, Workspace] = {}
+        # Known from the first look at the database on; insertion asks the database itself.
+        self.is_sample = False
+        # An installation is one organization; it needs an id that stays and tells nothing.
+        identity = hmac.new(self._master, b"organization", sha256).digest()
+        self.organization = str(UUID(bytes=identity[:16], version=4))
+        self._configured: _Known | None = None
+        if configured is not None:
+            digest = digest_of(configured.get_secret_value())
+            principal = self._principal(DEFAULT_WORKSPACE, f"key_{digest[:16]}")
+            self._configured = _Known(principal, digest, None)
+
+    def scope_of(self, workspace: str) -> str:
+        """The workspace's cache salt: the same on every gateway, and telling nothing."""
+        return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
+
+    async def find(self, key: str) -> Principal | None:
+        """Raise LedgerUnavailable where only the database knows, and Overloaded where too many
+        ask it at once."""
+        digest = digest_of(key)
+        known = self._in_memory(digest) or await self._look_up(digest)
+        # The dictionary compares digests, which say nothing of how near a guess was; still no
+        # comparison here may end earlier for one key than for another.
+        if known is None or not hmac.compare_digest(known.digest, digest):
+            return None
+        if known.expires_at is not None and known.expires_at <= self._clock.wall():
+            return None
+        self._note_use(known.principal.key_id)
+        return known.principal
+
+    async def poll(self) -> None:
+        """Take over what has changed, if anything has."""
+        asked = self._clock.monotonic()
+        is_due = asked - self._loaded >= _RELOAD_SECONDS
+        if is_due or await self._keys.version() != self._version:
+            await self.refresh()
+        else:
+            self._confirmed = asked
+
+    async def refresh(self) -> None:
+        """Take over new keys and limits, and forget keys that have ended.
+
+        One at a time: what was read earlier must not come later than what was read after it.
+        """
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        asked, now = self._clock.monotonic(), self._clock.wall()
+        configured = self._configured
+        digests = [] if configured is None else [configured.digest]
+        found = await self._keys.directory(_MAX_KEYS, now, digests)
+        self._generation += 1
+        self._version, self.workspaces = found.version, found.workspaces
+        self.is_sample = found.is_sample
+        self._known = {key.digest: self._of(key, found.workspaces) for key in found.keys}
+        self._confirmed = self._loaded = asked
+        if configured is not None:
+            # It works without a database; where there is one, its limits and its end count too.
+            principal = self._principal(DEFAULT_WORKSPACE, configured.principal.key_id)
+            expired = now if configured.digest in found.has_ended else None
+            self._configured = _Known(principal, configured.digest, expired)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            try:
+                await self.poll()
+                await self._write_uses()
+            except GatewayError as error:
+                self._log.warning("key_refresh_failed", error=str(error))
+            await pause(stopping, POLL_SECONDS)
+        try:
+            await self._write_uses()
+        except GatewayError as error:
+            self._log.warning("key_uses_not_written", error=str(error))
+
+    def _in_memory(self, digest: str) -> _Known | None:
+        if self._configured is not None and self._configured.digest == digest:
+            return self._configured
+        stale = self._clock.monotonic() - self._confirmed
+        return self._known.get(digest) if stale <= self._max_stale_seconds else None
+
+    async def _look_up(self, digest: str) -> _Known | None:
+        now = self._clock.monotonic()
+        if self._wrong.get(digest, 0.0) > now:
+            return None
+        if self._lookups.locked():
+            raise Overloaded
+        generation = self._generation
+        async with self._lookups:
+            found = await self._keys.find(digest, self._clock.wall())
+        if found is None:
+            self._wrong[digest] = now + _WRONG_SECONDS
+            while len(self._wrong) > _MAX_WRONG:
+                self._wrong.popitem(last=False)
+            return None
+        key, workspace = found
+        known = self._of(key, {workspace.id: workspace})
+        if generation == self._generation:
+            # Otherwise it may have been revoked after it was found, and before the refresh.
+            self._known[digest] = known
+        return known
+
+    def _of(self, key: ApiKey, workspaces: dict[str, Workspace]) -> _Known:
+        workspace = workspaces[key.workspace]
+        principal = Principal(
+            workspace.id,
+            key.id,
+            self.scope_of(workspace.id),
+            key_scope=key.scope,
+            limits=workspace.limits,
+            lease_share=workspace.lease_share,
+        )
+        return _Known(principal, key.digest, key.expires_at)
+
+    def _principal(self, workspace: str, key_id: str) -> Principal:
+        scope, found = self.scope_of(workspace), self.workspaces.get(workspace)
+        if found is None:
+            return Principal(workspace, key_id, scope)
+        share = found.lease_share
+        return Principal(workspace, key_id, scope, limits=found.limits, lease_share=share)
+
+    def _note_use(self, key_id: str) -> None:
+        now = self._clock.monotonic()
+        noted = self._noted.get(key_id)
+        if noted is None or now - noted >= _LAST_USE_SECONDS:
+            self._noted[key_id] = now
+            self._used[key_id] = self._clock.wall()
+
+    async def _write_uses(self) -> None:
+        used, self._used = self._used, {}
+        try:
+            await self._keys.touch(used)
+        except GatewayError:
+            self._used = used | self._used
+            raise
+        known = {entry.principal.key_id for entry in self._known.values()}
+        self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}

@@ -1,0 +1,130 @@
+"""One turn as the gateway understands it, whatever dialect it came in."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, NewType
+
+import msgspec
+
+from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
+from gateway.base.catalogue import Model
+from gateway.base.grants import NO_LIMITS, KeyScope, Limits
+from gateway.prompt.fingerprint import Fingerprint, digest_parameters, points_of
+from gateway.prompt.plan import Plan
+
+TurnId = NewType("TurnId", str)
+Dialect = Literal["anthropic", "openai"]
+
+_BYTES_PER_TOKEN = 4
+_MAX_RESERVED_OUTPUT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
+
+    `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
+    None is no bound of its own.
+    """
+
+    workspace: str
+    key_id: str
+    scope: str
+    key_scope: KeyScope = "inference"
+    limits: Limits = NO_LIMITS
+    lease_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a client wants its prompt compared with, and what shapes it besides its content."""
+
+    is_wanted: bool = False
+    previous: str | None = None
+    parameters: bytes = b""
+
+
+NOT_COMPARED = Compared()
+
+
+def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
+    """Whether every call that an engine may make is held to its tool's schema (protocol, rules 10
+    and 11): with `auto` and no output schema the model writes calls freely."""
+    return choice.mode != "auto" or has_schema
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
+
+    `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
+    workspace with one `routing_key` go to one engine; None routes by the prompt's first segment.
+    `num_removed` nonces were left out of the prompt. With an `output_schema` the text is JSON of
+    that schema.
+    """
+
+    principal: Principal
+    model: Model
+    plan: Plan
+    sampling: Sampling
+    tool_choice: ToolChoice
+    thinking: bool
+    must_think: bool
+    omit_thinking: bool
+    stream: bool
+    arrived: float
+    routing_key: str | None = None
+    comparison: Compared = NOT_COMPARED
+    dialect: Dialect = "anthropic"
+    num_removed: int = 0
+    output_schema: dict[str, Any] | None = None
+
+    @property
+    def estimated_tokens(self) -> int:
+        """What the turn may use, for its reservation: bytes / 4, and at most 1,024 of each answer,
+        since clients ask for far more than models write."""
+        longest = self.sampling.max_tokens
+        output = _MAX_RESERVED_OUTPUT if longest is None else min(longest, _MAX_RESERVED_OUTPUT)
+        return self.prompt_tokens + output * self.sampling.num_choices
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What the prompt may have, at 4 bytes a token."""
+        num_bytes = self.plan.prefixes[-1].num_bytes if self.plan.prefixes else 0
+        return num_bytes // _BYTES_PER_TOKEN
+
+    def fingerprint(self, num_tokens: int) -> Fingerprint:
+        """What is kept of this turn's prompt, which has `num_tokens`."""
+        return Fingerprint(
+            model=self.model.id,
+            parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
+            num_tools=len(self.plan.prompt.tools),
+            num_system=len(self.plan.prompt.system),
+            points=points_of(self.plan.prefixes),
+            num_tokens=num_tokens,
+            is_shared=self.comparison.is_wanted,
+        )
+
+    def generate_request(
+        self, request_id: str, now: float, capabilities: Collection[Capability]
+    ) -> GenerateRequest:
+        """For an engine with these capabilities, at `now` on the monotonic clock."""
+        return GenerateRequest(
+            request_id=request_id,
+            scope=self.principal.scope,
+            prompt=self.plan.prompt,
+            sampling=self.sampling,
+            breakpoints=self.plan.breakpoints,
+            names=self.plan.names,
+            age_seconds=max(0.0, now - self.arrived),
+            min_cache_tokens=self.model.min_cache_tokens,
+            tool_choice=self.tool_choice,
+            thinking=self._thinks(capabilities),
+            output_schema=self.output_schema,
+            lease_share=self.principal.lease_share,
+        )
+
+    def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
+        return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))
+
+    def _thinks(self, capabilities: Collection[Capability]) -> bool:
+        return self.thinking and "thinking" in capabilities

@@ -1,0 +1,175 @@
+"""Fingerprints: what is kept of a prompt so that a later one can be compared with it.
+
+A fingerprint holds a bounded number of the prompt's prefixes, by their names (see `names.py`):
+digests keyed by the workspace's scope, no content. Two of them tell where two prompts diverge
+first, in the order in which a prefix cache sees it: model, tools, system, messages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+
+from gateway.prompt.names import Prefix
+
+MAX_POINTS = 128
+# Where the prompt's tokens were never counted: about what text has in a common vocabulary.
+_BYTES_PER_TOKEN = 4
+
+DivergenceKind = Literal[
+    "model_changed", "tools_changed", "system_changed", "messages_changed", "unavailable"
+]
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """A named prefix: after `characters` of the segment's text, or at its end; its bytes."""
+
+    segment: int
+    characters: int | None
+    digest: bytes
+    num_bytes: int
+
+    @property
+    def place(self) -> tuple[int, int | None]:
+        return self.segment, self.characters
+
+
+class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One turn's prompt. `is_shared`: the client asked for diagnostics, so it may compare with it.
+
+    `parameters` is the digest of what shapes the prompt besides its content. `num_tokens` is the
+    prompt's exact length, 0 until an engine has counted it.
+    """
+
+    model: str
+    parameters: bytes
+    num_tools: int
+    num_system: int
+    points: list[Point]
+    num_tokens: int = 0
+    is_shared: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.points[-1].num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference. `segment` is where the earlier prompt stops being matched, from
+    `characters` of its text on.
+
+    `missed_tokens`, estimated by bytes, are those of the earlier prompt behind that place; all
+    are None where the place is not known.
+    """
+
+    kind: DivergenceKind
+    segment: int | None = None
+    missed_tokens: int | None = None
+    characters: int | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Fingerprint)
+
+
+def points_of(prefixes: Sequence[Prefix]) -> list[Point]:
+    """All of them; `pack` keeps a bounded number."""
+    return [
+        Point(name.segment, name.characters, bytes.fromhex(name.digest), num_bytes)
+        for name, num_bytes in prefixes
+    ]
+
+
+def digest_parameters(parameters: bytes, scope: str) -> bytes:
+    """Keyed by the scope, as names are: equal parameters of two workspaces don't look equal."""
+    return blake2b(
+        parameters, digest_size=8, key=scope.encode()[:64], person=b"parameters"
+    ).digest()
+
+
+def pack(fingerprint: Fingerprint) -> bytes:
+    """At most MAX_POINTS points, every second one left out until they fit.
+
+    The ends of the tools, of the system prompt and of the whole prompt always stay.
+    """
+    points = fingerprint.points
+    stride = 1
+    while -(-len(points) // stride) > MAX_POINTS - 3:
+        stride *= 2
+    num_tools, num_system = fingerprint.num_tools, fingerprint.num_system
+    levels = {(num_tools - 1, None), (num_tools + num_system - 1, None), points[-1].place}
+    kept = [
+        point
+        for ordinal, point in enumerate(points)
+        if ordinal % stride == 0 or point.place in levels
+    ]
+    return _encoder.encode(msgspec.structs.replace(fingerprint, points=kept))
+
+
+def unpack(packed: bytes) -> Fingerprint:
+    return _decoder.decode(packed)
+
+
+def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
+    """Where `later` first differs from `earlier`; None where it only grew, or was cut short."""
+    if earlier.model != later.model:
+        return _divergence("model_changed", earlier, None)
+    known = {point.place: point for point in later.points}
+    matched: Point | None = None
+    shared = [point for point in earlier.points if point.place in known]
+    has_difference = False
+    for point in shared:
+        if known[point.place].digest != point.digest:
+            has_difference = True
+            break
+        matched = point
+    if _level(earlier, 0) != _level(later, 0):
+        return _divergence("tools_changed", earlier, matched)
+    if _level(earlier, 1) != _level(later, 1):
+        return _divergence("system_changed", earlier, matched)
+    if has_difference:
+        return _divergence("messages_changed", earlier, matched)
+    ends = {earlier.points[-1].place, later.points[-1].place}
+    is_whole = matched is not None and matched.place in ends
+    if not is_whole or earlier.parameters != later.parameters:
+        return Divergence("unavailable")
+    return None
+
+
+def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
+    """How long a prefix both prompts have, as far as their points tell: 0 for different models."""
+    if earlier.model != later.model:
+        return 0
+    known = {point.place: point.digest for point in later.points}
+    found = 0
+    for point in earlier.points:
+        if known.get(point.place, point.digest) != point.digest:
+            break
+        if point.place in known:
+            found = point.num_bytes
+    return found
+
+
+def _level(fingerprint: Fingerprint, level: int) -> tuple[int, bytes | None]:
+    """How many segments the tools (0) or the system prompt (1) have, and the digest behind them."""
+    count = (fingerprint.num_tools, fingerprint.num_system)[level]
+    end = fingerprint.num_tools + level * fingerprint.num_system - 1
+    found = [point.digest for point in fingerprint.points if point.place == (end, None)]
+    return count, found[0] if found and count else None
+
+
+def _divergence(kind: DivergenceKind, earlier: Fingerprint, matched: Point | None) -> Divergence:
+    missed = earlier.num_bytes - (matched.num_bytes if matched else 0)
+    if earlier.num_tokens and earlier.num_bytes:
+        tokens = round(earlier.num_tokens * missed / earlier.num_bytes)
+    else:
+        tokens = missed // _BYTES_PER_TOKEN
+    if matched is None:
+        segment = characters = 0
+    else:
+        segment = matched.segment + (matched.characters is None)
+        characters = matched.characters or 0
+    return Divergence(kind, segment, max(tokens, 1), characters)

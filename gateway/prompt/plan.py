@@ -1,0 +1,48 @@
+"""The plan of a request: its prompt, breakpoints and names."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from engine.protocol import Breakpoint, Name, Prompt, Ttl
+from gateway.prompt.breakpoints import find_breakpoints, leave_out
+from gateway.prompt.layout import Layout, Slot
+from gateway.prompt.names import Prefix, find_prefixes, trim_names
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`."""
+
+    prompt: Prompt
+    slots: list[Slot]
+    breakpoints: list[Breakpoint]
+    names: list[Name]
+    prefixes: list[Prefix]
+
+    def marked_prefixes(self) -> Iterator[str]:
+        """Digests of the prefixes at which a breakpoint may find an entry, deepest first."""
+        deepest = max((point.segment for point in self.breakpoints), default=-1)
+        for name in reversed(self.names):
+            if name.characters is None and name.segment <= deepest:
+                yield name.digest
+
+    def deepest_marked(self) -> tuple[str, Ttl] | None:
+        """Name and TTL of the longest prefix that the client marked, None without a marker."""
+        if not self.breakpoints:
+            return None
+        point = max(self.breakpoints, key=lambda point: point.segment)
+        for name in self.names:
+            if name.segment == point.segment and name.characters is None:
+                return name.digest, point.ttl
+        return None
+
+
+def make_plan(layout: Layout, automatic: Ttl | None, scope: str) -> Plan:
+    """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot."""
+    slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
+    marked = {breakpoint_.segment for breakpoint_ in breakpoints}
+    prefixes = find_prefixes(layout.prompt, scope)
+    names = trim_names([prefix.name for prefix in prefixes], marked)
+    return Plan(
+        prompt=layout.prompt, slots=slots, breakpoints=breakpoints, names=names, prefixes=prefixes
+    )

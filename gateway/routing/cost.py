@@ -1,0 +1,214 @@
+"""Where a prompt should run: one cost per engine, in tokens of prefill. Pure.
+
+    cost = to prefill + host_cost · to copy back + (1 - UNLEASED_CREDIT) · held without a lease
+           + queue_weight · waiting prefill + load_weight · recent load above the fair share
+           + DECODE_TOKENS · running decodes
+
+*To prefill* is the prompt less what the engine holds of it. *Waiting prefill* was sent there and
+has not begun to answer: it is ahead of this prompt in the queue. *Recent load* is what the engine
+was given to prefill, fading with `fade_seconds`: it spreads conversations before queues form. The
+form is that of the routers that measured best (`uncached + b · decayed uncached load`).
+
+What no lease promises may be gone by the time the prompt is there, so it counts a little less than
+what one does. Engines whose costs are within TIE of each other are equally good; among them
+rendezvous hashing over the first prefix that nobody holds decides, the same on every gateway.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from gateway.routing.held import NOTHING, Coverage, Holdings, PrefixEnd
+
+UNLEASED_CREDIT = 0.97
+DECODE_TOKENS = 16.0
+"""What one running answer costs a prompt that joins it, as tokens of prefill."""
+TIE = 0.02
+"""Of the prompt: costs this close are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """`load_weight` and `host_cost` are without unit (a copy costs that much of a computation)."""
+
+    queue_weight: float = 0.25
+    load_weight: float = 0.5
+    load_band: float = 0.05
+    band_tokens: int = 2048
+    host_cost: float = 0.1
+    fade_seconds: float = 600.0
+
+
+class Load:
+    """The work that one engine was given, in tokens of prefill."""
+
+    def __init__(self, fade_seconds: float) -> None:
+        self._fade_seconds = fade_seconds
+        self._recent = 0.0
+        self._recent_at = 0.0
+        self._waiting: dict[str, int] = {}
+        self._num_waiting_tokens = 0
+        self._decoding: set[str] = set()
+        self._others_computed: int | None = None
+        self._own_computed = 0
+
+    def recent(self, now: float) -> float:
+        elapsed = max(now - self._recent_at, 0.0)
+        return self._recent * math.exp(-elapsed / self._fade_seconds)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._num_waiting_tokens
+
+    @property
+    def num_running(self) -> int:
+        return len(self._waiting) + len(self._decoding)
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._decoding)
+
+    def assign(self, turn: str, tokens: int, now: float) -> None:
+        """A turn goes there that will have this many tokens computed, as far as is known."""
+        self._waiting[turn] = tokens
+        self._num_waiting_tokens += tokens
+        self._add(tokens, now)
+
+    def started(self, turn: str, computed: int, now: float) -> None:
+        """Its answer begins; now it is known what was computed."""
+        assigned = self._waiting.pop(turn, None)
+        if assigned is not None:
+            self._num_waiting_tokens -= assigned
+            self._decoding.add(turn)
+            self._add(computed - assigned, now)
+        self._own_computed += computed
+
+    def ended(self, turn: str) -> None:
+        """However it ended; what was assigned stays in the recent load."""
+        self._num_waiting_tokens -= self._waiting.pop(turn, 0)
+        self._decoding.discard(turn)
+
+    def returned(self, turn: str, now: float) -> None:
+        """The engine refused it: nothing of what was assigned was, or will be, computed."""
+        assigned = self._waiting.pop(turn, 0)
+        self._num_waiting_tokens -= assigned
+        self._add(-assigned, now)
+
+    def observe(self, total_computed: int, now: float) -> None:
+        """The engine's own total: what is not ours, other gateways sent there.
+
+        The total may have a turn of ours before its answer has reached us, so what others did is
+        the most that it ever looked like: no turn counts twice.
+        """
+        others = total_computed - self._own_computed
+        if self._others_computed is None:
+            self._others_computed = others
+        elif others > self._others_computed:
+            self._add(others - self._others_computed, now)
+            self._others_computed = others
+
+    def reset(self) -> None:
+        """Another process runs there now."""
+        self._recent = 0.0
+        self._others_computed, self._own_computed = None, 0
+
+    def _add(self, tokens: float, now: float) -> None:
+        self._recent = max(self.recent(now) + tokens, 0.0)
+        self._recent_at = now
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine that could take the prompt. `identity` is the same on every gateway."""
+
+    identity: str
+    holdings: Holdings
+    load: Load
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine would have to do. All in tokens; `coverage` too."""
+
+    coverage: Coverage
+    to_prefill: float
+    cost: float
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """`ends` shallowest first, sizes in tokens as far as they are known; `tokens` all of it.
+
+    `affinity` goes in front of the prefix where nobody holds any: a key that the client gave.
+    """
+
+    ends: Sequence[PrefixEnd]
+    tokens: int
+    affinity: str | None = None
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it goes, what is held there, and the most that any engine holds."""
+
+    chosen: int
+    offers: list[Offer]
+
+    @property
+    def offer(self) -> Offer:
+        return self.offers[self.chosen]
+
+    @property
+    def available(self) -> int:
+        """Tokens of the prompt that the engine holding most of it has."""
+        return max(offer.coverage.held for offer in self.offers)
+
+
+def place(
+    prompt: Prompt, candidates: Sequence[Candidate], weights: Weights, now: float
+) -> Placement:
+    """The cheapest of the candidates, of which there is at least one."""
+    mean = sum(candidate.load.recent(now) for candidate in candidates) / len(candidates)
+    fair = mean + max(weights.load_band * mean, weights.band_tokens)
+    offers = [_offer(prompt, candidate, weights, fair, now) for candidate in candidates]
+    best = min(offer.cost for offer in offers)
+    slack = TIE * prompt.tokens
+    equal = [index for index, offer in enumerate(offers) if offer.cost <= best + slack]
+    if len(equal) == 1:
+        return Placement(chosen=equal[0], offers=offers)
+    key = _first_unheld(prompt, offers)
+    chosen = max(equal, key=lambda index: _rendezvous(key, candidates[index].identity))
+    return Placement(chosen=chosen, offers=offers)
+
+
+def _offer(
+    prompt: Prompt, candidate: Candidate, weights: Weights, fair: float, now: float
+) -> Offer:
+    holdings, load = candidate.holdings, candidate.load
+    held = NOTHING if holdings.is_stale(now) else holdings.coverage(prompt.ends, now)
+    unleased = max(held.held - held.leased, 0)
+    credit = held.held - (1 - UNLEASED_CREDIT) * unleased - weights.host_cost * held.host
+    to_prefill = max(prompt.tokens - held.held, 0)
+    cost = (
+        prompt.tokens
+        - credit
+        + weights.queue_weight * load.num_waiting_tokens
+        + weights.load_weight * max(load.recent(now) - fair, 0.0)
+        + DECODE_TOKENS * load.num_decoding
+    )
+    return Offer(coverage=held, to_prefill=to_prefill, cost=cost)
+
+
+def _first_unheld(prompt: Prompt, offers: Sequence[Offer]) -> str:
+    """The first prefix that is nowhere: what this prompt brings that is new."""
+    held = max(offer.coverage.held for offer in offers)
+    if held == 0 and prompt.affinity is not None:
+        return prompt.affinity
+    for end in prompt.ends:
+        if end.size > held:
+            return end.digest
+    return prompt.ends[-1].digest if prompt.ends else ""
+
+
+def _rendezvous(key: str, identity: str) -> bytes:
+    """Highest random weight (Thaler and Ravishankar 1998)."""
+    return blake2b(f"{key} {identity}".encode(), digest_size=8).digest()

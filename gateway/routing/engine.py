@@ -1,0 +1,387 @@
+"""Client of the engine protocol, and what is known of each engine's state.
+
+Nothing here decides or retries. A lost connection, a silence, a broken frame and a refusal each are
+one typed error.
+"""
+
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Literal, TypeVar
+
+import aiohttp
+import msgspec
+
+from engine.protocol import (
+    AckRequest,
+    CancelReply,
+    CancelRequest,
+    Capability,
+    CountReply,
+    CountRequest,
+    Description,
+    Done,
+    DropReply,
+    DropRequest,
+    EntryInfo,
+    ErrorReply,
+    EventFrame,
+    Failed,
+    FinalCounts,
+    Finished,
+    Frame,
+    GenerateRequest,
+    Memory,
+    Started,
+    Stats,
+)
+from gateway.base.errors import (
+    DemandRefused,
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    GatewayError,
+    InvalidRequest,
+    NoEngineReady,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+)
+from gateway.routing.breaker import Breaker
+from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, limits
+from gateway.routing.cost import Load, Weights
+from gateway.routing.held import Holdings
+
+EngineStatus = Literal["starting", "ready", "down"]
+Reply = TypeVar("Reply")
+
+_CONNECT_SECONDS = 2.0
+_CONTROL_SECONDS = 3.0
+# The engine sends a blank line at least every 5 s; three missing ones are a silence.
+_SILENCE_SECONDS = 16.0
+_MAX_EVENT_BYTES = 256 << 20
+_COUNT_SECONDS = 60.0
+_CONTROL = limits(_CONTROL_SECONDS, _CONNECT_SECONDS)
+_GENERATE = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_COUNT = limits(_COUNT_SECONDS, _CONNECT_SECONDS)
+_EVENTS = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_TOO_LONG = re.compile(r"(\d+) tokens > (\d+)")
+
+_encode = msgspec.json.Encoder().encode
+_frame = msgspec.json.Decoder(Frame)
+_event = msgspec.json.Decoder(EventFrame)
+_error = msgspec.json.Decoder(ErrorReply)
+
+
+class Generation:
+    """One accepted generation: its frames, as many at a time as have come.
+
+    `num_ignored` counts frames that did not belong there: late, double, or another request's.
+    """
+
+    def __init__(self, response: EngineResponse, request_id: str) -> None:
+        self._response = response
+        self._request_id = request_id
+        self._has_started = False
+        self._finished: set[int] = set()
+        self.has_ended = False
+        self.num_ignored = 0
+
+    async def frames(self) -> AsyncIterator[list[Frame]]:
+        """Yield until Done, an empty list for a heartbeat; raise for Failed, for silence, and for
+        an end before the end. What came before a failure is yielded first."""
+        rest = b""
+        try:
+            async for chunk in self._response.chunks():
+                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                if lines:
+                    frames, failure = self._decode(lines)
+                    if frames or failure is None:
+                        yield frames
+                    if failure is not None:
+                        raise failure
+        except (EngineLost, EngineTimeout):
+            if not self.has_ended:
+                raise
+        if not self.has_ended:
+            raise EngineLost
+
+    def _decode(self, lines: list[bytes]) -> tuple[list[Frame], GatewayError | None]:
+        """The frames of whole lines, and what ended the generation behind them."""
+        frames: list[Frame] = []
+        for line in lines:
+            if not line:
+                continue
+            try:
+                frame = _frame.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                return frames, EngineFailed("the engine broke the protocol")
+            if not self._belongs(frame):
+                self.num_ignored += 1
+                continue
+            if isinstance(frame, Failed):
+                self.has_ended = True
+                return frames, refusal(ErrorReply(frame.code, frame.message))
+            frames.append(frame)
+            if isinstance(frame, Done):
+                self.has_ended = True
+        return frames, None
+
+    def _belongs(self, frame: Frame) -> bool:
+        if self.has_ended:
+            return False
+        match frame:
+            case Started(request_id=request_id):
+                is_first, self._has_started = not self._has_started, True
+                return is_first and request_id == self._request_id
+            case Done(request_id=request_id):
+                return request_id == self._request_id
+            case Finished(choice=choice):
+                is_first = choice not in self._finished
+                self._finished.add(choice)
+                return is_first
+            case Failed():
+                return True
+            case _:
+                return frame.choice not in self._finished
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class Engine:
+    """One engine: calls of the protocol, and what is known of it.
+
+    `holdings`, `load` and `breaker` are this gateway's knowledge for routing. One that is draining
+    gets no new turns. With `learns` its holdings come from receipts alone, not from events; so do
+    those of an engine that has no events.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        secret: str,
+        http: EngineHttp,
+        *,
+        weights: Weights | None = None,
+        learns: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.status: EngineStatus = "starting"
+        self.readiness: dict[str, object] = {}
+        self.description: Description | None = None
+        self.is_draining = False
+        self.learns = learns
+        self.holdings = Holdings(capacity_tokens=0 if learns else None)
+        self.load = Load((weights or Weights()).fade_seconds)
+        self.breaker = Breaker()
+        self.monotonic = monotonic
+        self._http = http
+        self._headers = {
+            "authorization": f"Bearer {secret}",
+            "content-type": "application/json",
+        }
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status == "ready"
+
+    @property
+    def capabilities(self) -> list[Capability]:
+        return self.description.capabilities if self.description else []
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Return when the engine has answered its status line; raise when it refuses."""
+        response = await self._send("POST", "/v1/generate", _encode(request), _GENERATE)
+        if response.status != 200:
+            await self._refuse(response)
+        return Generation(response, request.request_id)
+
+    async def count(self, request: CountRequest) -> CountReply:
+        body = await self._call("POST", "/v1/count", CountReply, _encode(request), _COUNT)
+        return body
+
+    async def cancel(self, request_id: str) -> bool:
+        """Whether it was running; cancelling what has ended, or is unknown, is no error."""
+        body = _encode(CancelRequest(request_id))
+        return (await self._call("POST", "/v1/cancel", CancelReply, body)).cancelled
+
+    async def ack(self, request_ids: list[str]) -> None:
+        await self._discard("/v1/ack", _encode(AckRequest(request_ids)))
+
+    async def unacknowledged(self) -> list[FinalCounts]:
+        return await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
+
+    async def stats(self) -> Stats:
+        return await self._call("GET", "/v1/stats", Stats)
+
+    async def entries(self) -> list[EntryInfo]:
+        return await self._call("GET", "/v1/entries", list[EntryInfo])
+
+    async def memory(self) -> Memory:
+        return await self._call("GET", "/v1/memory", Memory)
+
+    async def drop(self, scope: str, entry: str) -> bool:
+        """Whether there was such an entry of that scope; it is gone when this returns."""
+        body = _encode(DropRequest(scope, entry))
+        return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
+
+    async def events(self, epoch: str | None, after: int) -> AsyncGenerator[EventFrame, None]:
+        """What it holds from now on, beginning behind event `after` of that epoch if it still can,
+        else with a snapshot. Raise NotFound where it tells none, else as every call; end never but
+        by the engine's will."""
+        path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
+        response = await self._send("GET", path, None, _EVENTS)
+        try:
+            if response.status == 404:
+                raise NotFound
+            if response.status != 200:
+                await self._refuse(response)
+            async for line in _lines(response):
+                if line.strip():
+                    yield _event.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise EngineFailed("the engine broke the protocol") from None
+        finally:
+            response.close()
+
+    async def poll(self) -> None:
+        """Look whether the engine is ready, and learn what it is."""
+        try:
+            response = await self._send("GET", "/readyz", None, _CONTROL)
+            self.readiness = _readiness(await response.read())
+            if response.status == 200:
+                self._met(await self._call("GET", "/v1/describe", Description))
+                self.status = "ready"
+            else:
+                self.status = "starting"
+        except GatewayError as error:
+            self.mark_down(str(error))
+
+    def learn(self) -> None:
+        """Its holdings come from receipts from now on: it tells no events."""
+        self.learns = True
+        self.holdings = Holdings(capacity_tokens=self._capacity)
+
+    @property
+    def _capacity(self) -> int:
+        """Tokens that its memory holds."""
+        description = self.description
+        return description.num_blocks * description.block_size if description else 0
+
+    def _met(self, description: Description) -> None:
+        """A new epoch is another process: what was known of the one before is worth nothing."""
+        before, self.description = self.description, description
+        if before is not None and before.epoch == description.epoch:
+            return
+        if self.learns:
+            self.holdings = Holdings(capacity_tokens=self._capacity)
+        elif self.holdings.epoch != description.epoch:
+            self.holdings.forget()
+        self.load.reset()
+        self.breaker.reset()
+
+    async def watch_load(self) -> None:
+        """Learn how much it computed for others too."""
+        try:
+            stats = await self.stats()
+        except GatewayError:
+            return  # It is ready all the same, and busy; the next look may tell.
+        if self.description is not None and stats.epoch == self.description.epoch:
+            self.load.observe(stats.counters.computed_tokens, self.monotonic())
+
+    def mark_down(self, reason: str) -> None:
+        self.status = "down"
+        self.readiness = {"error": reason}
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        kind: type[Reply],
+        body: bytes | None = None,
+        timeout: aiohttp.ClientTimeout = _CONTROL,
+    ) -> Reply:
+        response = await self._send(method, path, body, timeout)
+        if response.status != 200:
+            await self._refuse(response)
+        try:
+            return msgspec.json.decode(await response.read(), type=kind)
+        except msgspec.MsgspecError:
+            raise EngineFailed("the engine broke the protocol") from None
+
+    async def _discard(self, path: str, body: bytes) -> None:
+        response = await self._send("POST", path, body, _CONTROL)
+        if response.status not in (200, 204):
+            await self._refuse(response)
+        await response.read()
+
+    async def _send(
+        self, method: str, path: str, body: bytes | None, timeout: aiohttp.ClientTimeout
+    ) -> EngineResponse:
+        try:
+            return await self._http.send(method, self.url + path, self._headers, body, timeout)
+        except CannotConnect:
+            self.mark_down("cannot connect")
+            raise
+
+    async def _refuse(self, response: EngineResponse) -> None:
+        try:
+            reply = _error.decode(await response.read())
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise EngineFailed("the engine broke the protocol") from None
+        if reply.code == "not_ready":
+            self.status = "starting"
+        raise refusal(reply)
+
+
+def refusal(reply: ErrorReply) -> GatewayError:
+    """Translate an engine's refusal.
+
+    Its own words stay inside, except for the prompt's length and what it wrote for the client.
+    """
+    match reply.code:
+        case "prompt_too_long":
+            lengths = _TOO_LONG.search(reply.message)
+            return PromptTooLong(int(lengths[1]), int(lengths[2])) if lengths else PromptTooLong()
+        case "invalid_request" if reply.is_public:
+            return DemandRefused(reply.message)
+        case "invalid_request":
+            return InvalidRequest("the engine could not read the prompt")
+        case "unsupported":
+            return InvalidRequest("the request asks for something this model does not support")
+        case "overloaded":
+            return Overloaded()
+        case "not_ready":
+            return NoEngineReady()
+        case _:
+            return EngineFailed()
+
+
+async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
+    """Whole lines; raise EngineFailed for one without an end in sight."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in response.chunks():
+        first, *others = chunk.split(b"\n")
+        parts.append(first)
+        size += len(first)
+        if size > _MAX_EVENT_BYTES:
+            raise EngineFailed("the engine broke the protocol")
+        if not others:
+            continue
+        yield b"".join(parts)
+        *whole, rest = others
+        for line in whole:
+            yield line
+        parts, size = [rest], len(rest)
+
+
+def _readiness(body: bytes) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}

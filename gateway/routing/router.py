@@ -1,0 +1,167 @@
+"""Which engine takes a turn: the placement's cost over what this gateway knows of each engine."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from engine.protocol import Description, Started
+from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoEngineReady
+from gateway.prompt.ask import Ask
+from gateway.routing.breaker import Breaker
+from gateway.routing.cost import Candidate, Load, Placement, Prompt, Weights, place
+from gateway.routing.held import Holdings, PrefixEnd
+
+# What a model is taken for before it has answered: 4 bytes a token, over so many tokens.
+_FIRST_TOKENS = 1024.0
+_FIRST_BYTES = 4096.0
+_KEPT = 0.98
+
+
+class Routable(Protocol):
+    """An engine, as far as routing looks at it."""
+
+    url: str
+    description: Description | None
+    is_draining: bool
+    holdings: Holdings
+    load: Load
+    breaker: Breaker
+
+
+EngineT = TypeVar("EngineT", bound=Routable)
+HeldT = TypeVar("HeldT", bound=Routable, covariant=True)
+
+
+class TokenRates:
+    """Tokens per byte of content, by engine model, learned from answers: nobody here tokenizes.
+
+    It is the sum of tokens over the sum of bytes, of which older prompts fade: long prompts say
+    more than short ones, which are mostly template.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def of(self, model: str) -> float:
+        tokens, num_bytes = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
+        return tokens / num_bytes
+
+    def learn(self, model: str, num_bytes: int, num_tokens: int) -> None:
+        """A prompt of so many bytes had so many tokens."""
+        tokens, before = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
+        self._sums[model] = (_KEPT * tokens + num_tokens, _KEPT * before + num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[HeldT]):
+    """Where a turn goes, what was expected to be held there, and the most held anywhere.
+
+    `tokens` is the whole prompt. All are estimates, in tokens.
+    """
+
+    engine: HeldT
+    ends: Sequence[PrefixEnd]
+    tokens: int
+    to_prefill: int
+    captured: int
+    available: int
+
+    def exact(self, held: int, started: Started) -> int:
+        """An estimate of held tokens as the engine counts them: at the name where it stands."""
+        if held == 0:
+            return 0
+        index = bisect_left(self.ends, held, key=lambda end: end.size)
+        offsets = started.receipt.name_tokens
+        return offsets[index] if index < len(offsets) else started.usage.prompt_tokens
+
+
+@dataclass(slots=True)
+class Router:
+    weights: Weights = field(default_factory=Weights)
+    rates: TokenRates = field(default_factory=TokenRates)
+
+    def choose(
+        self, ask: Ask, ready: Iterable[EngineT], now: float, tried: Collection[str] = ()
+    ) -> Choice[EngineT]:
+        """The cheapest of the engines that can do it and are in order; `tried` are URLs to leave
+        out.
+
+        Raise NoEngineReady where none is left, and InvalidRequest where none can do it at all.
+        """
+        serving = [
+            engine
+            for engine in ready
+            if engine.description and ask.model.is_served_by(engine.description.model)
+        ]
+        able = _able(ask, [e for e in serving if not e.is_draining and e.url not in tried])
+        # Where every breaker is open, trying is better than refusing.
+        taking = [engine for engine in able if engine.breaker.allows(now)] or able
+        assert taking[0].description is not None
+        prompt = self._prompt(ask, taking[0].description.model)
+        placement = place(prompt, [_candidate(engine) for engine in taking], self.weights, now)
+        elsewhere = [e for e in serving if e not in taking and not e.holdings.is_stale(now)]
+        held = [engine.holdings.coverage(prompt.ends, now).held for engine in elsewhere]
+        return _choice(taking[placement.chosen], prompt, placement, held)
+
+    def _prompt(self, ask: Ask, model: str) -> Prompt:
+        """The request's names in the order of the request, with their estimated depth."""
+        rate = self.rates.of(model)
+        sizes = {prefix.name.digest: prefix.num_bytes for prefix in ask.plan.prefixes}
+        ends = [
+            PrefixEnd(name.digest, int(sizes[name.digest] * rate) + 1) for name in ask.plan.names
+        ]
+        affinity = None
+        if ask.routing_key is not None:
+            affinity = f"{ask.principal.scope} {ask.routing_key}"
+        return Prompt(ends=ends, tokens=ends[-1].size if ends else 1, affinity=affinity)
+
+
+def _choice(
+    engine: EngineT, prompt: Prompt, placement: Placement, elsewhere: list[int]
+) -> Choice[EngineT]:
+    return Choice(
+        engine=engine,
+        ends=prompt.ends,
+        tokens=prompt.tokens,
+        to_prefill=int(placement.offer.to_prefill),
+        captured=placement.offer.coverage.held,
+        available=max([placement.available, *elsewhere]),
+    )
+
+
+def _candidate(engine: Routable) -> Candidate:
+    return Candidate(identity=engine.url, holdings=engine.holdings, load=engine.load)
+
+
+def _able(ask: Ask, engines: Sequence[EngineT]) -> list[EngineT]:
+    """Those that can do what is asked; where none can, the first one's refusal is raised."""
+    able: list[EngineT] = []
+    refusal: GatewayError = NoEngineReady()
+    for engine in engines:
+        assert engine.description is not None
+        try:
+            check_capabilities(ask, engine.description)
+        except InvalidRequest as error:
+            refusal = error
+        else:
+            able.append(engine)
+    if not able:
+        raise refusal
+    return able
+
+
+def check_capabilities(ask: Ask, description: Description) -> None:
+    """Refuse by name what this engine cannot do, rather than do something else."""
+    can = description.capabilities
+    mode = ask.tool_choice.mode
+    if ask.plan.prompt.tools and "tools" not in can:
+        raise InvalidRequest("tools: not supported by this model")
+    if mode in ("any", "tool") and "forced_tools" not in can:
+        raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
+    if ask.output_schema is not None and "structured_output" not in can:
+        raise DemandRefused("output_schema: not supported by this model")
+    if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
+        raise InvalidRequest("n: more than one choice is not supported by this model")
+    if ask.must_think and "thinking" not in can:
+        raise InvalidRequest("thinking: not supported by this model")

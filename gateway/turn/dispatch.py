@@ -1,0 +1,267 @@
+"""Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
+
+An engine that can't be reached, dies, falls silent, fails, or refuses because it is full or not
+ready is no reason for a client to hear of it: the turn goes on at another engine, as another
+request. What it may have used at the first is not charged: that request is cancelled there, and the
+reconciler acknowledges its counts. Of a stream the engine's first frame is the first byte: from
+then on a failure is the stream's error. An answer in one piece goes out when it is whole, so until
+then it begins anew elsewhere.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+
+from engine.protocol import Done, Frame, Started
+from gateway.base.clock import Clock
+from gateway.base.errors import (
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    GatewayError,
+    NoEngineReady,
+    Overloaded,
+)
+from gateway.base.logs import get_logger
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.prompt.ask import Ask
+from gateway.routing.engine import Engine, Generation
+from gateway.routing.fleet import Fleet
+from gateway.routing.router import Choice, Router
+from gateway.turn.gate import Gate
+
+MAX_ATTEMPTS = 3
+"""Engines that one turn is sent to: what kills one must not go through all of them."""
+RETRY_SECONDS = 300.0
+"""From the turn's arrival; later than that its failure is the answer."""
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One turn's way to its engine; `record` says where it is and as which attempt.
+
+    `may_run`: the engine has the request, or may have it. `has_started`: this attempt's first frame
+    has come. `failure` is why the last attempt ended. `tried` are URLs it is not sent to again.
+    """
+
+    ask: Ask
+    record: TurnRecord
+    choice: Choice[Engine] | None = None
+    generation: Generation | None = None
+    may_run: bool = False
+    has_started: bool = False
+    failure: GatewayError | None = None
+    tried: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        assert self.choice is not None
+        return self.choice.engine
+
+    @property
+    def has_gone_out(self) -> bool:
+        """Whether the client has had a byte of the answer; one in one piece goes out at its end."""
+        return self.has_started and self.ask.stream
+
+
+@dataclass(slots=True, kw_only=True)
+class Dispatcher:
+    fleet: Fleet
+    gate: Gate
+    router: Router
+    journal: Journal
+    reconciler: Reconciler
+    metrics: Metrics
+    clock: Clock
+
+    async def send(self, dispatch: Dispatch) -> None:
+        """Return when an engine has accepted the turn. Raise what the last one answered, or
+        NoEngineReady, or InvalidRequest where none can do it."""
+        while True:
+            await self._assign(dispatch)
+            engine, record = dispatch.engine, dispatch.record
+            request = dispatch.ask.generate_request(
+                record.request_id, self.clock.monotonic(), engine.capabilities
+            )
+            dispatch.may_run = True
+            try:
+                dispatch.generation = await engine.generate(request)
+                return
+            except GatewayError as error:
+                dispatch.may_run = is_unsure(error)
+                self._failed(dispatch, error)
+
+    async def frames(self, dispatch: Dispatch) -> AsyncIterator[list[Frame]]:
+        """The frames of a turn that was sent, as `Generation.frames`. Raise what ended it before
+        its end. Where no byte has gone out another Started may come: the answer begins anew."""
+        while True:
+            generation = dispatch.generation
+            assert generation is not None
+            try:
+                async for frames in generation.frames():
+                    for frame in frames:
+                        if isinstance(frame, Started):
+                            self._started(dispatch, frame)
+                        elif isinstance(frame, Done):
+                            dispatch.engine.breaker.succeeded()
+                    yield frames
+                return
+            except GatewayError as error:
+                self._failed(dispatch, error)
+            finally:
+                self.metrics.ignored_frames.inc(generation.num_ignored)
+            await self.send(dispatch)
+
+    async def count(self, ask: Ask) -> int:
+        """The exact tokens of the prompt, from the engine that would serve it or the next."""
+        tried: list[str] = []
+        while True:
+            now = self.clock.monotonic()
+            engine = self.router.choose(ask, self.fleet.ready, now, tried).engine
+            try:
+                return (await engine.count(ask.count_request(engine.capabilities))).input_tokens
+            except GatewayError as error:
+                tried.append(engine.url)
+                is_last = len(tried) in (MAX_ATTEMPTS, len(self.fleet.engines))
+                if is_last or not _is_retried(error):
+                    raise
+
+    def leave(self, dispatch: Dispatch) -> None:
+        """The turn is over, whatever way; awaits nothing, and does nothing the second time."""
+        if dispatch.choice is None:
+            return
+        engine, request_id = dispatch.engine, dispatch.record.request_id
+        engine.load.ended(request_id)
+        engine.breaker.left(request_id)
+        if not dispatch.has_started:
+            engine.holdings.disappoint(dispatch.choice.ends)
+        if dispatch.generation is not None:
+            dispatch.generation.close()
+            dispatch.generation = None
+            self.gate.moved(engine)
+
+    async def _assign(self, dispatch: Dispatch) -> None:
+        """Choose the engine of the next attempt; from then on it counts as that one's load."""
+        choice = await self._choose(dispatch)
+        now = self.clock.monotonic()
+        engine, record, description = choice.engine, dispatch.record, choice.engine.description
+        assert description is not None
+        if dispatch.choice is not None:
+            if dispatch.may_run:
+                self.reconciler.retire(dispatch.engine.name, record.request_id)
+            dispatch.may_run = dispatch.has_started = False
+            record.begin_anew()
+        if dispatch.failure is not None:
+            self.metrics.retries.labels(_reason(dispatch.failure)).inc()
+        dispatch.choice = choice
+        dispatch.tried.append(engine.url)
+        record.engine, record.engine_model = engine.name, description.model
+        engine.load.assign(record.request_id, choice.to_prefill, now)
+        self.gate.assigned(choice.to_prefill, choice.tokens)
+        engine.breaker.sent(record.request_id, now)
+        engine.holdings.touch(choice.ends)
+        engine.holdings.expect(choice.ends, now)
+        if record.attempt > 1:
+            # On disk first: after a kill the counts of this attempt are the turn's.
+            await self.journal.rewrite(record)
+
+    async def _choose(self, dispatch: Dispatch) -> Choice[Engine]:
+        """The best engine; another where that is crowded. While all that could take the turn say
+        they are full it waits, in front of its workspace's others."""
+        while True:
+            refusing = self.gate.refusing
+            busy = [*refusing, *self.gate.crowded]
+            for avoided in (busy, refusing) if busy else (busy,):
+                try:
+                    return self._cheapest(dispatch, avoided)
+                except GatewayError as error:
+                    failure = dispatch.failure or error
+            if not refusing:
+                raise failure
+            try:
+                self._cheapest(dispatch, ())
+            except GatewayError as error:
+                raise dispatch.failure or error from None
+            await asyncio.sleep(_PAUSE_SECONDS)
+            with await self.gate.enter(dispatch.ask, is_first=True):
+                pass
+
+    def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Choice[Engine]:
+        now, tried = self.clock.monotonic(), dispatch.tried
+        out = [*tried, *avoided] if avoided else tried
+        return self.router.choose(dispatch.ask, self.fleet.ready, now, out)
+
+    def _started(self, dispatch: Dispatch, started: Started) -> None:
+        choice, record = dispatch.choice, dispatch.record
+        assert choice is not None
+        engine, ask, now = choice.engine, dispatch.ask, self.clock.monotonic()
+        usage = started.usage
+        dispatch.has_started = True
+        engine.breaker.answered()
+        engine.load.started(record.request_id, usage.computed_tokens, now)
+        self.gate.moved(engine)
+        engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
+        if record.engine_model is not None and ask.plan.prefixes:
+            num_bytes = ask.plan.prefixes[-1].num_bytes
+            self.router.rates.learn(record.engine_model, num_bytes, usage.prompt_tokens)
+        record.available_tokens = choice.exact(choice.available, started)
+        record.captured_tokens = choice.exact(choice.captured, started)
+        reused = usage.cache_read_tokens + usage.automatic_tokens
+        self.metrics.prefix_tokens_by_stage["available"].inc(record.available_tokens)
+        self.metrics.prefix_tokens_by_stage["captured"].inc(record.captured_tokens)
+        self.metrics.prefix_tokens_by_stage["delivered"].inc(reused)
+
+    def _failed(self, dispatch: Dispatch, error: GatewayError) -> None:
+        """Note what the failure says of the engine; raise it, unless another may be tried."""
+        engine, request_id = dispatch.engine, dispatch.record.request_id
+        now = self.clock.monotonic()
+        if _is_breakdown(error):
+            engine.breaker.failed(request_id, now)
+        elif not isinstance(error, NoEngineReady):
+            # Any other refusal is an answer. "Not ready" says nothing of how it will do.
+            engine.breaker.succeeded()
+        if not dispatch.may_run:
+            engine.load.returned(request_id, now)
+        if dispatch.has_gone_out or not _is_retried(error):
+            raise error
+        if len(dispatch.tried) >= MAX_ATTEMPTS or now - dispatch.ask.arrived > RETRY_SECONDS:
+            raise error
+        self.leave(dispatch)
+        dispatch.failure = error
+        if type(error) is Overloaded and self.gate.closed(engine):
+            # It is asked again when it may have room: this is nothing that it broke by.
+            dispatch.tried.remove(engine.url)
+        get_logger("dispatch").info(
+            "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
+        )
+
+
+def is_unsure(error: GatewayError) -> bool:
+    """Whether the engine may have taken the turn although we have no answer."""
+    return isinstance(error, EngineLost | EngineTimeout)
+
+
+def _is_breakdown(error: GatewayError) -> bool:
+    """Whether it counts against the engine: lost, silent, or failed by its own doing."""
+    return is_unsure(error) or isinstance(error, EngineFailed)
+
+
+def _is_retried(error: GatewayError) -> bool:
+    """Another engine may do better; what is the prompt's own fault (4xx) it would refuse too."""
+    return _is_breakdown(error) or isinstance(error, Overloaded)
+
+
+def _reason(error: GatewayError) -> str:
+    match error:
+        case EngineTimeout():
+            return "timeout"
+        case EngineLost():
+            return "lost"
+        case EngineFailed():
+            return "failed"
+        case _:
+            return "refused"

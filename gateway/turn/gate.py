@@ -1,0 +1,270 @@
+"""Where turns wait while the engines are full: the gateway's own queue, in fair order.
+
+A turn that waits at an engine can't go to another that has room first, and engines like vLLM take
+turns in the order of their arrival, whoever sends them. So their own queues are kept short: each
+gets as many turns as it computes together and a few more, and no more prefill ahead than
+`queue_tokens`; what is beyond waits here. Where an engine is full all the same (others send there
+too, or it does not tell how many it takes) its refusal is believed until a turn of ours moves on
+there, or for a second.
+
+All of it is of this gateway alone: an engine behind n gateways may get n times as much.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from gateway.base.catalogue import is_served
+from gateway.base.errors import Overloaded
+from gateway.base.metrics import Metrics
+from gateway.limits.admission import MAX_IN_FLIGHT, Admission
+from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
+from gateway.prompt.ask import Ask
+from gateway.routing.engine import Engine
+
+_TICK_SECONDS = 0.2
+_CLOSED_SECONDS = 1.0
+_MIN_NOT_BEGUN = 2
+_LEARNING = 0.1
+_PACE_SECONDS = 10.0
+_MAX_RETRY_SECONDS = 60
+_STILL = 0.05
+
+
+class Passing:
+    """A turn that may go to an engine and is no engine's load yet; left when it is, or never will
+    be. `tokens` it will probably have computed."""
+
+    def __init__(self, gate: "Gate", tokens: float) -> None:
+        self._gate = gate
+        self._tokens = tokens
+        gate.num_passing += 1
+        gate.passing_tokens += tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        gate = self._gate
+        gate.num_passing -= 1
+        # Nothing is left of rounding.
+        gate.passing_tokens = gate.passing_tokens - self._tokens if gate.num_passing else 0.0
+
+
+class Gate:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        metrics: Metrics,
+        monotonic: Callable[[], float],
+        admission: Admission,
+        *,
+        wait_seconds: float,
+        queue_tokens: int,
+    ) -> None:
+        self.num_passing = 0
+        self.passing_tokens = 0.0
+        self._computed_share = 1.0
+        self._engines = engines
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._admission = admission
+        self._wait_seconds = wait_seconds
+        self._queue_tokens = queue_tokens
+        self._queue: FairQueue[_Place] = FairQueue()
+        self._closed: dict[str, float] = {}
+        self._pace = Pace(_PACE_SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.num_tokens)
+
+    async def enter(self, ask: Ask, *, is_first: bool = False) -> Passing:
+        """Return when some engine has room for the turn, in its turn; at once where there is.
+
+        `is_first`: it has waited before, and an engine refused it. Raise Overloaded where the queue
+        is full, or its time is over.
+        """
+        if not is_first and not self._queue and self._has_room(ask.model.engine_model):
+            return self._pass(ask.prompt_tokens)
+        return await self._wait(ask, is_first)
+
+    def changed(self) -> None:
+        """A turn has begun to answer or is over: there may be room for another."""
+        if self._queue:
+            self._admit()
+
+    def assigned(self, to_prefill: int, tokens: int) -> None:
+        """A turn is an engine's load now, which has to compute so many of its tokens."""
+        share = min(to_prefill / tokens, 1.0) if tokens else 1.0
+        self._computed_share += _LEARNING * (share - self._computed_share)
+        self.changed()
+
+    def closed(self, engine: Engine) -> bool:
+        """It refused a turn because it is full; whether that turn may wait for it."""
+        if not self._wait_seconds:
+            return False
+        self._closed = {url: self._closed[url] for url in self.refusing}
+        self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
+        return True
+
+    def moved(self, engine: Engine) -> None:
+        """A turn there has begun to answer or is over."""
+        self._closed.pop(engine.url, None)
+        self.changed()
+
+    @property
+    def refusing(self) -> list[str]:
+        """URLs of engines that said they are full."""
+        if not self._closed:
+            return []
+        now = self._monotonic()
+        return [url for url, until in self._closed.items() if until > now]
+
+    @property
+    def crowded(self) -> list[str]:
+        """URLs of engines with so many turns that others should be preferred, whatever they hold:
+        a quarter more than they compute together. Up to that a prefix is worth a short wait."""
+        return [
+            engine.url
+            for engine in self._engines
+            if engine.description is not None
+            and (most := engine.description.max_running)
+            and engine.load.num_running >= most + max(4, most // 4)
+        ]
+
+    async def _wait(self, ask: Ask, is_first: bool) -> Passing:
+        began = self._monotonic()
+        left = ask.arrived + self._wait_seconds - began
+        if left <= 0:
+            raise self._refusal("deadline")
+        future: asyncio.Future[Passing] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(
+            ask.principal.workspace,
+            ask.model.engine_model,
+            ask.estimated_tokens,
+            _Place(future, ask.prompt_tokens),
+        )
+        try:
+            victims = self._queue.push(waiting, is_first=is_first)
+        except QueueFull as full:
+            raise self._refusal(full.reason) from None
+        for victim in victims:
+            if not victim.item.future.done():
+                victim.item.future.set_exception(self._refusal("made_way"))
+        self._admit()
+        has_entered = False
+        try:
+            async with asyncio.timeout(left):
+                passing = await future
+            has_entered = True
+        except TimeoutError:
+            raise self._refusal("deadline") from None
+        finally:
+            self._queue.remove(waiting)
+            self._metrics.waited_seconds.observe(self._monotonic() - began)
+            if not has_entered and _has_passed(future):
+                future.result().__exit__(None, None, None)
+                self.changed()
+        return passing
+
+    def _admit(self) -> None:
+        """Let in whom there is room for; look again soon, since engines come back by themselves."""
+        while (waiting := self._queue.pop(self._has_room)) is not None:
+            place = waiting.item
+            if not place.future.done():
+                self._pace.count(self._monotonic())
+                place.future.set_result(self._pass(place.prompt_tokens))
+        if self._queue and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._admit()
+
+    def _pass(self, prompt_tokens: int) -> Passing:
+        return Passing(self, prompt_tokens * self._computed_share)
+
+    def _has_room(self, model: str | None) -> bool:
+        """Whether an engine that serves it has room. Also where none serves it at all, so that
+        routing says so at once."""
+        if self._admission.in_flight - len(self._queue) > MAX_IN_FLIGHT:
+            return False
+        now, is_any = self._monotonic(), False
+        num_places, num_idle, tokens = -self.num_passing, -self.num_passing, -self.passing_tokens
+        for engine in self._engines:
+            description = engine.description
+            if description is None or not engine.is_ready or engine.is_draining:
+                continue
+            if not is_served(model, description.model):
+                continue
+            if not engine.breaker.allows(now):
+                continue
+            is_any = True
+            load, places = engine.load, self._places(engine, description.max_running, now)
+            if places <= 0:
+                continue
+            num_places += places
+            tokens += max(self._queue_tokens - load.num_waiting_tokens, 0)
+            num_idle += max(_MIN_NOT_BEGUN - (load.num_running - load.num_decoding), 0)
+            if num_places > 0 and (tokens > 0 or num_idle > 0):
+                return True
+        return not is_any
+
+    def _places(self, engine: Engine, max_running: int, now: float) -> int:
+        """How many more turns it may get, whatever they have it compute."""
+        if self._closed.get(engine.url, now) > now:
+            return 0
+        if not max_running:
+            return MAX_IN_FLIGHT
+        # A few wait there, so that it does not wait for us.
+        return max_running + max(1, max_running // 16) - engine.load.num_running
+
+    def _refusal(self, reason: str) -> Overloaded:
+        self._metrics.refused.labels(reason).inc()
+        seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
+        return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Who waits in the queue."""
+
+    future: asyncio.Future[Passing]
+    prompt_tokens: int
+
+
+class Pace:
+    """How fast the queue moved lately: events, of which older ones fade. Pure."""
+
+    def __init__(self, fade_seconds: float) -> None:
+        self._fade_seconds = fade_seconds
+        self._count = 0.0
+        self._at = self._since = 0.0
+
+    def count(self, now: float) -> None:
+        before = self._faded(now)
+        if before < 1:
+            self._since = now
+        self._count, self._at = before + 1, now
+
+    def seconds(self, number: int, now: float) -> float:
+        """How long so many more take, as far as is known: infinite where nothing moves."""
+        # What an even flow since the beginning would have come to, in seconds of it.
+        seen = self._fade_seconds * -math.expm1(-(now - self._since) / self._fade_seconds)
+        count = self._faded(now)
+        return number * max(seen, 1.0) / count if count > _STILL else math.inf
+
+    def _faded(self, now: float) -> float:
+        return self._count * math.exp(-max(now - self._at, 0.0) / self._fade_seconds)
+
+
+def _has_passed(future: asyncio.Future[Passing]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

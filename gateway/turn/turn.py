@@ -1,0 +1,222 @@
+"""THE MAIN PATH: one turn, served and accounted for.
+
+`run` is the whole of it, in the order of the design: admit, wait until an engine has room
+(`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
+Whatever way a turn ends, its record is closed: on the last frame before that frame is passed on;
+otherwise by the reconciler, with the engine's own counts.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from engine.protocol import Done, Finished, Frame, Started
+from gateway.base.background import Background
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, JournalUnavailable
+from gateway.base.metrics import Metrics
+from gateway.base.record import MODEL_CHARACTERS, TurnRecord
+from gateway.journal.charge import Accounts, Meter
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.limits.admission import Admission
+from gateway.prompt.ask import Ask, TurnId
+from gateway.routing.engine import Engine
+from gateway.turn.diagnostics import Comparison, Diagnosis, Diagnostics
+from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
+from gateway.turn.ids import Ids
+from gateway.turn.why_missed import Residency
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the gateway adds to the engine's first frame; complete when that frame is passed on."""
+
+    engine: str = ""
+    miss_reason: str | None = None
+    diagnosis: Diagnosis | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is open while one turn runs."""
+
+    id: TurnId
+    ask: Ask
+    meter: Meter
+    dispatch: Dispatch
+    is_closed: bool = False
+    outcome: str = "client_disconnect"
+    comparison: Comparison | None = None
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def record(self) -> TurnRecord:
+        return self.meter.record
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first item of every turn: an engine has accepted it. Which one it stays at is known with
+    the first frame."""
+
+    findings: Findings
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnService:
+    dispatcher: Dispatcher
+    journal: Journal
+    reconciler: Reconciler
+    admission: Admission
+    accounts: Accounts
+    metrics: Metrics
+    background: Background
+    diagnostics: Diagnostics
+    residency: Residency
+    clock: Clock
+    ids: Ids = field(default_factory=Ids)
+
+    def new_id(self) -> TurnId:
+        """Begins with this journal's id, so that each gateway knows its own turns again."""
+        return TurnId(f"msg_{self.journal.instance}{self.ids.hex(10)}")
+
+    async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | list[Frame], None]:
+        """Yield Taken once an engine has the turn, then its frames, as many at a time as have come;
+        none is a heartbeat.
+
+        An error before the first item is the response's status; after it, the stream's error. The
+        frames of an answer that is not streamed come when it is whole: another engine may have
+        begun it anew.
+        """
+        tokens, backlog = ask.estimated_tokens, self.journal.backlog
+        with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
+            with await self.dispatcher.gate.enter(ask):
+                turn = await self._open(ask, turn_id)
+            place.is_open = True
+            try:
+                turn.comparison = self.diagnostics.begin(ask)
+                await self.dispatcher.send(turn.dispatch)
+                yield Taken(turn.findings)
+                whole: list[Frame] = []
+                async for frames in self.dispatcher.frames(turn.dispatch):
+                    for frame in frames:
+                        self._note(turn, frame)
+                        if isinstance(frame, Started):
+                            whole.clear()
+                        if not ask.stream:
+                            whole.append(frame)
+                    if frames and isinstance(frames[-1], Done):
+                        await self._close(turn)
+                    if ask.stream:
+                        yield frames
+                if whole:
+                    yield whole
+            except GatewayError as error:
+                turn.outcome = error.type
+                raise
+            finally:
+                self._leave(turn)
+
+    async def count(self, ask: Ask) -> int:
+        """The exact tokens of the prompt, from the engine that would serve it."""
+        return await self.dispatcher.count(ask)
+
+    async def _open(self, ask: Ask, turn_id: TurnId) -> Turn:
+        now = self.clock.wall()
+        record = TurnRecord(
+            id=turn_id,
+            instance=self.journal.instance,
+            workspace=ask.principal.workspace,
+            key_id=ask.principal.key_id,
+            model=_storable(ask.model.id),
+            stream=ask.stream,
+            opened_at=now,
+            price=ask.model.price,
+            num_removed=ask.num_removed,
+            dialect=ask.dialect,
+        )
+        if (marked := ask.plan.deepest_marked()) is not None:
+            record.prefix, record.prefix_ttl = marked
+        try:
+            await self.journal.open(record)
+        except (asyncio.CancelledError, JournalUnavailable) as error:
+            # It may be open on disk all the same, and nobody else would close it.
+            record.outcome = getattr(error, "type", "client_disconnect")
+            self.accounts.settle(record)
+            self.journal.close_soon(record)
+            raise
+        return Turn(turn_id, ask, Meter(record), Dispatch(ask, record))
+
+    def _note(self, turn: Turn, frame: Frame) -> None:
+        match frame:
+            case Started():
+                turn.meter.started(frame, self._seconds(turn))
+                cache = "read" if frame.usage.cache_read_tokens else "cold"
+                self.metrics.first_token_by_cache[cache].observe(self._seconds(turn))
+                self._explain(turn, frame)
+            case Finished():
+                turn.meter.finish(frame)
+            case Done():
+                turn.meter.done(frame)
+
+    def _explain(self, turn: Turn, started: Started) -> None:
+        """Complete the turn's findings, and remember the turn for later ones."""
+        ask, engine = turn.ask, turn.dispatch.engine
+        turn.findings.engine = engine.name
+        fingerprint = ask.fingerprint(started.usage.prompt_tokens)
+        packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
+        turn.record.fingerprint = packed
+        findings, diagnosis = turn.findings, None
+        if turn.comparison is not None:
+            diagnosis = findings.diagnosis = turn.comparison.diagnosis(fingerprint)
+        reason: str | None = started.miss_reason
+        if reason == "cold":
+            held = self.residency.explain(
+                engine.name, started.epoch, ask.plan.marked_prefixes(), ask.arrived
+            )
+            changed = diagnosis.divergence if diagnosis else None
+            if held is not None:
+                reason = held
+            elif changed is not None and changed.missed_tokens is not None:
+                reason = changed.kind
+        turn.record.miss_reason = findings.miss_reason = reason
+        self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
+
+    async def _close(self, turn: Turn) -> None:
+        """Durable before the last event goes out; where it is not, that event never does."""
+        turn.record.duration_seconds = self._seconds(turn)
+        self.accounts.settle(turn.record)
+        turn.is_closed = True
+        await self.journal.close(turn.record)
+
+    def _leave(self, turn: Turn) -> None:
+        """Every other way out. Awaits nothing: it may run while the client's task is cancelled."""
+        self.dispatcher.leave(turn.dispatch)
+        if turn.is_closed:
+            return
+        record = turn.record
+        record.outcome = turn.outcome
+        record.duration_seconds = self._seconds(turn)
+        if not turn.dispatch.may_run:
+            self.accounts.settle(record)
+            self.journal.close_soon(record)
+            return
+        cancelling = self._cancel(turn.dispatch.engine, record.request_id)
+        self.background.spawn(cancelling, "cancel")
+        self.reconciler.settle(record)
+
+    async def _cancel(self, engine: Engine, request_id: str) -> None:
+        try:
+            await engine.cancel(request_id)
+        except GatewayError as error:
+            if not is_unsure(error):
+                raise
+
+    def _seconds(self, turn: Turn) -> float:
+        return self.clock.monotonic() - turn.ask.arrived
+
+
+def _storable(model: str) -> str:
+    """As the ledger can hold it: with an alias the client chose the id."""
+    return model.replace("\x00", "")[:MODEL_CHARACTERS]

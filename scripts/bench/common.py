@@ -1,0 +1,265 @@
+"""What the engine's benchmarks share: an engine to step, one to ask, and the machine's line.
+
+`SteppedEngine` is the engine's own cache, scheduler, lifecycle and loop without its thread, so that
+one operation can be timed, and a step's state looked at, with nothing else going on.
+"""
+
+import asyncio
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from engine.backends.base import Parts
+from engine.backends.looped import LoopedBackend
+from engine.backends.native import load_native
+from engine.backends.queries import new_query, new_samples
+from engine.backends.synthetic import load_synthetic
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import PrefixCache
+from engine.clock import MonotonicClock
+from engine.protocol import (
+    Breakpoint,
+    Done,
+    Event,
+    Failed,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    Message,
+    Prompt,
+    Sampling,
+    Started,
+    TextPart,
+)
+from engine.schedule.books import Accounts
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.loop import EngineLoop
+from engine.schedule.request import RequestState
+from engine.schedule.scheduler import Scheduler
+from engine.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+__all__ = ["DEMO_MODEL", "load_native", "load_synthetic"]
+
+DEMO_MODEL = ROOT / "engine" / "demo_model"
+SECRET = "no-secret-for-benchmarks"  # nothing listens
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request in a stepped engine and the frames that came of it."""
+
+    state: RequestState
+    frames: list[Frame] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.frames) and isinstance(self.frames[-1], Done | Failed)
+
+
+class SteppedEngine:
+    """One engine over `parts`, without a host tier."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        settings: Settings,
+        *,
+        step_tokens: int | None = None,
+    ) -> None:
+        self.parts = parts
+        self.clock = MonotonicClock()
+        described = parts.description
+        self.pool = BlockPool(described.num_blocks, described.block_size)
+        self.entries = Entries(
+            self.pool,
+            lease_share=settings.lease_share,
+            scope_lease_share=settings.scope_lease_share,
+        )
+        hasher = ChainHasher(b"a fixed key makes runs alike", described.block_size)
+        self.cache = PrefixCache(self.pool, self.entries, hasher)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_step_tokens=step_tokens or parts.step_tokens,
+            max_running=settings.max_running,
+        )
+        self.events: list[Event] = []
+        self.lifecycle = Lifecycle(
+            self.cache,
+            self.scheduler,
+            Accounts(),
+            self.clock,
+            epoch="bench",
+            max_waiting=settings.max_waiting,
+            max_context_tokens=described.max_context_tokens,
+            publish=self._publish,
+        )
+        self.loop = EngineLoop(self.scheduler, self.lifecycle, parts.runner, self.clock)
+
+    def _publish(self, events: list[Event]) -> None:
+        self.events.extend(events)
+
+    def submit(self, request: GenerateRequest) -> Sent:
+        renderer, description = self.parts.renderer, self.parts.description
+        now = self.clock.now()
+        rendered = renderer.render(request.prompt, thinking=False, scope=request.scope)
+        query = new_query(request, rendered, self.cache, description, arrived_at=now)
+        frames: list[Frame] = []
+        state = RequestState(
+            request=request,
+            query=query,
+            parsers=[renderer.parser(request)],
+            emit=frames.append,
+            submitted_at=now,
+        )
+        self.lifecycle.submit(state, new_samples(request, description))
+        return Sent(state, frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`first_seconds` is the time to the first frame, `seconds` to the last."""
+
+    usage: InputUsage
+    started: Started
+    output_tokens: int
+    first_seconds: float
+    seconds: float
+
+
+def new_settings(**changes: object) -> Settings:
+    """The engine's defaults but for `changes`; the environment's ENGINE_* count as ever."""
+    return Settings.model_validate({"secret": SECRET, "log_level": "warning", **changes})
+
+
+@asynccontextmanager
+async def running_backend(settings: Settings) -> AsyncIterator[LoopedBackend]:
+    """The whole backend in this process: its own thread steps it, no HTTP in between."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    load = load_synthetic if settings.backend == "synthetic" else load_native
+    backend = LoopedBackend(settings, MonotonicClock(), load, _crash)
+    await asyncio.to_thread(backend.load, lambda _stage, _fraction: None)
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+def _crash(error: Exception) -> None:
+    print(f"the engine's thread ended: {error!r}", file=sys.stderr)
+    os._exit(1)
+
+
+async def ask(backend: LoopedBackend, request: GenerateRequest) -> Answer:
+    """Run a request to its end. Raises RuntimeError where it fails."""
+    begun = time.perf_counter()
+    first, started = 0.0, None
+    async for frame in await backend.open(request):
+        match frame:
+            case Started():
+                started, first = frame, time.perf_counter() - begun
+            case Failed():
+                raise RuntimeError(f"{request.request_id}: {frame.message}")
+            case Done():
+                assert started is not None
+                seconds = time.perf_counter() - begun
+                return Answer(started.usage, started, frame.output_tokens, first, seconds)
+    raise RuntimeError(f"{request.request_id}: the frames ended early")
+
+
+def new_request(
+    request_id: str,
+    system: str,
+    question: str,
+    *,
+    max_tokens: int,
+    scope: str = "bench",
+    is_marked: bool = True,
+    min_cache_tokens: int | None = None,
+) -> GenerateRequest:
+    """One system block, marked or not, and one question; greedy."""
+    return GenerateRequest(
+        request_id=request_id,
+        scope=scope,
+        prompt=Prompt([Message("user", [TextPart(question)])], system=[TextPart(system)]),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0),
+        breakpoints=[Breakpoint(0)] if is_marked else [],
+        min_cache_tokens=min_cache_tokens,
+    )
+
+
+def numbered_text(label: str, num_lines: int) -> str:
+    """Prose that no other label's text begins with."""
+    line = f"{label}: a policy that the reader may quote but not change, item "
+    return "".join(f"{line}{1000 + i}.\n" for i in range(num_lines))
+
+
+def text_of_tokens(count: Callable[[str], int], label: str, num_tokens: int) -> str:
+    """`numbered_text` of at least `num_tokens` tokens, by not more than a line's."""
+    probe = 50
+    per_line = count(numbered_text(label, probe)) / probe
+    lines = max(int(num_tokens / per_line) - 2, 1)
+    while count(numbered_text(label, lines)) < num_tokens:
+        lines += 1
+    return numbered_text(label, lines)
+
+
+class Times:
+    """Seconds of one operation's repeats: on the clock, and of this thread on a CPU.
+
+    The two differ where something else has the CPU.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
+        yield
+        self.cpu_seconds.append(time.thread_time() - cpu_begun)
+        self.seconds.append(time.perf_counter() - begun)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def cpu_median(self) -> float:
+        return statistics.median(self.cpu_seconds)
+
+    @property
+    def p99(self) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
+
+
+def machine_line() -> str:
+    return (
+        f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} torch threads, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need to be; the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = []
+    for row in (headings, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

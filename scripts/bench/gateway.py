@@ -1,0 +1,261 @@
+"""What the gateway itself costs: CPU, added latency and throughput, in front of a fixed-reply stub.
+
+The stub (`bench_gateway_engine.py`) answers at once from bytes that were made before; it is no
+engine. Our gateway runs as shipped: keys, journal (SQLite, synced), ledger and metrics. Whatever is
+measured has core 0 to itself, stub and load share core 1. CPU time is user and system time of the
+measured process and its children from /proc, which neighbours hardly change; ours counts until the
+ledger has every turn. Peers (`--peers`, an environment with the dependency group `peers`) get the
+same prompts and answers over Chat Completions; they keep no journal.
+
+- *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON.
+- *chunks*: streams of 200 deltas, each sent by itself; at full speed (64 streams at once, 32,000 a
+  second offered), and paced (100 streams, 50 a second each), where no two can share a write.
+- *100k*: 400 KB, a system prompt and 100 messages of which all but the last question came before.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+
+from scripts.bench.gateway_load import Load, Request, cpu_seconds, drive, post, rss_bytes
+from scripts.bench.gateway_profile import profile
+from scripts.bench.gateway_servers import (
+    OTHER_CORE,
+    Server,
+    engine_stub,
+    libraries,
+    litellm,
+    our_gateway,
+    rust_router,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+CONNECTIONS, STREAMS = 32, 64
+NUM_CHUNKS = 200
+SENTENCE = "Leases end when their time is over, and no sooner. "
+
+
+@dataclass(slots=True)
+class Cost:
+    """One subject's measurements, a value a round; CPU in seconds, rates by second."""
+
+    rounds: list[dict[str, float]] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        return statistics.median(each[name] for each in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured and how it is asked. `is_ours`: its CPU counts until its ledger is whole.
+
+    `is_slow` gets an eighth of the requests, or it would take most of an hour.
+    """
+
+    name: str
+    start: Callable[[], AbstractContextManager[Server]]
+    speaks_messages: bool = False
+    is_ours: bool = False
+    is_slow: bool = False
+
+    def request(self, server: Server, prompt: dict[str, Any], **changes: Any) -> Request:
+        body = {"model": "holdfast-demo", "max_tokens": 64, **prompt, **changes}
+        path = "/v1/messages" if self.speaks_messages else "/v1/chat/completions"
+        headers = {"content-type": "application/json", **server.headers}
+        if self.speaks_messages and "seed" in body:
+            body["top_k"] = body.pop("seed")
+        streams = bool(body.get("stream"))
+        mark = b'"word ' if streams else b"A fixed answer. "
+        return post(path, headers, json.dumps(body).encode(), mark, NUM_CHUNKS if streams else 64)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=Path, help="virtual environment with the group `peers`")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=4000, help="of 8 KB, in each round")
+    parser.add_argument(
+        "--data", type=Path, help="where our journal and ledger lie (default: /tmp)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="also what each round was")
+    parser.add_argument("--profile", action="store_true", help="where our CPU goes, with py-spy")
+    parser.add_argument("--only", help="measure only what has this in its name")
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {OTHER_CORE})
+    os.chdir(ROOT)
+    with (
+        TemporaryDirectory(prefix="bench-gateway-", dir=options.data) as directory,
+        engine_stub() as engine,
+    ):
+        sync = sync_seconds(Path(directory)) * 1e3
+        print(f"one sync of 8 KB to this disk: {sync:.2f} ms (median); our turns wait for two")
+        direct = uvloop.run(_latency(_direct(engine), engine, 600))
+        print(f"direct: p50 {direct.percentile(0.5) * 1e3:.3f} ms, p99 "
+              f"{direct.percentile(0.99) * 1e3:.3f} ms")  # fmt: skip
+        print(HEADINGS)
+        for subject in _subjects(engine, options.peers, Path(directory)):
+            if options.only is None or options.only in subject.name:
+                with subject.start() as server:
+                    cost = uvloop.run(_measure(subject, server, options))
+                    print(_row(subject.name, cost, direct, server), flush=True)
+                    if options.profile and subject.is_ours:
+                        print(uvloop.run(_profile(subject, server, Path(directory))), flush=True)
+    return 0
+
+
+def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
+    found = [
+        Subject(
+            "holdfast, Messages",
+            lambda: our_gateway(engine, data / "messages"),
+            speaks_messages=True,
+            is_ours=True,
+        ),
+        Subject(
+            "holdfast, Chat Completions", lambda: our_gateway(engine, data / "chat"), is_ours=True
+        ),
+        Subject("Litestar, aiohttp alone", lambda: libraries(engine)),
+    ]
+    if peers is not None:
+        found += [
+            Subject("vllm-router", lambda: rust_router("vllm-router", engine, peers)),
+            Subject("sglang-router", lambda: rust_router("sglang-router", engine, peers)),
+            Subject("litellm", lambda: litellm(engine, peers, data), is_slow=True),
+        ]
+    return found
+
+
+def _direct(engine: Server) -> Subject:
+    return Subject("direct", lambda: engine_stub())
+
+
+async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> Cost:
+    cost, share = Cost(), 8 if subject.is_slow else 1
+    small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
+    large = [subject.request(server, conversation(subject, n)) for n in range(50)]
+    await drive(server.port, small, CONNECTIONS, 512 // share)
+    for _ in range(options.rounds):
+        seen: dict[str, float] = {}
+        load, used = await _watched(subject, server, small, CONNECTIONS, options.requests // share)
+        seen["cpu"], seen["rate"] = used / len(load.seconds), load.rate
+        load = await _latency(subject, server, 600 // share)
+        seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
+        load, _ = await _streams(subject, server, STREAMS, 640 // share)
+        seen["chunks"] = load.rate * NUM_CHUNKS
+        load, used = await _streams(subject, server, 100, 100, seed=1)
+        seen["paced"] = used / (len(load.seconds) * NUM_CHUNKS)
+        await drive(server.port, large, 1, 5)
+        load, used = await _watched(subject, server, large, 1, 50)
+        seen["large"] = used / len(load.seconds)
+        cost.rounds.append(seen)
+        if options.verbose:
+            print(f"  {seen}", file=sys.stderr)
+    return cost
+
+
+async def _profile(subject: Subject, server: Server, data: Path) -> str:
+    """Of 8 KB at 32 connections."""
+    small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
+    path = data / "samples"
+    return await profile(server.pid, path, 8, lambda: drive(server.port, small, CONNECTIONS, 500))
+
+
+async def _streams(
+    subject: Subject, server: Server, num_streams: int, num_requests: int, **changes: Any
+) -> tuple[Load, float]:
+    requests = [
+        subject.request(server, prompt(subject, 512, n), stream=True, max_tokens=200, **changes)
+        for n in range(64)
+    ]
+    return await _watched(subject, server, requests, num_streams, num_requests)
+
+
+async def _latency(subject: Subject, server: Server, number: int) -> Load:
+    requests = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
+    await drive(server.port, requests, 1, 50)
+    return await drive(server.port, requests, 1, number)
+
+
+async def _watched(
+    subject: Subject, server: Server, requests: list[Request], connections: int, number: int
+) -> tuple[Load, float]:
+    """The load, and the CPU seconds that the server used for it."""
+    before = cpu_seconds(server.pid)
+    load = await drive(server.port, requests, connections, number)
+    while subject.is_ours and server.backlog():
+        await asyncio.sleep(0.2)
+    return load, cpu_seconds(server.pid) - before
+
+
+def sync_seconds(directory: Path) -> float:
+    """The median of 100 writes of 8 KB, each synced, over what the file has already: so does a
+    write-ahead log once it has been all around."""
+    seconds = []
+    with (directory / "sync").open("w+b", buffering=0) as file:
+        file.write(bytes(100 * 8192))
+        os.fsync(file.fileno())
+        file.seek(0)
+        for _ in range(100):
+            file.write(bytes(8192))
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def prompt(subject: Subject, num_bytes: int, number: int) -> dict[str, Any]:
+    """A marked system prompt of that many bytes, the same for all, and a question of its own."""
+    return _prompt(subject, text(num_bytes), [f"Question {number}: when does a lease end?"])
+
+
+def conversation(subject: Subject, number: int) -> dict[str, Any]:
+    """400 KB, as a long session sends them; only the last message is another one each time."""
+    turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
+    return _prompt(subject, text(100_000), [*turns, f"Question {number}: and then?"])
+
+
+def _prompt(subject: Subject, system: str, turns: list[str]) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    if not subject.speaks_messages:
+        return {"messages": [{"role": "system", "content": system}, *messages]}
+    block = {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}
+    return {"system": [block], "messages": messages}
+
+
+def text(num_bytes: int) -> str:
+    return (SENTENCE * (num_bytes // len(SENTENCE) + 1))[:num_bytes]
+
+
+HEADINGS = (
+    f"{'':28}{'us CPU':>8}{'req/s':>8}{'added p50':>11}{'p99':>8}{'chunks/s':>10}"
+    f"{'us CPU':>8}{'100k':>9}{'RSS':>7}\n"
+    f"{'':28}{'/8 KB':>8}{'at 32':>8}{'ms':>11}{'ms':>8}{'at 64':>10}"
+    f"{'/chunk':>8}{'ms CPU':>9}{'MB':>7}"
+)
+
+
+def _row(name: str, cost: Cost, direct: Load, server: Server) -> str:
+    p50 = cost.median("p50") - direct.percentile(0.5)
+    p99 = cost.median("p99") - direct.percentile(0.99)
+    return (
+        f"{name:28}{cost.median('cpu') * 1e6:8.0f}{cost.median('rate'):8.0f}{p50 * 1e3:11.2f}"
+        f"{p99 * 1e3:8.2f}{cost.median('chunks'):10.0f}{cost.median('paced') * 1e6:8.1f}"
+        f"{cost.median('large') * 1e3:9.2f}{rss_bytes(server.pid) / 1e6:7.0f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Can one workspace tell what another has cached? Exact probes, then times to the first token.
+
+Real gateway, native engine, the demo model; three workspaces whose keys the command line made. The
+exact part compares whole answers. The timing part is the audit of Gu et al. (ICML 2025): two-sample
+Kolmogorov-Smirnov tests on the times to the first token of a stranger's probes, of the owner's own
+and of cold prompts, in random order, each prompt of made-up words that no other has. Leaking means
+a p of at most 0.01 for stranger against cold; the test is worth something where the owner's own
+probes give less than 1e-8.
+"""
+
+import argparse
+import platform
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from scipy.stats import ks_2samp  # type: ignore[import-untyped]
+
+from tests.e2e.stack import running_stack
+from tests.isolation import probes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MAX_LEAK = 0.01
+MAX_CONTROL = 1e-8
+BATCH = 25
+STREAM = probes.Shape("messages", stream=True, marked=True)
+
+Times = dict[str, list[float]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--probes", type=int, default=1000, help="exact probes; 0 leaves them out")
+    parser.add_argument("--samples", type=int, default=250, help="timed probes of each kind")
+    parser.add_argument("--words", type=int, default=150, help="of a timed prompt's prefix")
+    parser.add_argument("--runs", type=int, default=3, help="of the timing part")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    # All that the probes write fits into the lease budget: a full one shows in every answer.
+    settings = {**probes.ENGINE, "ENGINE_NUM_BLOCKS": "65536"}
+    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
+        data = Path(work)
+        running = stack.enter_context(running_stack(data, engine_settings=settings))
+        owner, stranger, reference = (
+            stack.enter_context(probes.client_of(running.gateway, probes.new_key(data, name)[1]))
+            for name in ("owner", "stranger", "reference")
+        )
+        print(f"{platform.machine()}, native engine on one thread, demo model\n", flush=True)
+        good = report_exact(owner, stranger, reference, options.probes, options.seed)
+        for run in range(options.runs):
+            rng = random.Random(f"{options.seed} {run}")
+            times = measure(owner, stranger, options.samples, options.words, rng)
+            good &= report_times(run, times)
+    print("\nnothing leaks" if good else "\nsomething leaks, or the control is too weak")
+    return 0 if good else 1
+
+
+def report_exact(
+    owner: httpx.Client, stranger: httpx.Client, reference: httpx.Client, number: int, seed: int
+) -> bool:
+    if not number:
+        return True
+    exact = probes.probe_exactly(owner, stranger, reference, number, seed=seed)
+    hints = exact.hints or []
+    print(
+        f"{exact.probes} probes of another workspace's warm prefix: {exact.stranger_reads} read,"
+        f" {len(hints)} answers differ from a cold one; the owner's own: {exact.owner_reads} read",
+        flush=True,
+    )
+    for hint in hints[:5]:
+        print(f"  {hint}")
+    return not exact.stranger_reads and not hints and exact.owner_reads == exact.probes
+
+
+def measure(
+    owner: httpx.Client, stranger: httpx.Client, samples: int, words: int, rng: random.Random
+) -> Times:
+    """Seconds to the first token, by kind. What is probed was warmed within the same batch."""
+    times: Times = {"cold": [], "stranger": [], "owner": []}
+    for size in batches(samples):
+        warmed = [probes.words(rng, words) for _ in range(size)]
+        for prefix in warmed:
+            timed(owner, prefix, rng)
+        asked = [("owner", owner, prefix) for prefix in warmed]
+        asked += [("stranger", stranger, prefix) for prefix in warmed]
+        asked += [("cold", stranger, probes.words(rng, words)) for _ in warmed]
+        rng.shuffle(asked)
+        for kind, client, prefix in asked:
+            times[kind].append(timed(client, prefix, rng))
+    return times
+
+
+def batches(samples: int) -> Iterator[int]:
+    for start in range(0, samples, BATCH):
+        yield min(BATCH, samples - start)
+
+
+def timed(client: httpx.Client, prefix: str, rng: random.Random) -> float:
+    body = probes.body_of(STREAM, prefix, probes.words(rng, 6))
+    return probes.seconds_to_first_token(client, STREAM, body)
+
+
+def report_times(run: int, times: Times) -> bool:
+    medians = {kind: statistics.median(seconds) * 1e3 for kind, seconds in times.items()}
+    leak = float(ks_2samp(times["stranger"], times["cold"]).pvalue)
+    control = float(ks_2samp(times["owner"], times["cold"]).pvalue)
+    apart = float(ks_2samp(times["owner"], times["stranger"]).pvalue)
+    shown = ", ".join(f"{kind} {median:.1f}" for kind, median in medians.items())
+    print(
+        f"run {run + 1}: n = {len(times['cold'])} each; medians in ms: {shown}; p: stranger against"
+        f" cold {leak:.3f}, owner against cold {control:.1e}, owner against stranger {apart:.1e}",
+        flush=True,
+    )
+    return leak > MAX_LEAK and control < MAX_CONTROL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

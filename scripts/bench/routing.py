@@ -1,0 +1,270 @@
+"""Prefix-aware routing, ours and other people's, on the same synthetic engines and workload.
+
+    python -m scripts.bench.routing --install            the peers, into .venv-peers
+    python -m scripts.bench.routing                      every subject, roomy and tight cache
+    python -m scripts.bench.routing --two-gateways       one gateway against two
+    python -m scripts.bench.routing --only "smg" --cache tight --seeds 1 2
+
+Every run has fresh engines, in processes of their own: the real scheduler, pool and prefix cache
+with a time model (50 us a prefilled token, one sequence after the other; 20 ms a decode step). They
+speak plain OpenAI to peers and our protocol to our gateway. One client streams from whoever is
+measured, by /v1/chat/completions, closed loop. Subjects take turns within each seed.
+
+*hit* is prompt tokens that the engines physically reused over prompt tokens, by the engines' own
+counters; *ceiling* what one infinite cache would have reused of the very prompts that were sent, by
+whole blocks, or to the token where the requests are marked (an entry ends where its mark stands,
+everything else is shared by blocks). *load* is tokens prefilled and decoded by an engine, max/mean.
+Times to the first token are the client's. *cpu* is how busy the machine was with anything but work
+of low priority: near 100 % times are waits for a CPU. *router* is the router's CPU per request.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+
+from scripts.bench.routing_load import (
+    BLOCK_TOKENS,
+    Ceilings,
+    Observed,
+    Workload,
+    run_load,
+)
+from scripts.bench.routing_subjects import (
+    PEERS_PYTHON,
+    SUBJECTS,
+    TWO_GATEWAYS,
+    Ours,
+    Peer,
+    Started,
+    install,
+    running_engines,
+)
+from tests.e2e.stack import ENGINE_SECRET
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NUM_ENGINES = 4
+ROOM = {"roomy": 1.25, "tight": 0.2}
+"""The fleet's memory over the data there is."""
+HEADINGS = (
+    f"{'subject':36}{'hit':>8}{'of ceiling':>11}{'prefilled':>11}{'load':>7}"
+    f"{'p50':>8}{'p95':>8}{'p99':>8}{'req/s':>7}{'errors':>7}{'cpu':>6}{'router':>9}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Sums of the engines' counters over a run, in tokens; `loads` by engine."""
+
+    reused: int
+    prompt: int
+    loads: list[int]
+
+    @property
+    def hit(self) -> float:
+        return self.reused / self.prompt
+
+    @property
+    def imbalance(self) -> float:
+        return max(self.loads) / statistics.fmean(self.loads)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`busy` of the machine's CPUs, 0 to 1; `router_cpu` in seconds for each request."""
+
+    engines: Engines
+    ceiling: float
+    observed: Observed
+    busy: float
+    router_cpu: float
+
+    def percentile(self, share: float) -> float:
+        times = sorted(self.observed.first_token)
+        return times[min(int(len(times) * share), len(times) - 1)] if times else float("nan")
+
+    def line(self, name: str) -> str:
+        times = "".join(f"{1e3 * self.percentile(share):6.0f}ms" for share in (0.5, 0.95, 0.99))
+        engines, num = self.engines, len(self.observed.first_token)
+        return (
+            f"{name:36}{engines.hit:8.4f}{engines.hit / self.ceiling:11.2%}"
+            f"{engines.prompt - engines.reused:11,}{engines.imbalance:7.3f}{times}"
+            f"{num / self.observed.seconds:7.1f}{len(self.observed.errors):7}{self.busy:6.0%}"
+            f"{1e3 * self.router_cpu:7.2f}ms"
+        )
+
+
+def main() -> int:
+    args = _arguments()
+    if args.install:
+        install()
+        return 0
+    known = TWO_GATEWAYS if args.two_gateways else SUBJECTS
+    names = args.only or list(known)
+    if unknown := [name for name in names if name not in known]:
+        print(f"no such subject: {', '.join(unknown)}; there are {', '.join(known)}")
+        return 2
+    if any(isinstance(known[name], Peer) for name in names) and not PEERS_PYTHON.exists():
+        print("the peers are not installed: scripts/bench/routing.py --install")
+        return 2
+    ceilings = Ceilings()
+    for cache in args.cache:
+        runs: dict[str, list[Run]] = {name: [] for name in names}
+        for number, seed in enumerate(args.seeds):
+            workload = _workload(args, seed)
+            num_blocks = _num_blocks(workload, ROOM[cache], cache, ceilings)
+            print(HEADINGS)
+            # Nobody always comes first.
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                runs[name].append(_measure(known[name], workload, num_blocks, ceilings))
+                print(runs[name][-1].line(name), flush=True)
+                for error in runs[name][-1].observed.errors[:2]:
+                    print(f"    {error}")
+        if len(args.seeds) > 1:
+            _summarize(cache, runs)
+    return 0
+
+
+def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int, ceilings: Ceilings) -> Run:
+    with tempfile.TemporaryDirectory(prefix="bench-routing-") as name:
+        folder = Path(name)
+        with (
+            running_engines(NUM_ENGINES, num_blocks, folder) as urls,
+            subject.running(urls, folder) as started,
+        ):
+            before, cpu_before = _counters(urls), _cpu_seconds(started)
+            machine = psutil.cpu_times()
+            observed = asyncio.run(run_load(workload, started.urls, started.key, subject.marks))
+            busy = _busy(machine)
+            spent = _cpu_seconds(started) - cpu_before
+            engines = _engines(before, _counters(urls))
+    ceiling = ceilings.of(observed.prompts)
+    marked = subject.is_ours and subject.marks != "none"
+    return Run(
+        engines=engines,
+        ceiling=(ceiling.by_token if marked else ceiling.by_block) / ceiling.prompt,
+        observed=observed,
+        busy=busy,
+        router_cpu=spent / max(len(observed.prompts), 1),
+    )
+
+
+def _counters(urls: list[str]) -> list[dict[str, int]]:
+    """Once nothing runs any more, so that all that was computed is counted."""
+    headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+    found = []
+    for url in urls:
+        while True:
+            stats = httpx.get(f"{url}/v1/stats", headers=headers, timeout=30).json()
+            if not stats["running"] and not stats["waiting"]:
+                break
+            time.sleep(0.05)
+        found.append(stats["counters"])
+    return found
+
+
+def _engines(before: list[dict[str, int]], after: list[dict[str, int]]) -> Engines:
+    grown = [
+        {name: now[name] - then.get(name, 0) for name in now}
+        for then, now in zip(before, after, strict=True)
+    ]
+    computed = sum(one["computed_tokens"] for one in grown)
+    kinds = ("input", "cache_read", "cache_write_5m", "cache_write_1h")
+    prompt = sum(one[f"{kind}_tokens"] for one in grown for kind in kinds)
+    loads = [one["computed_tokens"] + one["output_tokens"] for one in grown]
+    return Engines(reused=prompt - computed, prompt=prompt, loads=loads)
+
+
+def _cpu_seconds(started: Started) -> float:
+    seconds = 0.0
+    for process in started.processes:
+        parent = psutil.Process(process.pid)
+        for one in (parent, *parent.children(recursive=True)):
+            times = one.cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
+def _busy(before: Any) -> float:
+    """What the machine did besides idling and work of low priority, which gives way."""
+    after = psutil.cpu_times()
+    rest = sum(getattr(after, name) - getattr(before, name) for name in ("idle", "iowait", "nice"))
+    return 1 - float(rest) / max(float(sum(after) - sum(before)), 1e-9)
+
+
+def _num_blocks(workload: Workload, room: float, announce: str, ceilings: Ceilings) -> int:
+    """Blocks of one engine, from the data of the workload with answers as they will be."""
+    answer = " ".join(["synthetic", *map(str, range(workload.max_tokens - 1))])
+    prompts = []
+    for system, questions in workload.scripts():
+        texts = [system]
+        for question in questions:
+            texts.append(question)
+            prompts.append(list(texts))
+            texts.append(answer)
+    data = ceilings.of(prompts)
+    num_blocks = int(room * data.unique / NUM_ENGINES / BLOCK_TOKENS)
+    print(
+        f"\n{announce}, seed {workload.seed}: {len(prompts):,} requests of {data.prompt:,} tokens, "
+        f"{data.unique:,} different; {NUM_ENGINES} engines of {num_blocks * BLOCK_TOKENS:,}, "
+        f"{room:.0%} of that together\nceiling {data.by_block / data.prompt:.4f} by blocks of "
+        f"{BLOCK_TOKENS}, {data.by_token / data.prompt:.4f} to the token; "
+        f"{workload.in_flight} in flight, {workload.max_tokens} tokens answered"
+    )
+    return num_blocks
+
+
+def _summarize(cache: str, runs: dict[str, list[Run]]) -> None:
+    print(f"\n{cache}, medians of {len(next(iter(runs.values())))} (worst)")
+    print(f"{'subject':36}{'hit':>18}{'of ceiling':>20}{'load':>16}{'p50':>9}{'p95':>20}")
+    for name, some in runs.items():
+        hits = [run.engines.hit for run in some]
+        shares = [run.engines.hit / run.ceiling for run in some]
+        loads = [run.engines.imbalance for run in some]
+        halves = [1e3 * run.percentile(0.5) for run in some]
+        tails = [1e3 * run.percentile(0.95) for run in some]
+        middle = statistics.median
+        print(
+            f"{name:36}{middle(hits):9.4f} ({min(hits):.4f})"
+            f"{middle(shares):11.2%} ({min(shares):.2%})"
+            f"{middle(loads):8.3f} ({max(loads):.3f}){middle(halves):7.0f}ms"
+            f"{middle(tails):10.0f}ms ({max(tails):.0f})"
+        )
+
+
+def _workload(args: argparse.Namespace, seed: int) -> Workload:
+    return Workload(
+        tenants=args.tenants,
+        in_flight=args.in_flight,
+        max_tokens=args.max_tokens,
+        seed=seed,
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--install", action="store_true", help="the peers, into .venv-peers")
+    parser.add_argument("--two-gateways", action="store_true", help="one gateway against two")
+    parser.add_argument("--only", nargs="+", metavar="SUBJECT")
+    parser.add_argument("--cache", nargs="+", choices=tuple(ROOM), default=list(ROOM))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--tenants", type=int, default=Workload().tenants)
+    parser.add_argument("--in-flight", type=int, default=Workload().in_flight)
+    parser.add_argument("--max-tokens", type=int, default=Workload().max_tokens)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

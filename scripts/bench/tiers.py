@@ -1,0 +1,163 @@
+"""Does bringing a prefix back from host memory hold up those who decode?
+
+One request answers without a pause while another asks again for a prefix that a flood has pushed
+out of the device's pool. Printed for each bound on the bytes that a step may copy, and without a
+host tier, where the prefix is computed again: the longest time between two pieces of the first
+one's answer while the prefix comes, beside the longest with nothing else going on, and when the
+second one's answer begins. The engine runs whole in this process over a Llama-style model with
+random weights.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from engine.backends.looped import LoopedBackend
+from engine.protocol import GenerateRequest, Started, Stats, TextDelta
+from engine.settings import Settings
+from engine.text.renderer import ChatRenderer
+from scripts.bench.common import (
+    Answer,
+    ask,
+    machine_line,
+    new_request,
+    new_settings,
+    running_backend,
+    table,
+    text_of_tokens,
+)
+from scripts.bench.ttft import make_model
+
+BLOCK_SIZE = 16
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`quiet_gap`, `busy_gap`: the reader's longest pause before and while the prefix came."""
+
+    name: str
+    quiet_gap: float
+    busy_gap: float
+    again: Answer
+    stats: Stats
+
+
+class Reader:
+    """An answer that goes on and on; `times` are when its pieces came."""
+
+    def __init__(self, backend: LoopedBackend, request: GenerateRequest) -> None:
+        self._backend = backend
+        self._request = request
+        self.times: list[float] = []
+        self.has_begun = asyncio.Event()
+
+    async def run(self) -> None:
+        async for frame in await self._backend.open(self._request):
+            if isinstance(frame, Started):
+                self.has_begun.set()
+            if isinstance(frame, TextDelta):
+                self.times.append(time.perf_counter())
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """Of the pauses that touch this stretch of time."""
+        gaps = [later - one for one, later in pairwise(self.times) if later > begin and one < end]
+        return max(gaps)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prefix", type=int, default=8192)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--mib", type=float, nargs="*", default=[1, 4, 64, 1024])
+    options = parser.parse_args()
+    print(machine_line())
+    outcomes = []
+    with tempfile.TemporaryDirectory() as work:
+        model = Path(work) / "bench-model"
+        parameters = make_model(model, options.hidden, options.layers, 2 * options.prefix)
+        print(
+            f"random weights, {parameters / 1e6:.1f} M parameters, prefix {options.prefix} tokens"
+        )
+        for mib in [*options.mib, None]:
+            outcomes.append(asyncio.run(measure(str(model), options.prefix, mib)))
+    report(outcomes)
+    return 0
+
+
+def settings_of(model: str, prefix: int, mib: float | None) -> Settings:
+    num_blocks = 3 * prefix // BLOCK_SIZE // 2
+    return new_settings(
+        model=model,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        host_blocks=4 * num_blocks if mib is not None else 0,
+        copy_bytes_per_step=int((mib or 1) * MIB),
+    )
+
+
+async def measure(model: str, prefix: int, mib: float | None) -> Outcome:
+    tokenizer = ChatRenderer.from_model(model).tokenizer
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    async with running_backend(settings_of(model, prefix, mib)) as backend:
+
+        def text(label: str) -> str:
+            return text_of_tokens(count, label, prefix)
+
+        def request(name: str, system: str, max_tokens: int) -> GenerateRequest:
+            made = new_request(name, system, "What?", max_tokens=max_tokens, is_marked=False)
+            sampling = msgspec.structs.replace(made.sampling, ignore_eos=True)
+            return msgspec.structs.replace(made, sampling=sampling)
+
+        kept = text("The prefix")
+        await ask(backend, request("first", kept, 1))
+        for index in range(2):
+            await ask(backend, request(f"flood {index}", text(f"Flood {index}"), 1))
+        reader = Reader(backend, request("reader", "Short.", 100_000))
+        reading = asyncio.create_task(reader.run())
+        await reader.has_begun.wait()
+        await asyncio.sleep(1.0)
+        begun = time.perf_counter()
+        await asyncio.sleep(3.0)
+        asked = time.perf_counter()
+        again = await ask(backend, request("again", kept, 1))
+        ended = time.perf_counter()
+        await asyncio.sleep(0.5)
+        await backend.cancel("reader")
+        await reading
+        name = "none: computed again" if mib is None else f"{mib:g} MiB a step"
+        stats = await backend.stats()
+        quiet, busy = reader.longest_gap(begun, asked), reader.longest_gap(asked, ended)
+        return Outcome(name, quiet, busy, again, stats)
+
+
+def report(outcomes: list[Outcome]) -> None:
+    rows = [
+        (
+            one.name,
+            f"{one.quiet_gap * 1e3:.1f}",
+            f"{one.busy_gap * 1e3:.1f}",
+            f"{one.again.first_seconds:.3f}",
+            f"{one.again.usage.automatic_tokens:,}",
+            f"{one.again.usage.computed_tokens:,}",
+            f"{one.stats.counters.promoted_blocks:,}",
+        )
+        for one in outcomes
+    ]
+    headings = ("host tier", "quiet gap ms", "longest gap ms", "first token s")
+    print(table((*headings, "reused", "computed", "blocks brought back"), rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+"""What our connector costs vLLM, and what it keeps. Run with the Python of a vLLM environment.
+
+    .venv-vllm/bin/python -m scripts.bench.vllm_leases [--rounds 12] [--requests 48]
+
+Three vLLMs with a tiny model, without a connector, with one that does nothing and with ours, each
+in a process of its own, do the same rounds of work in turns (in a drawn order), so that what else
+the machine does falls on all; the ratios of their rates, and of the processor time that they took,
+are printed with their 95 % intervals. The second is what vLLM's own connector path costs, the third
+against the second what ours adds. A fourth measures the time inside the connector's hooks as a
+share of the time of steps: all that vLLM's scheduler calls, and what our wraps of its cache manager
+add. It also floods the pool ten times over with a marked prefix in it, and says the longest time
+without a scheduled step while anyone waited.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BLOCKS, BLOCK_TOKENS = 512, 32
+PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
+HOOKS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "request_finished_all_groups",
+    "get_kv_connector_stats",
+)
+CONNECTORS = {
+    "idle": ("IdleConnector", "scripts.bench.idle_connector"),
+    "leasing": ("HoldfastConnector", "engine.backends.vllm.connector"),
+    "timed": ("HoldfastConnector", "engine.backends.vllm.connector"),
+}
+KINDS = {"plain": "none", "idle": "one that does nothing", "leasing": "ours"}
+# Student's t, two-sided 95 %, for one round less; between,
+# the next below; beyond, the normal distribution's.
+T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093, 29: 2.045}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class Stopwatch:
+    """Time inside callables, nested ones counted once per watch."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)  # the connector's start looks at signatures
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
+class Worker:
+    """One vLLM and the rounds it is asked for."""
+
+    def __init__(self, model: str, kind: str) -> None:
+        from vllm import LLM
+        from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+        connector = None
+        if kind in CONNECTORS:
+            name, module = CONNECTORS[kind]
+            connector = {"kv_connector": name, "kv_role": "kv_producer"}
+            connector["kv_connector_module_path"] = module
+        is_timed = kind == "timed"
+        self.steps, self.hooks, self.inner, self.outer = (Stopwatch() for _ in range(4))
+        if is_timed:
+            allocate = self.inner.wrap(KVCacheManager.allocate_slots)
+            KVCacheManager.allocate_slots = allocate
+        self._llm = LLM(
+            model=model,
+            dtype="float32",
+            enforce_eager=True,
+            block_size=BLOCK_TOKENS,
+            num_gpu_blocks_override=BLOCKS,
+            max_model_len=4096,
+            max_num_seqs=16,
+            max_num_batched_tokens=1024,
+            disable_log_stats=False,
+            kv_transfer_config=connector,
+        )
+        self._core = self._llm.llm_engine.engine_core.engine_core
+        self._is_leasing = kind in ("leasing", "timed")
+        self._num = 0
+        if is_timed:
+            self._watch()
+
+    def _watch(self) -> None:
+        scheduler = self._core.scheduler
+        self._core.step_fn = self.steps.wrap(self._core.step_fn)
+        for name in HOOKS:
+            setattr(scheduler.connector, name, self.hooks.wrap(getattr(scheduler.connector, name)))
+        cache = scheduler.kv_cache_manager
+        cache.allocate_slots = self.outer.wrap(cache.allocate_slots)
+
+    def _params(self, tokens: int, directive: dict[str, Any]) -> Any:
+        from vllm import SamplingParams
+
+        self._num += 1
+        whole = {"request_id": str(self._num), "scope": "bench", "wants": [], **directive}
+        extra = {"kv_transfer_params": {"holdfast": whole}} if self._is_leasing else None
+        return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
+
+    def _generate(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return list(self._llm.generate(inputs, params, use_tqdm=False))
+
+    def round(self, seed: int, requests: int) -> dict[str, float]:
+        """Requests of eight conversations, each with a marked prefix.
+
+        Output tokens per second, and per second of processor time of the whole process.
+        """
+        rng = random.Random(seed)
+        prefixes = [draw(rng, PREFIX_TOKENS) for _ in range(8)]
+        prompts, params = [], []
+        for index in range(requests):
+            which = index % len(prefixes)
+            key = f"{seed}-{which}"
+            want = {"key": key, "tokens": PREFIX_TOKENS, "expires_at": float(seed)}
+            read = {"read": key, "read_tokens": PREFIX_TOKENS} if index >= len(prefixes) else {}
+            prompts.append(prefixes[which] + draw(rng, TAIL_TOKENS))
+            params.append(self._params(OUTPUT_TOKENS, {"wants": [want], **read}))
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        outputs = self._generate(prompts, params)
+        seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
+        if self._is_leasing:
+            self._core.holdfast_release([f"{seed}-{which}" for which in range(len(prefixes))])
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        return {"wall": tokens / seconds, "cpu": tokens / cpu_seconds}
+
+    def share(self, requests: int) -> dict[str, float]:
+        """Time inside hooks and wraps, as shares of the steps' time, over one round."""
+        for watch in (self.steps, self.hooks, self.inner, self.outer):
+            watch.seconds = 0.0
+        self.round(0, requests)
+        wraps = self.outer.seconds - self.inner.seconds
+        steps = self.steps.seconds
+        return {"steps_s": steps, "hooks": self.hooks.seconds / steps, "wraps": wraps / steps}
+
+    def flood(self) -> dict[str, float]:
+        """A marked prefix under ten pools of other traffic, then one that needs leases' room."""
+        rng = random.Random(7)
+        prefix = draw(rng, 4 * PREFIX_TOKENS)
+        gap = LongestGap(self._core.scheduler)
+        want = {"key": "kept", "tokens": len(prefix), "expires_at": 300.0}
+        self._generate([[*prefix, 5]], [self._params(8, {"wants": [want]})])
+        length = 1000
+        num = 10 * BLOCKS * BLOCK_TOKENS // length + 1
+        flood = [draw(rng, length) for _ in range(num)]
+        self._generate(flood, [self._params(8, {}) for _ in flood])
+        read = self._params(8, {"read": "kept", "read_tokens": len(prefix)})
+        hit = self._generate([[*prefix, 5]], [read])[0].num_cached_tokens
+        # Now leases over half the pool, and more at once than the rest can hold.
+        for index in range(3):
+            want = {"key": f"more{index}", "tokens": 1920, "expires_at": 200.0 + index}
+            self._generate([draw(rng, 1930)], [self._params(2, {"wants": [want]})])
+        leased = self._core.holdfast_stats()["leased_blocks"]
+        self._generate([draw(rng, 4000) for _ in range(16)], [self._params(90, {})] * 16)
+        stats = self._core.holdfast_stats()
+        return {
+            "flood_tokens": num * length,
+            "pool_tokens": (BLOCKS - 1) * BLOCK_TOKENS,
+            "prefix_tokens": len(prefix),
+            "hit_tokens": hit,
+            "leased_blocks": leased,
+            "sacrificed": stats["sacrificed"],
+            "longest_gap_s": gap.seconds,
+            "steps": gap.steps,
+            "empty_steps_in_a_row": gap.empty_in_a_row,
+        }
+
+
+class LongestGap:
+    """The longest time between two steps with work while somebody was there to be served."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.seconds, self.steps, self.empty_in_a_row = 0.0, 0, 0
+        self._since: float | None = None
+        self._empty = 0
+        schedule = scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            now = time.perf_counter()
+            if output.total_num_scheduled_tokens:
+                self.steps += 1
+                self._empty = 0
+                if self._since is not None:
+                    self.seconds = max(self.seconds, now - self._since)
+                self._since = now
+            elif scheduler.get_num_unfinished_requests():
+                self._empty += 1
+                self.empty_in_a_row = max(self.empty_in_a_row, self._empty)
+            else:
+                self._since = None  # nobody is there
+            return output
+
+        scheduler.schedule = watched
+
+
+def draw(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(10, 4000) for _ in range(length)]
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """A worker: a command a line on stdin, an answer a line on stdout."""
+    worker = Worker(arguments.model, arguments.serve)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name, *numbers = line.split()
+        print(json.dumps(getattr(worker, name)(*map(int, numbers))), flush=True)
+
+
+class Process:
+    def __init__(self, kind: str, model: Path) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "scripts.bench.vllm_leases"]
+        command += ["--serve", kind, "--model", str(model)]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer(lambda line: line == "ready")
+
+    def ask(self, *words: object) -> Any:
+        assert self._process.stdin is not None
+        print(*words, file=self._process.stdin, flush=True)
+        return json.loads(self._answer(lambda line: line[:1] in "{0123456789" and line != ""))
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self, is_answer: Callable[[str], bool]) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if is_answer(line.strip()):
+                return line
+        raise SystemExit("bench_vllm_leases: a vLLM process ended; its messages are above")
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """Geometric mean and 95 % interval of ratios, by Student's t on their logarithms."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, degrees = statistics.mean(logs), len(logs) - 1
+    t = T_95[max(known for known in T_95 if known <= degrees)]
+    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def compare(model: Path, rounds: int, requests: int) -> None:
+    processes = {kind: Process(kind, model) for kind in KINDS}
+    for process in processes.values():
+        process.ask("round", 1, requests)  # warm up
+    rates: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    rng = random.Random(3)
+    for index in range(rounds):
+        for kind in rng.sample(list(KINDS), len(KINDS)):
+            rates[kind].append(processes[kind].ask("round", 100 + index, requests))
+        told = ", ".join(f"{kind} {rates[kind][-1]['wall']:5.0f}" for kind in KINDS)
+        print(f"round {index + 1:2}, output tokens/s: {told}", flush=True)
+    for process in processes.values():
+        process.stop()
+    for kind, base in (("idle", "plain"), ("leasing", "idle"), ("leasing", "plain")):
+        print(f"connector: {KINDS[kind]}, against {KINDS[base]}:")
+        for measure, text in (("wall", "throughput"), ("cpu", "tokens per second of processor")):
+            pairs = zip(rates[kind], rates[base], strict=True)
+            mean, low, high = interval([ours[measure] / other[measure] for ours, other in pairs])
+            print(f"  {text} {mean:.3f} times, 95 % {low:.3f} to {high:.3f}")
+
+
+def measure(model: Path, requests: int) -> None:
+    timed = Process("timed", model)
+    timed.ask("round", 1, requests)
+    shares = [timed.ask("share", requests) for _ in range(5)]
+    hooks, wraps = (statistics.median(share[key] for share in shares) for key in ("hooks", "wraps"))
+    print(f"inside hooks {hooks:.3%} and wraps {wraps:.3%} of the time of steps (median of 5)")
+    flood = timed.ask("flood")
+    timed.stop()
+    print(
+        f"marked prefix of {flood['prefix_tokens']} tokens, then {flood['flood_tokens']} others "
+        f"through a pool of {flood['pool_tokens']}: {flood['hit_tokens']} tokens hit"
+    )
+    print(
+        f"{flood['leased_blocks']} of {BLOCKS - 1} blocks leased, {flood['sacrificed']} leases "
+        f"sacrificed; longest time without a scheduled step {flood['longest_gap_s']:.3f} s in "
+        f"{flood['steps']} steps, {flood['empty_steps_in_a_row']} empty ones in a row at most"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=12, help="at least two")
+    parser.add_argument("--requests", type=int, default=48, help="of one round")
+    parser.add_argument("--serve", choices=[*KINDS, "timed"], help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments)
+        return
+    from tests.engine.backends.vllm.models import write_llama
+
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_llama(Path(directory) / "model")
+        measure(model, arguments.requests)
+        compare(model, max(2, arguments.rounds), arguments.requests)
+
+
+if __name__ == "__main__":
+    main()

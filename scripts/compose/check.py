@@ -1,0 +1,228 @@
+"""Try docker-compose.yml for real: from nothing, in use, with every container killed, restarted in
+turn, upgraded across a migration, and down again. Prints what it saw; exits 1 at the first thing
+that is not as it must be.
+
+It has a project, secrets, ports and volumes of its own, and removes them. Containers are killed
+from outside as the kernel would, so it must be root on the machine of the Docker engine.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from anthropic import Anthropic
+
+from scripts.compose.browser import chromium, sign_in
+from scripts.compose.load import Load, story
+from scripts.compose.project import ComposeError, Project, docker, wait_for
+from scripts.compose.standins import PYTHON, call, is_here, is_running, is_stand_in, make_bases
+
+PROFILES = ("default", "scale")
+# The one way in: who is connected when it dies notices.
+SINGLE = {"default": {"gateway", "engine"}, "scale": {"balancer"}}
+# What an image must not bring, by a module that it would be imported as.
+ABSENT = {
+    "holdfast-gateway": ("torch", "transformers", "streamlit"),
+    "holdfast-dashboard": ("torch", "sqlalchemy", "psycopg", "aiosqlite"),
+    "holdfast-engine": ("sqlalchemy", "psycopg", "streamlit"),
+}
+SNAPSHOT = (
+    "SELECT count(*), md5(string_agg(id, ',' ORDER BY id)), sum(input_tokens),"
+    " sum(cache_read_tokens), sum(output_tokens) FROM turns"
+)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def timed(what: str, step: Callable[[], object]) -> None:
+    started = time.monotonic()
+    said = step()
+    text = f"    {what}: {time.monotonic() - started:.1f} s"
+    say(text + (f"; {said}" if isinstance(said, str) else ""))
+
+
+def check_containers(project: Project) -> str:
+    """Nobody is root, nothing can be written, no capability is left, and everything is limited."""
+    for service in project.services():
+        container = project.container(service)
+        listed = docker("top", container.id, "-eo", "pid,uid").splitlines()[1:]
+        users = {line.split()[1] for line in listed}
+        limits = [container.host[name] for name in ("Memory", "NanoCpus", "PidsLimit")]
+        if "0" in users:
+            raise ComposeError(f"{service} runs as root")
+        if not container.host["ReadonlyRootfs"] or container.host["CapAdd"]:
+            raise ComposeError(f"{service} can write to its image, or has capabilities")
+        if not all(limits):
+            raise ComposeError(f"{service} has no limit on one of memory, CPUs, processes")
+    return "none has root, a writable image or no limits"
+
+
+def check_images(project: Project) -> None:
+    base = json.loads(docker("image", "inspect", PYTHON))[0]["Size"]
+    for image in [PYTHON, *project.images()]:
+        size = json.loads(docker("image", "inspect", image))[0]["Size"]
+        label = " (stand-in)" if is_stand_in(image) else ""
+        own = f", of which {(size - base) / 1e6:,.0f} MB are ours" if "holdfast" in image else ""
+        say(f"    {image}{label}: {size / 1e6:,.0f} MB{own}")
+        for module in ABSENT.get(image.partition(":")[0], ()):
+            code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is not None)"
+            docker("run", "--rm", "--network", "none", "--read-only", image, "python", "-c", code)
+
+
+def check_prometheus(project: Project) -> str:
+    """Every target is scraped, and the rules are loaded where there are any."""
+
+    def ask(path: str) -> Any:
+        return httpx.get(f"{project.prometheus}/api/v1/{path}", timeout=10).json()["data"]
+
+    def are_all_up() -> bool:
+        targets = ask("targets")["activeTargets"]
+        return bool(targets) and all(target["health"] == "up" for target in targets)
+
+    wait_for("every target of Prometheus to be up", are_all_up)
+    rules = [rule["name"] for group in ask("rules")["groups"] for rule in group["rules"]]
+    return f"{len(ask('targets')['activeTargets'])} targets up, {len(rules)} rules"
+
+
+def kill_each(project: Project, load: Load) -> None:
+    for service in project.services():
+        load.wait_for_more()
+        before = load.so_far()
+        seconds = project.kill(service)
+        load.wait_for_more()
+        seen = load.so_far().since(before)
+        say(f"    {service}: healthy again after {seconds:.1f} s; {seen}")
+        if seen.refused and service not in SINGLE[project.profile]:
+            raise ComposeError(f"requests failed when {service} was killed")
+
+
+def restart_each(project: Project, load: Load) -> None:
+    """Both gateways and an engine, one after the other; no request may notice."""
+    for service in ("gateway-1", "gateway-2", "engine-1"):
+        before = load.so_far()
+        started = time.monotonic()
+        project.compose("restart", service)
+        project.wait_until_healthy(service)
+        load.wait_for_more()
+        seen = load.so_far().since(before)
+        say(f"    {service}: {time.monotonic() - started:.1f} s; {seen}")
+        if seen.refused or seen.cut:
+            raise ComposeError(f"requests failed when {service} was restarted")
+
+
+def upgrade(project: Project) -> str:
+    """Take the ledger one revision back, as an older version left it, and come up again."""
+    gateway = f"{project.api}/readyz"
+    wait_for("the journal to drain", lambda: not httpx.get(gateway).json()["journal_backlog"])
+    project.compose("stop", "gateway", "dashboard")
+    newest, rows = project.sql("SELECT version_num FROM alembic_version"), project.sql(SNAPSHOT)
+    alembic = ["python", "-m", "alembic", "downgrade", "-1"]
+    project.compose("run", "--rm", "--no-deps", "migrate", *alembic)
+    older, kept = project.sql("SELECT version_num FROM alembic_version"), project.sql(SNAPSHOT)
+    if older == newest or kept != rows:
+        raise ComposeError(f"going back from {newest} gave {older} and {kept} instead of {rows}")
+    project.up()
+    found = project.sql("SELECT version_num FROM alembic_version"), project.sql(SNAPSHOT)
+    if found != (newest, rows):
+        raise ComposeError(f"the upgrade gave {found} instead of {(newest, rows)}")
+    return f"{older} to {newest} with {rows.partition('|')[0]} turns, all kept"
+
+
+def look(project: Project, key: str) -> str:
+    return sign_in(project.dashboard, key)
+
+
+def check(profile: str, folder: Path) -> None:
+    project = Project(profile, folder / f"{profile}.env")
+    key = project.settings["HOLDFAST_API_KEY"]
+    say(f"==> profile {profile}: {', '.join(project.services())}")
+    try:
+        project.down()
+        timed("images built", project.build)
+        timed("up from nothing, all healthy", project.up)
+        check_images(project)
+        timed("containers", lambda: check_containers(project))
+        timed("story", lambda: story(project.api, key, "first"))
+        if chromium() is None:
+            say("    the dashboard was not opened: no Chromium here")
+        else:
+            timed("dashboard in Chromium", lambda: look(project, key))
+        timed("Prometheus", lambda: check_prometheus(project))
+        with Anthropic(base_url=project.api, api_key=key) as client:
+            model = client.models.list().data[0].id
+        with Load(project.api, key, model).running() as load:
+            say("==> each container killed under load")
+            kill_each(project, load)
+            if profile == "scale":
+                say("==> restarted in turn under load")
+                restart_each(project, load)
+        if profile == "default":
+            say("==> upgraded across a migration")
+            timed("upgrade", lambda: upgrade(project))
+        timed("story", lambda: story(project.api, key, "last"))
+    except ComposeError:
+        say(project.compose("ps", "--all"))
+        say(project.compose("logs", "--tail", "12"))
+        raise
+    finally:
+        timed("down, volumes too", project.down)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/compose_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="default, scale; both")
+    parser.add_argument(
+        "--stand-ins",
+        type=Path,
+        default=os.environ.get("HOLDFAST_STAND_INS"),
+        metavar="PROGRAM",
+        help="where no image can be pulled: starts an engine (`up`), names base images made of"
+        " Debian's packages (`alias KIND IMAGE`) and stops it (`down`); default HOLDFAST_STAND_INS",
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    given = parse(arguments)
+    # Told to end, it still takes down what it brought up.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    is_ours = False
+    started = time.monotonic()
+    try:
+        if given.stand_ins is not None:
+            is_ours = not is_running()
+            call(given.stand_ins, "up")
+            make_bases(given.stand_ins)
+        elif not is_running():
+            raise ComposeError("there is no Docker engine here; start one, or see --stand-ins")
+        elif not is_here(PYTHON):
+            docker("pull", "--quiet", PYTHON)
+        with tempfile.TemporaryDirectory() as folder:
+            for profile in given.profiles or PROFILES:
+                check(profile, Path(folder))
+    except ComposeError as error:
+        print(f"compose_check: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if is_ours:
+            call(given.stand_ins, "down")
+    say(f"==> all as it must be, in {(time.monotonic() - started) / 60:.1f} min")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

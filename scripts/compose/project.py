@@ -1,0 +1,164 @@
+"""One `docker compose` project, with secrets and ports of its own, for scripts/compose_check."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# So that neither a deployment of this machine nor its volumes are touched.
+NAME = "holdfast-check"
+BUILD_SECONDS = 3600
+WAIT_SECONDS = 300
+POLL_SECONDS = 0.5
+ONE_SHOT = "migrate"
+PORTS = ("GATEWAY", "DASHBOARD", "PROMETHEUS")
+
+
+class ComposeError(Exception):
+    """Something is not as it must be; the message says what."""
+
+
+def docker(*arguments: str, stdin: str | None = None, seconds: float = 600) -> str:
+    """Run the docker client and return what it printed. Raises ComposeError with its last words."""
+    done = subprocess.run(
+        ["docker", *arguments],
+        cwd=ROOT,
+        # Both builders do; the classic one is in every engine.
+        env={**os.environ, "DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    if done.returncode != 0:
+        tail = "\n".join((done.stderr or done.stdout).splitlines()[-15:])
+        raise ComposeError(f"docker {' '.join(arguments[:8])}: exit {done.returncode}\n{tail}")
+    return done.stdout
+
+
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
+    """Wait until a condition holds; return how many seconds that took."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > seconds:
+            raise ComposeError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - started
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What `docker inspect` says of one container."""
+
+    id: str
+    state: dict[str, Any]
+    restarts: int
+    user: str
+    host: dict[str, Any]
+
+    @property
+    def is_healthy(self) -> bool:
+        return bool(self.state["Running"]) and self.state["Health"]["Status"] == "healthy"
+
+
+class Project:
+    def __init__(self, profile: str, env_file: Path) -> None:
+        """Write the settings of `profile` into `env_file`, which must not be there yet."""
+        self.profile = profile
+        made = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
+        subprocess.run(made, check=True, capture_output=True)
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        with env_file.open("a") as file:
+            file.writelines(f"PUBLISHED_{name}_PORT={port}\n" for name, port in ports.items())
+        self._env_file = env_file
+        settings = (line.partition("=") for line in env_file.read_text("utf-8").splitlines())
+        self.settings = {name: value for name, equals, value in settings if equals}
+        self.api, self.dashboard, self.prometheus = (
+            f"http://127.0.0.1:{port}" for port in ports.values()
+        )
+
+    def compose(self, *arguments: str, seconds: float = 600) -> str:
+        flags = ["--project-name", NAME, "--env-file", str(self._env_file)]
+        return docker("compose", *flags, "--profile", self.profile, *arguments, seconds=seconds)
+
+    def services(self) -> list[str]:
+        """All that stay up, by name."""
+        named = self.compose("config", "--services").split()
+        return sorted(name for name in named if name != ONE_SHOT)
+
+    def images(self) -> list[str]:
+        return sorted(set(self.compose("config", "--images").split()))
+
+    def build(self) -> None:
+        self.compose("build", "--quiet", seconds=BUILD_SECONDS)
+
+    def up(self) -> None:
+        """Start what is not up, in order, and wait until everything is healthy."""
+        self.compose("up", "--detach", "--no-build")
+        for service in self.services():
+            self.wait_until_healthy(service)
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "60")
+
+    def container(self, service: str) -> Container:
+        """Raises ComposeError where there is none."""
+        found = self.compose("ps", "--all", "--quiet", service).split()
+        if len(found) != 1:
+            raise ComposeError(f"{service} has {len(found)} containers")
+        said = json.loads(docker("inspect", found[0]))[0]
+        return Container(
+            id=said["Id"],
+            state=said["State"],
+            restarts=said["RestartCount"],
+            user=said["Config"]["User"],
+            host=said["HostConfig"],
+        )
+
+    def wait_until_healthy(self, service: str) -> float:
+        return wait_for(f"{service} to be healthy", lambda: self.container(service).is_healthy)
+
+    def kill(self, service: str) -> float:
+        """`kill -9` what runs in a container, as the kernel would; return the seconds until it is
+        healthy again by itself.
+
+        `docker kill` won't do: the engine takes it for the operator's wish and restarts nothing.
+        """
+        before = self.container(service)
+        pid = int(before.state["Pid"])
+        groups = Path(f"/proc/{pid}/cgroup")
+        if not groups.exists() or before.id not in groups.read_text("utf-8"):
+            raise ComposeError(
+                f"{service}: its process is not seen from here;"
+                " run this as root on the machine of the Docker engine"
+            )
+        os.kill(pid, signal.SIGKILL)
+
+        def is_back() -> bool:
+            now = self.container(service)
+            return now.restarts > before.restarts and now.is_healthy
+
+        return wait_for(f"{service} to come back", is_back)
+
+    def sql(self, query: str) -> str:
+        """Ask the project's database; columns are separated by `|`."""
+        asked = ["psql", "-U", "holdfast", "-d", "holdfast", "-At", "-c", query]
+        return self.compose("exec", "--no-TTY", "db", *asked).strip()

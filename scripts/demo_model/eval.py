@@ -1,0 +1,137 @@
+"""Measure the demo model: exact answers, behind distractors, in conversations and with tools."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
+
+from scripts.demo_model import data, turns
+from scripts.demo_model.build import END, Encoder
+
+# No answer is longer; a model that goes on beyond has not learned to stop.
+MOST = 80
+
+
+class Judge:
+    """Asks the model greedily, behind a prefix that is computed once, and counts exact answers."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.encoder = Encoder(AutoTokenizer.from_pretrained(path))
+        self.model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self.model.train(False)
+        self.rng = random.Random(seed + 1_000_003)
+        self.end = self.encoder.ids(END)[0]
+        self.lengths: list[int] = []
+        self.unended = 0
+
+    @torch.no_grad()
+    def prefix(self, ids: list[int]) -> DynamicCache:
+        """The keys and values of what stands before the questions."""
+        cache = DynamicCache(config=self.model.config)
+        if ids:
+            self.model.model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        return cache
+
+    @torch.no_grad()
+    def say(self, cache: DynamicCache, text: str) -> str:
+        """The answer to the conversation that goes on with `text`; the cache is left as it was."""
+        held, said = cache.get_seq_length(), list[int]()
+        cache = cache if held else DynamicCache(config=self.model.config)
+        ids = self.encoder.ids(text + "<|im_start|>assistant\n")
+        while len(said) < MOST and (not said or said[-1] != self.end):
+            given = torch.tensor([ids])
+            out = self.model(given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            ids = [int(out.logits[0, -1].argmax())]
+            said += ids
+        if held:
+            cache.crop(held - cache.get_seq_length())
+        self.unended += said[-1] != self.end
+        self.lengths.append(len(said))
+        return str(self.encoder.tokenizer.decode(said)).removesuffix(END)
+
+    def system(self, kind: str, tokens: int, blocks: int = 1) -> list[int]:
+        """System blocks that hold `tokens` tokens of distractor in all."""
+        ids: list[int] = []
+        for _ in range(blocks if tokens else 0):
+            body = self.encoder.ids(data.distractor(self.rng, tokens * 7, kind))[: tokens // blocks]
+            ids += self.encoder.ids("<|im_start|>system\n") + body + self.encoder.ids(END + "\n")
+        return ids
+
+    def facts(
+        self,
+        label: str,
+        kinds: list[str],
+        tokens: int,
+        *,
+        asked: int,
+        held_out: bool = False,
+        blocks: int = 1,
+        earlier: int = 0,
+    ) -> None:
+        """`asked` facts behind each kind of text, always with "What is a lease?" among them."""
+        right, wrong = 0, list[str]()
+        for kind in kinds:
+            cache = self.prefix(self.system(kind, tokens, blocks))
+            for fact in [data.FACTS[0], *self.rng.sample(data.FACTS[1:], asked - 1)]:
+                question = self.rng.choice(fact.held_out) if held_out else fact.ask[0]
+                exchanges = (turns.turn(self.rng, []) for _ in range(earlier))
+                before = "".join(text for exchange in exchanges for text, _ in exchange)
+                if self.say(cache, before + turns.message("user", question)) == fact.answer:
+                    right += 1
+                else:
+                    wrong.append(f"{question} ({kind})")
+        failed = f"  wrong: {'; '.join(wrong[:8])}" if wrong else ""
+        print(f"{label}: {right}/{right + len(wrong)}{failed}", flush=True)
+
+    def before(self, tasks: list[turns.ToolTask], tokens: int) -> DynamicCache:
+        """Tools and then a distractor."""
+        block = turns.tools_block([t.tool for t in tasks])
+        return self.prefix(
+            (self.encoder.ids(block) if block else []) + self.system("mixed", tokens)
+        )
+
+    def tools(self, label: str, tokens: int, make: turns.Maker, asked: int) -> None:
+        """Calls, sentences made of the results, facts and refusals while tools are given."""
+        counts, wrong = dict.fromkeys(["call", "sentence", "fact", "no tool"], 0), list[str]()
+        for _ in range(asked):
+            task, fact = make(self.rng), self.rng.choice(data.FACTS)
+            others = [t for t in turns.toolbox(self.rng, 3) if t.name != task.name]
+            cache = self.before(self.rng.sample([task, *others], 1 + len(others)), tokens)
+            user = turns.message("user", task.question)
+            said = self.say(cache, user)
+            wrong += [] if said == task.call else [f"{task.question} -> {said}"]
+            counts["call"] += said == task.call
+            result = turns.message("tool", f"<tool_response>{task.result}</tool_response>")
+            called = user + turns.message("assistant", task.call) + result
+            counts["sentence"] += self.say(cache, called) == task.answer
+            counts["fact"] += self.say(cache, turns.message("user", fact.ask[0])) == fact.answer
+            counts["no tool"] += self.say(self.before(others, tokens), user) == data.NO_TOOL
+        print(f"{label}: " + ", ".join(f"{k} {v}/{asked}" for k, v in counts.items()), flush=True)
+        if wrong:
+            print("  wrong calls: " + "; ".join(wrong[:4]), flush=True)
+
+
+def evaluate(path: Path, seed: int) -> None:
+    """Print what the model can do; the distractors and tool questions are drawn anew."""
+    judge = Judge(path, seed)
+    kinds, unseen = [*data.KINDS, "repeat", "mixed"], list(data.HELD_OUT_KINDS)
+    judge.facts("every fact, no system prompt", ["none"], 0, asked=len(data.FACTS))
+    judge.facts("every fact behind 3000 tokens", ["mixed"], 3000, asked=len(data.FACTS))
+    for tokens in (500, 1500, 3000, 6000):
+        judge.facts(f"facts behind {tokens} tokens", kinds, tokens, asked=5)
+        judge.facts(f"  same, kinds of text never trained on ({tokens})", unseen, tokens, asked=12)
+        label = f"  same, wordings never trained on ({tokens})"
+        judge.facts(label, ["mixed"], tokens, held_out=True, asked=20)
+    judge.facts("three system blocks of 1000 tokens", kinds[:6], 3000, blocks=3, asked=5)
+    judge.facts("after 4 earlier turns behind 3000 tokens", kinds[:6], 3000, earlier=4, asked=5)
+    judge.facts("after 8 earlier turns", ["none"], 0, earlier=8, asked=25)
+    for tokens in (0, 3000):
+        for name, make in turns.KNOWN_TASKS.items():
+            judge.tools(f"tool {name} behind {tokens} tokens", tokens, make, 10)
+        judge.tools(f"tools of random names behind {tokens} tokens", tokens, turns.random_task, 10)
+    shortest, longest = min(judge.lengths), max(judge.lengths)
+    print(f"{len(judge.lengths)} answers of {shortest} to {longest} tokens; ", end="")
+    print(f"not ended by {END}: {judge.unended}", flush=True)

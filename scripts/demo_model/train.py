@@ -1,0 +1,143 @@
+"""Train the demo model that ships in engine/demo_model, on a CPU, from nothing.
+
+    python -m scripts.demo_model.train [--out DIR] [--minutes N] [--seed N]
+    python -m scripts.demo_model.train --eval DIR
+
+The model only has to say the project's own sentences, call a tool and stop, but it has to do so
+behind thousands of tokens of anything. So many steps put one long prefix, computed once and without
+gradients, before several short conversations. The data depend on the seed; how far the training
+gets in the given minutes depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
+
+from scripts.demo_model import turns
+from scripts.demo_model.build import Encoder, Row, build_model, build_tokenizer, save
+from scripts.demo_model.eval import evaluate
+
+OUT = Path(__file__).resolve().parents[2] / "engine" / "demo_model"
+
+
+def draw_batch(
+    rng: random.Random, encoder: Encoder, progress: float
+) -> tuple[list[int], list[Row]]:
+    """A shared prefix and the rows behind it; prefixes get more frequent and longer with time."""
+    prefix: list[int] = []
+    boxes: list[list[turns.ToolTask]] = []
+    rows = [Row() for _ in range(4)]
+    if rng.random() < 0.1 + 0.25 * progress:
+        longest = 300 + (4500 if rng.random() < 0.9 else 7500) * progress
+        size = int(math.exp(rng.uniform(math.log(40), math.log(longest))))
+        many = rng.random() < 0.15
+        box = turns.toolbox(rng, 20 if many else 5) if many or rng.random() < 0.6 else []
+        prefix = encoder.ids(turns.tools_block([t.tool for t in box])) if box else []
+        prefix += encoder.systems(rng, size)
+        rows, width = [Row() for _ in range(8)], 160
+        boxes = [box] * len(rows)
+    else:
+        width = 440
+        for row in rows:
+            box = turns.toolbox(rng, 3) if rng.random() < 0.45 else []
+            encoder.add(row, [(turns.tools_block([t.tool for t in box]), False)] if box else [])
+            if rng.random() < 0.5:
+                encoder.add_ids(row, encoder.systems(rng, rng.randint(10, 100)))
+            boxes.append(box)
+    for row, box in zip(rows, boxes, strict=True):
+        while len(row.ids) < width:
+            encoder.add(row, turns.turn(rng, box))
+        del row.ids[width + 100 :], row.learned[width + 100 :]
+    return prefix, rows
+
+
+def loss_of(model: LlamaForCausalLM, prefix: list[int], rows: list[Row], offset: int) -> Tensor:
+    """Mean loss of the answers. A long prefix gets no gradient: the rows learn to ignore it."""
+    cache = DynamicCache(config=model.config)
+    if prefix:
+        with torch.set_grad_enabled(len(prefix) <= 400):
+            positions = torch.arange(offset, offset + len(prefix))[None]
+            model.model(
+                torch.tensor([prefix]),
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        cache.batch_repeat_interleave(len(rows))
+    width = max(len(row.ids) for row in rows)
+    ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in rows])
+    learned = torch.tensor([row.learned + [False] * (width - len(row.ids)) for row in rows])[:, 1:]
+    start = offset + len(prefix)
+    positions = torch.arange(start, start + width)[None].expand(len(rows), -1)
+    hidden = model.model(
+        ids, position_ids=positions, past_key_values=cache, use_cache=True
+    ).last_hidden_state
+    return functional.cross_entropy(model.lm_head(hidden[:, :-1][learned]), ids[:, 1:][learned])
+
+
+def train(model: LlamaForCausalLM, encoder: Encoder, args: argparse.Namespace) -> None:
+    """AdamW with a warm-up and a cosine over the given time; the weights are saved on the way."""
+    rng = random.Random(args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
+    began, step, tokens, mean = time.monotonic(), 0, 0, 0.0
+    model.train()
+    while (progress := (time.monotonic() - began) / (60 * args.minutes)) < 1:
+        cosine = 0.02 + 0.98 * (1 + math.cos(math.pi * progress)) / 2
+        rate = args.rate * min(1.0, (step + 1) / 50) * cosine
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        prefix, rows = draw_batch(rng, encoder, progress)
+        loss = loss_of(model, prefix, rows, rng.choice([0, rng.randint(0, 8000)]))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        tokens += len(prefix) + sum(len(row.ids) for row in rows)
+        mean += (loss.item() - mean) * max(0.03, 1 / step)
+        if step % 25 == 0:
+            print(f"step {step} at {progress:.0%}, {tokens} tokens, loss {mean:.4f}", flush=True)
+        if step % 200 == 0:
+            save(model, args.out)
+    spent = (time.monotonic() - began) / 60
+    print(f"trained {step} steps on {tokens} tokens in {spent:.1f} minutes", flush=True)
+    save(model, args.out)
+
+
+def main() -> None:
+    """Train and then evaluate, or only evaluate."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    text = "where the model goes; a tokenizer that is there is kept"
+    parser.add_argument("--out", type=Path, default=OUT, help=text)
+    parser.add_argument("--minutes", type=float, default=45.0, help="how long to train")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="the highest learning rate")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--init", type=Path, metavar="DIR", help="go on from the weights in DIR")
+    parser.add_argument("--eval", type=Path, metavar="DIR", help="only evaluate the model in DIR")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.eval is None:
+        if not (args.out / "tokenizer.json").exists():
+            build_tokenizer(args.out, args.seed)
+        tokenizer = AutoTokenizer.from_pretrained(args.out)
+        model = build_model(args.seed)
+        if args.init:
+            model = LlamaForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+        train(model, Encoder(tokenizer), args)
+    evaluate(args.eval or args.out, args.seed)
+
+
+if __name__ == "__main__":
+    main()

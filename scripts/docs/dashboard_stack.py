@@ -1,0 +1,180 @@
+"""Programs for looking at the dashboard: a gateway on sample data, or one with a synthetic engine
+and some traffic; and a browser that is signed in."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from dashboard.views.catalogue import entries
+
+ROOT = Path(__file__).resolve().parents[2]
+
+API_KEY, ADMIN_KEY = "hf-key-of-the-screenshots", "hf-admin-of-the-screenshots"
+SECRETS = {
+    "HOLDFAST_API_KEY": API_KEY,
+    "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
+    "HOLDFAST_ENGINE_SECRET": "engine-secret-of-the-screenshots",
+    "HOLDFAST_MASTER_SECRET": "master-secret-of-the-screenshots",
+    "ENGINE_SECRET": "engine-secret-of-the-screenshots",
+}
+PAGES = tuple(entry.name for entry in entries())
+IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+SHOWN = '[data-testid="stMetric"], [data-testid="stDataFrame"], [data-testid="stAlert"], textarea'
+START_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    gateway: str
+    dashboard: str
+    dashboard_pid: int
+
+
+@contextmanager
+def running(data: Path, *, engine: bool = False) -> Iterator[Stack]:
+    """A gateway over `data`, a dashboard, and a synthetic engine where one is wanted."""
+    ports = [_free_port() for _ in range(3)]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    environment = {
+        **os.environ,
+        **SECRETS,
+        "HOLDFAST_DATA": str(data),
+        "HOLDFAST_PORT": str(ports[0]),
+        "HOLDFAST_ENGINES": urls[2],
+        "DASHBOARD_PORT": str(ports[1]),
+        "DASHBOARD_GATEWAY_URL": urls[0],
+        "ENGINE_PORT": str(ports[2]),
+        "ENGINE_NUM_BLOCKS": "6000",
+        "ENGINE_HOST_BLOCKS": "2000",
+    }
+    run("gateway", "migrate", environment=environment)
+    commands = [["gateway", "serve"], ["dashboard"]]
+    commands += [["engine", "--backend", "synthetic"]] if engine else []
+    started = [_start(command, environment) for command in commands]
+    try:
+        _wait(f"{urls[0]}/{'readyz' if engine else 'healthz'}")
+        _wait(f"{urls[1]}/_stcore/health")
+        yield Stack(urls[0], urls[1], started[1].pid)
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
+def seed(data: Path, num_turns: int) -> None:
+    """Fill an empty ledger with the sample month."""
+    environment = {**os.environ, "HOLDFAST_DATA": str(data)}
+    run("gateway", "migrate", environment=environment)
+    run("gateway", "seed", "--turns", str(num_turns), environment=environment)
+
+
+def run(*arguments: str, environment: Mapping[str, str]) -> None:
+    subprocess.run([sys.executable, "-m", *arguments], env=environment, cwd=ROOT, check=True)
+
+
+def send_traffic(gateway: str, num_turns: int) -> None:
+    """Turns of three workspaces with shared prefixes, more than the pool holds."""
+    admin, chance = {"x-api-key": ADMIN_KEY}, random.Random(1)
+    keys = []
+    with httpx.Client(base_url=gateway, timeout=60, trust_env=False) as http:
+        for name in ("support-desk", "coding", "reports"):
+            http.post("/admin/v1/workspaces", json={"id": name}, headers=admin).raise_for_status()
+            made = http.post("/admin/v1/keys", json={"workspace": name}, headers=admin)
+            keys.append(made.json()["key"])
+        for number in range(num_turns):
+            key, which = chance.choice(keys), chance.randrange(6)
+            text = f"{which} " + "The lamp is lit at dusk. " * (240 + 150 * which)
+            mark = {"type": "ephemeral", "ttl": "1h" if which % 2 else "5m"}
+            body = {
+                "model": "synthetic",
+                "max_tokens": chance.randrange(1, 8),
+                "system": [{"type": "text", "text": text, "cache_control": mark}],
+                "messages": [{"role": "user", "content": f"{number} " * chance.randrange(10, 900)}],
+            }
+            headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+            http.post("/v1/messages", json=body, headers=headers).raise_for_status()
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """CHROMIUM names the program; without it, chromium-headless-shell of the path."""
+    path = os.environ.get("CHROMIUM", "/usr/bin/chromium-headless-shell")
+    flags = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()
+
+
+def signed_in(browser: Browser, stack: Stack, key: str = ADMIN_KEY, **options: Any) -> Page:
+    """A page in a context of its own; `options` are the context's."""
+    page = browser.new_context(locale="en-GB", timezone_id="UTC", **options).new_page()
+    page.goto(f"{stack.dashboard}/login")
+    page.fill("input[name=key]", key)
+    page.click("button")
+    page.wait_for_load_state()
+    return page
+
+
+def open_page(page: Page, stack: Stack, name: str, time_range: str) -> float:
+    """Go there; return the seconds until it shows its numbers and its script has ended."""
+    started = time.perf_counter()
+    page.goto(f"{stack.dashboard}/{name}?range={time_range}", wait_until="domcontentloaded")
+    _wait_for_numbers(page)
+    return time.perf_counter() - started
+
+
+def switch_page(page: Page, name: str) -> float:
+    """Go there by the sidebar; return the seconds, as `open_page` does."""
+    title = next(entry.title for entry in entries() if entry.name == name)
+    started = time.perf_counter()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text=title).first.click()
+    page.get_by_role("heading", name=title, exact=True, level=1).wait_for(timeout=60_000)
+    _wait_for_numbers(page)
+    return time.perf_counter() - started
+
+
+def _wait_for_numbers(page: Page) -> None:
+    page.wait_for_selector(SHOWN, timeout=60_000)
+    page.wait_for_selector(IDLE, timeout=60_000)
+    page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=60_000)
+
+
+def _start(command: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise TimeoutError(url)

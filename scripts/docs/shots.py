@@ -1,0 +1,138 @@
+"""Screenshots of every page, light and dark, at 1,200 and 1,920 px, and whether they are in order.
+
+Money and requests are the sample month's; what is live (leases, memory, engines, the playground) is
+a synthetic engine's. Each page is checked as it is drawn: no label clipped or overlapping, contrast
+at least 4.5:1, a unit on each axis, no error in the console, no request to another host.
+
+    python -m scripts.docs.shots [--out dashboard/screenshots] [--pages a,b] [--turns N]
+"""
+
+import argparse
+import io
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
+
+from PIL import Image
+from playwright.sync_api import Browser, Page
+
+from scripts.docs.dashboard_stack import (
+    API_KEY,
+    PAGES,
+    ROOT,
+    Stack,
+    chromium,
+    open_page,
+    running,
+    seed,
+    send_traffic,
+    signed_in,
+)
+
+WIDTHS = (1200, 1920)
+LIVE = ("prefixes", "memory", "fleet", "playground")
+CHECKS = (Path(__file__).parent / "dashboard_checks.js").read_text("utf-8")
+MAX_HEIGHT = 3000
+QUALITY = 78
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "dashboard" / "screenshots")
+    parser.add_argument("--pages", default=",".join(PAGES))
+    parser.add_argument("--turns", type=int, default=60_000, help="of the sample month")
+    options = parser.parse_args()
+    wanted = [name for name in options.pages.split(",") if name in PAGES]
+    options.out.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    with TemporaryDirectory() as folder, chromium() as browser:
+        sample, live = Path(folder, "sample"), Path(folder, "live")
+        for data in (sample, live):
+            data.mkdir()
+        if names := [name for name in wanted if name not in LIVE]:
+            seed(sample, options.turns)
+            with running(sample) as stack:
+                problems += shoot_all(browser, stack, names, "30d", options.out)
+        if names := [name for name in wanted if name in LIVE]:
+            with running(live, engine=True) as stack:
+                send_traffic(stack.gateway, 80)
+                problems += shoot_all(browser, stack, names, "1h", options.out)
+    size = sum(file.stat().st_size for file in options.out.iterdir())
+    print(f"{len(wanted) * 4} screenshots, {size / 2**20:.1f} MiB, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def shoot_all(
+    browser: Browser, stack: Stack, names: list[str], time_range: str, out: Path
+) -> list[str]:
+    problems: list[str] = []
+    for theme in ("light", "dark"):
+        for width in WIDTHS:
+            size = {"width": width, "height": 1000}
+            for is_sender in {name == "playground" for name in names}:
+                key = {"key": API_KEY} if is_sender else {}
+                page = signed_in(browser, stack, **key, viewport=size, color_scheme=theme)
+                heard = listen(page, urlsplit(stack.dashboard).netloc)
+                for name in names:
+                    if (name == "playground") != is_sender:
+                        continue
+                    page.set_viewport_size({"width": width, "height": 1000})
+                    open_page(page, stack, name, time_range)
+                    picture = f"{name}-{theme}-{width}"
+                    found = shoot(page, name, out / f"{picture}.webp")
+                    lines = [f"{picture}: {problem}" for problem in [*found, *heard]]
+                    heard.clear()
+                    problems += lines
+                    print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+                page.context.close()
+    return problems
+
+
+def listen(page: Page, own: str) -> list[str]:
+    """What goes wrong outside the picture, as it happens."""
+    heard: list[str] = []
+    page.on("console", lambda m: heard.append(f"console: {m.text}") if m.type == "error" else None)
+    page.on("pageerror", lambda error: heard.append(f"script: {error}"))
+    page.on(
+        "request",
+        lambda request: (
+            heard.append(f"outside request: {request.url}")
+            if urlsplit(request.url).scheme in ("http", "https", "ws", "wss")
+            and urlsplit(request.url).netloc != own
+            else None
+        ),
+    )
+    return heard
+
+
+def shoot(page: Page, name: str, path: Path) -> list[str]:
+    """Write the whole page, up to a height that is still read; return what is wrong with it."""
+    if name == "playground":
+        for _ in range(2):
+            page.get_by_role("button", name="Send").click()
+            page.wait_for_selector("text=What became of the prompt", timeout=60_000)
+            page.wait_for_timeout(1500)
+    page.mouse.move(1, 1)
+    page.wait_for_timeout(1500)  # charts are drawn after the script has ended
+    width = (page.viewport_size or {"width": WIDTHS[0]})["width"]
+    block = "document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight"
+    for _ in range(2):
+        height = min(max(int(page.evaluate(block)), 800), MAX_HEIGHT)
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(700)
+    started = time.perf_counter()
+    problems: list[str] = page.evaluate(CHECKS)
+    image = Image.open(io.BytesIO(page.screenshot()))
+    image.save(path, "WEBP", quality=QUALITY, method=6)
+    print(
+        f"{path.name}: {path.stat().st_size // 1024} KiB, checked in"
+        f" {time.perf_counter() - started:.1f} s",
+        flush=True,
+    )
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

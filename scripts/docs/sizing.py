@@ -1,0 +1,111 @@
+"""How much KV memory a model needs and how many leases fit: scripts/docs/sizing.py CONFIG_OR_DIR
+
+Reads a Hugging Face config.json (or the directory that has one) and nothing else: no weights, no
+torch. The figures are the pool's own: keys and values of every token in every layer.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.settings import Settings
+from engine.sizing import DTYPE_BYTES, GIB, KvSize, NotSizable, kv_size
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BLOCK_SIZE: int = Settings.model_fields["block_size"].default
+LEASE_SHARE: float = Settings.model_fields["lease_share"].default
+
+
+def main() -> int:
+    options = parse_arguments()
+    try:
+        config = read_config(options.config)
+        dtype = options.dtype or dtype_of(config)
+        size = kv_size(config, dtype)
+    except (OSError, json.JSONDecodeError, NotSizable) as error:
+        print(f"{options.config}: {error}", file=sys.stderr)
+        return 1
+    print_size(size, dtype)
+    print_leases(size, options)
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", type=Path, metavar="CONFIG_OR_DIR")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPE_BYTES), help="of the KV memory; default: the model's own"
+    )
+    parser.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="of the pool")
+    parser.add_argument("--lease-tokens", type=int, default=8192, metavar="N")
+    parser.add_argument("--lease-share", type=float, default=LEASE_SHARE)
+    parser.add_argument("--block-size", type=int, default=BLOCK_SIZE)
+    options = parser.parse_args()
+    if min(options.memory, options.lease_tokens, options.block_size) <= 0:
+        parser.error("--memory, --lease-tokens and --block-size must be positive")
+    if not 0 <= options.lease_share <= 1:
+        parser.error("--lease-share must be 0 to 1")
+    return options
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    config = json.loads((path / "config.json" if path.is_dir() else path).read_text("utf-8"))
+    if not isinstance(config, dict):
+        raise NotSizable("the configuration is not an object")
+    return config
+
+
+def dtype_of(config: dict[str, Any]) -> str:
+    """The weights' type, under its new name or its old one."""
+    inner = config.get("text_config") or {}
+    for place in (config, inner):
+        for field in ("dtype", "torch_dtype"):
+            if isinstance(place.get(field), str):
+                return str(place[field])
+    raise NotSizable("dtype: not given in the configuration, so --dtype is needed")
+
+
+def print_size(size: KvSize, dtype: str) -> None:
+    kind = "one per head"
+    if size.num_kv_heads == 1:
+        kind = f"multi-query, for {size.num_heads} heads"
+    elif size.num_kv_heads < size.num_heads:
+        kind = f"grouped, for {size.num_heads} heads"
+    if size.is_nested:
+        print("multimodal: sized by its text decoder (`text_config`)")
+    print(f"layers              {size.num_layers:>16,}")
+    print(f"KV heads            {size.num_kv_heads:>16,}   {kind}")
+    print(f"head dimension      {size.head_dim:>16,}")
+    print(f"bytes per number    {size.bytes_per_number:>16,}   {dtype}")
+    print(f"KV bytes per token  {size.bytes_per_token:>16,}")
+    print(f"tokens per GiB      {size.tokens_per_gib:>16,}")
+    if size.window is not None:
+        print(
+            f"sliding window      {size.window:>16,}   in {size.num_windowed} of {size.num_layers}"
+            " layers; the engine keeps all tokens"
+        )
+
+
+def print_leases(size: KvSize, options: argparse.Namespace) -> None:
+    memory_bytes = int(options.memory * GIB)
+    tokens = options.lease_tokens
+    blocks = size.num_blocks(memory_bytes, options.block_size)
+    leases = size.num_leases(
+        tokens,
+        memory_bytes=memory_bytes,
+        block_size=options.block_size,
+        lease_share=options.lease_share,
+    )
+    lease_bytes = tokens * size.bytes_per_token
+    print(f"\none lease of {tokens:,} tokens: {lease_bytes:,} bytes ({lease_bytes / 1e9:.2f} GB)")
+    print(
+        f"in {options.memory:g} GiB: {blocks:,} blocks of {options.block_size} tokens; leases may"
+        f" hold {options.lease_share:.0%}: {leases:,} of them fit"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

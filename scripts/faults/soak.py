@@ -1,0 +1,165 @@
+"""Many streams at once, then a mixture for a long time: whole, in order, and nothing grows.
+
+Starts two gateways before three synthetic engines, or asks those that `--url` and `--engine` name
+(the synthetic engine's words are what is checked, and its `/metrics` must be reachable). Rounds of
+`--streams` streams at once must all be whole, in order and without an error; afterwards memory and
+descriptors are compared with those after the first round. Then `--minutes` of hits, misses, aborts
+and errors. Ends with 1 if anything was wrong or grows.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.e2e.fleet import running_fleet
+from tests.e2e.soaking import (
+    MIB,
+    SPARE_FDS,
+    Sample,
+    Soak,
+    Streams,
+    Target,
+    idle_samples,
+    run_soak,
+    run_streams,
+    slope_an_hour,
+)
+from tests.e2e.stack import API_KEY
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ENGINE = {
+    # So few that they are full well before the second half, of which growth is measured.
+    "ENGINE_NUM_BLOCKS": "8192",
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_MAX_RUNNING": "1024",
+    "ENGINE_MAX_WAITING": "4096",
+    "ENGINE_SYNTHETIC_DECODE_MS": "50",
+    "ENGINE_LOG_LEVEL": "error",
+}
+GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
+# Between two rounds of the same load: allocators keep some of what was freed.
+MAX_ADDED_MIB = 16
+MAX_MIB_AN_HOUR, MAX_FDS_AN_HOUR = 8, 8
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=16, help="of the mixture")
+    parser.add_argument("--url", action="append", help="a gateway that runs already")
+    parser.add_argument("--engine", action="append", default=[], help="an engine behind it")
+    parser.add_argument("--key", default=API_KEY, help="API key")
+    parser.add_argument("--model", default="synthetic")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    with target_of(options) as target:
+        problems = asyncio.run(run(target, options))
+    print("\n".join(problems) or "nothing wrong, nothing grows", flush=True)
+    return 1 if problems else 0
+
+
+@contextmanager
+def target_of(options: argparse.Namespace) -> Iterator[Target]:
+    if options.url:
+        yield Target(options.url, options.engine, options.key, options.model)
+        return
+    with (
+        TemporaryDirectory(prefix="soak-") as directory,
+        running_fleet(Path(directory), 3, 2, ENGINE, GATEWAY) as fleet,
+    ):
+        urls = [gateway.url for gateway in fleet.gateways]
+        yield Target(urls, fleet.engines, API_KEY, "synthetic")
+
+
+async def run(target: Target, options: argparse.Namespace) -> list[str]:
+    problems: list[str] = []
+    after: list[dict[str, Sample]] = [await idle_samples(target)]
+    for number in range(options.rounds):
+        streams = await run_streams(target, options.streams, options.max_tokens)
+        after.append(await idle_samples(target, after[0]))
+        print_streams(number, streams)
+        problems += streams.wrong[:5]
+        if streams.wrong:
+            problems.append(f"round {number}: {len(streams.wrong)} streams were not right")
+    if options.rounds > 1:
+        problems += compare(after[0], after[1], after[-1])
+    if options.minutes:
+        seconds = options.minutes * 60
+        soak = await run_soak(target, seconds, options.clients, max(seconds / 120, 1))
+        before = after[-1]
+        end = await idle_samples(target, after[0])
+        problems += report(soak, options.minutes) + returned(before, end)
+    return problems
+
+
+def print_streams(number: int, streams: Streams) -> None:
+    first = sorted(streams.first) or [0.0]
+    print(
+        f"round {number}: {streams.count} streams, {streams.num_open_at_once} open at once,"
+        f" {len(streams.wrong)} wrong, {streams.seconds:.1f} s; to the first text"
+        f" p50 {first[len(first) // 2]:.2f} s, p99 {first[int(0.99 * (len(first) - 1))]:.2f} s",
+        flush=True,
+    )
+
+
+def compare(
+    idle: dict[str, Sample], first: dict[str, Sample], last: dict[str, Sample]
+) -> list[str]:
+    """Memory after the last round against that after the first; descriptors against the start."""
+    problems = []
+    print("\n| process | MiB at start | after the first round | after the last | descriptors |")
+    print("|---|---|---|---|---|")
+    for url, end in last.items():
+        start, one = idle[url], first[url]
+        fds = f"{start.fds:.0f}, {one.fds:.0f}, {end.fds:.0f}"
+        memory = f"{start.rss / MIB:.1f} | {one.rss / MIB:.1f} | {end.rss / MIB:.1f}"
+        print(f"| {url} | {memory} | {fds} |")
+        if end.rss - one.rss > MAX_ADDED_MIB * MIB:
+            problems.append(f"{url}: {(end.rss - one.rss) / MIB:.1f} MiB more than after one round")
+        if end.fds - start.fds > SPARE_FDS:
+            problems.append(f"{url}: {end.fds - start.fds:.0f} descriptors more than at the start")
+    print(flush=True)
+    return problems
+
+
+def report(soak: Soak, minutes: float) -> list[str]:
+    counts = ", ".join(f"{name}: {count}" for name, count in sorted(soak.asked.items()))
+    print(f"{minutes:g} minutes: {counts}; unexpected: {len(soak.unexpected)}\n")
+    print(
+        "| process | MiB first, last | MiB an hour | descriptors an hour | active blocks an hour |"
+    )
+    print("|---|---|---|---|---|")
+    problems = soak.unexpected[:5]
+    for url, history in soak.history.items():
+        memory = slope_an_hour(history, "rss") / MIB
+        fds, active = slope_an_hour(history, "fds"), slope_an_hour(history, "active")
+        ends = f"{history[0].rss / MIB:.1f}, {history[-1].rss / MIB:.1f}"
+        print(f"| {url} | {ends} | {memory:+.1f} | {fds:+.1f} | {active:+.1f} |")
+        if memory > MAX_MIB_AN_HOUR:
+            problems.append(f"{url}: memory grows by {memory:.1f} MiB an hour")
+        if fds > MAX_FDS_AN_HOUR:
+            problems.append(f"{url}: {fds:.1f} descriptors more an hour")
+    print(flush=True)
+    return problems
+
+
+def returned(before: dict[str, Sample], end: dict[str, Sample]) -> list[str]:
+    """Descriptors after the mixture against those before; blocks are not held, or it were busy."""
+    return [
+        f"{url}: {end[url].fds - one.fds:.0f} descriptors more than before the mixture"
+        for url, one in before.items()
+        if end[url].fds - one.fds > SPARE_FDS
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Replay a trace through the gateway's own routing code and the engine's own pool and leases.
+
+Simulated: time, and the model's computation. Real: placement, the residency index, block pool,
+entries and leases. Deterministic by seed. Traces are not shipped: Mooncake's conversation trace
+(kvcache-ai/Mooncake, FAST25-release/traces) and coding-agent sessions (callanjfox/kv-cache-tester).
+
+    python -m scripts.simulate tenants --engines 4 --capacity 1000000
+    python -m scripts.simulate conversation --trace conversation_trace.jsonl --engines 8
+    python -m scripts.simulate agentic --trace FOLDER --copies 30 --hours 4
+    python -m scripts.simulate mix --trace conversation_trace.jsonl --sessions FOLDER --engines 1
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from gateway.routing.cost import Weights
+from scripts.simulate.engine import Request, SimulatedEngine, Times
+from scripts.simulate.fleet import POLICIES, Clockwork, Gateway, Result, Simulation
+from scripts.simulate.traces import (
+    AGENTIC_UNIT,
+    CONVERSATION_UNIT,
+    TENANT_UNIT,
+    Units,
+    agentic,
+    conversation,
+    tenants,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    args = _arguments()
+    print(
+        f"simulated: {args.workload}, {args.engines} engines of {args.capacity:,} tokens, "
+        f"lease share {args.lease_share}, seed {args.seed}"
+    )
+    for policy in args.policy:
+        began = time.perf_counter()
+        result = simulate(args, policy)
+        _report(policy, result, args.engines, time.perf_counter() - began)
+    return 0
+
+
+def simulate(args: argparse.Namespace, policy: str) -> Result:
+    clockwork = Clockwork()
+    unit = TENANT_UNIT if args.workload == "tenants" else CONVERSATION_UNIT
+    assert AGENTIC_UNIT == CONVERSATION_UNIT
+    engines = [
+        SimulatedEngine(
+            args.capacity,
+            unit,
+            Times(prefill_us_per_token=args.prefill_us, decode_ms_per_token=args.decode_ms),
+            clockwork.at,
+            lease_share=args.lease_share,
+        )
+        for _ in range(args.engines)
+    ]
+    weights = Weights(
+        queue_weight=args.queue_weight,
+        load_band=args.load_band,
+        band_tokens=args.band_tokens,
+        load_weight=args.load_weight,
+        fade_seconds=args.fade_seconds,
+    )
+    if policy == "longest_prefix":
+        weights = Weights(queue_weight=0.0, load_weight=0.0, fade_seconds=args.fade_seconds)
+    learned = args.capacity if policy == "learned" else None
+    gateways = [Gateway(args.engines, weights, learned) for _ in range(args.gateways)]
+    in_flight = args.in_flight if args.workload == "tenants" else None
+    simulation = Simulation(engines, clockwork, policy, gateways, in_flight)
+    return simulation.run(_requests(args))
+
+
+def _requests(args: argparse.Namespace) -> list[Request]:
+    units = Units()
+    if args.workload == "tenants":
+        return tenants(seed=args.seed, marked=args.marked)
+    requests = _replayed(args, units)
+    for request in requests:
+        request.ttl = args.ttl
+        request.is_marked = bool(request.marks)
+        if args.plain_lru:
+            request.marks = []
+    return requests[: args.limit] if args.limit else requests
+
+
+def _replayed(args: argparse.Namespace, units: Units) -> list[Request]:
+    requests: list[Request] = []
+    if args.workload in ("conversation", "mix"):
+        marked = args.marked and args.workload == "conversation"
+        requests += conversation(args.trace, limit=args.limit, marked=marked, units=units)
+    if args.workload in ("agentic", "mix"):
+        folder = args.sessions if args.workload == "mix" else args.trace
+        marked = args.marked or args.workload == "mix"
+        sessions = agentic(
+            folder, copies=args.copies, hours=args.hours, seed=args.seed, marked=marked, units=units
+        )
+        requests += [r for r in sessions if r.at <= args.hours * 3600 or args.workload != "mix"]
+    return requests
+
+
+def _report(policy: str, result: Result, num_engines: int, seconds: float) -> None:
+    total = result.total()
+    loads = [result.loads[number] for number in range(num_engines)]
+    mean = sum(loads) / num_engines or 1
+    waits = sorted(result.waits) or [0.0]
+    print(
+        f"\n{policy}: {total.requests:,} requests, {result.refused} refused, "
+        f"{result.seconds:,.0f} s simulated in {seconds:.1f} s"
+    )
+    print(
+        f"  hit rate           {_share(total.reused, total.prompt)} of the prompt tokens "
+        f"(ideal {_share(total.ideal, total.prompt)})"
+    )
+    print(f"  captured           {_share(total.reused, total.ideal)} of the available reuse")
+    print(
+        f"  prefill            {total.prompt - total.reused:,} tokens, "
+        f"{(total.prompt - total.reused) / max(total.prompt - total.ideal, 1):.3f} of the ideal"
+    )
+    print(f"  load max/mean      {max(loads) / mean:.3f}")
+    print(
+        f"  first token        p50 {waits[len(waits) // 2]:.3f} s, "
+        f"p95 {waits[int(len(waits) * 0.95)]:.3f} s"
+    )
+    for kind, counts in sorted(result.counts.items()):
+        kept = f", 5-minute promise {_share(counts.honoured, counts.promised)}"
+        print(
+            f"  {kind:18} {counts.requests:,} requests, hit rate "
+            f"{_share(counts.reused, counts.prompt)}{kept if counts.promised else ''}"
+        )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.4f}" if whole else "-"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("workload", choices=("tenants", "conversation", "agentic", "mix"))
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--sessions", type=Path)
+    parser.add_argument("--engines", type=int, default=4)
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--capacity", type=int, default=1_000_000, help="tokens of one engine")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=["cost"])
+    parser.add_argument("--marked", action="store_true", help="requests carry cache_control")
+    parser.add_argument("--plain-lru", action="store_true", help="leave the markers out")
+    parser.add_argument("--ttl", choices=("5m", "1h"), default="5m")
+    parser.add_argument("--lease-share", type=float, default=0.5)
+    parser.add_argument("--load-weight", type=float, default=Weights().load_weight)
+    parser.add_argument("--queue-weight", type=float, default=Weights().queue_weight)
+    parser.add_argument("--load-band", type=float, default=Weights().load_band)
+    parser.add_argument("--band-tokens", type=int, default=Weights().band_tokens)
+    parser.add_argument("--fade-seconds", type=float, default=Weights().fade_seconds)
+    parser.add_argument("--prefill-us", type=float, default=50.0, help="for each token")
+    parser.add_argument("--decode-ms", type=float, default=20.0, help="for each token")
+    parser.add_argument("--in-flight", type=int, default=24, help="of the workload tenants")
+    parser.add_argument("--copies", type=int, default=1, help="of each agentic session")
+    parser.add_argument("--hours", type=float, default=1.0, help="in which sessions start")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

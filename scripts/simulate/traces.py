@@ -1,0 +1,145 @@
+"""Workloads of the simulator: public traces, and conversations made up by a rule."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from scripts.simulate.engine import Request
+
+CONVERSATION_UNIT = 512
+AGENTIC_UNIT = 512
+TENANT_UNIT = 16
+SHARED_SHARE = 0.75
+"""Of tools and system prompt, the same in all sessions: the agentic trace's own model."""
+
+
+class Units:
+    """Ids of prompt pieces by history: the same piece behind the same pieces has the same id."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, object], int] = {}
+
+    def chain(self, pieces: Iterable[object]) -> list[int]:
+        parent, chain = 0, []
+        for piece in pieces:
+            parent = self._ids.setdefault((parent, piece), len(self._ids) + 1)
+            chain.append(parent)
+        return chain
+
+
+def conversation(path: Path, *, limit: int | None, marked: bool, units: Units) -> Iterator[Request]:
+    """Mooncake's format: `timestamp` ms, `input_length`, `output_length`, 512-token `hash_ids`."""
+    seen: set[int] = set()
+    with path.open() as lines:
+        for number, line in enumerate(lines):
+            if limit is not None and number >= limit:
+                return
+            row = json.loads(line)
+            chain = units.chain(("conversation", piece) for piece in row["hash_ids"])
+            known = next((i for i, unit in enumerate(chain) if unit not in seen), len(chain))
+            seen.update(chain)
+            yield Request(
+                at=row["timestamp"] / 1e3,
+                kind="chat",
+                session=str(chain[min(1, len(chain) - 1)]),
+                units=chain,
+                unit_tokens=CONVERSATION_UNIT,
+                tokens=row["input_length"],
+                output_tokens=row["output_length"],
+                ends=sorted({known, len(chain)} - {0}),
+                marks=[len({known, len(chain)} - {0}) - 1] if marked else [],
+            )
+
+
+def agentic(
+    folder: Path, *, copies: int, hours: float, seed: int, marked: bool, units: Units
+) -> Iterator[Request]:
+    """Coding-agent sessions (`trace_*.json`), each `copies` times, starting at random in `hours`.
+
+    Ids are local to a session; the first SHARED_SHARE of tools and system prompt is everybody's.
+    """
+    random = Random(seed)
+    for path in sorted(folder.glob("trace_*.json")):
+        session = json.loads(path.read_text())
+        for copy in range(copies):
+            name, start = f"{session['id']}#{copy}", random.uniform(0, hours * 3600)
+            yield from _session(session, name, start, marked, units)
+
+
+def _session(
+    session: dict[str, Any], name: str, start: float, marked: bool, units: Units
+) -> list[Request]:
+    group = AGENTIC_UNIT // session["block_size"]
+    num_shared = int(SHARED_SHARE * (session["tool_tokens"] + session["system_tokens"]))
+    num_shared //= AGENTIC_UNIT
+    system = (session["tool_tokens"] + session["system_tokens"]) // AGENTIC_UNIT
+    requests: list[Request] = []
+    before: list[int] = []
+    for row in session["requests"]:
+        ids = row.get("hash_ids")
+        if not ids:
+            continue
+        pieces = [tuple(ids[i : i + group]) for i in range(0, len(ids), group)]
+        chain = units.chain(
+            ("shared", i) if i < num_shared else (name, piece) for i, piece in enumerate(pieces)
+        )
+        common = next((i for i, (a, b) in enumerate(zip(chain, before, strict=False)) if a != b), 0)
+        common = common or min(len(before), len(chain))
+        ends = sorted({min(system, len(chain)), common, len(chain)} - {0})
+        before = chain
+        requests.append(
+            Request(
+                at=start + row["t"],
+                kind="agentic",
+                session=name,
+                units=chain,
+                unit_tokens=AGENTIC_UNIT,
+                tokens=min(row["in"], len(chain) * AGENTIC_UNIT),
+                output_tokens=row["out"],
+                ends=ends,
+                marks=sorted({ends.index(min(system, len(chain))), len(ends) - 1})
+                if marked
+                else [],
+            )
+        )
+    return requests
+
+
+def tenants(
+    *, tenants: int = 24, conversations: int = 6, turns: int = 8, seed: int, marked: bool
+) -> list[Request]:
+    """Shared prompts of 8 KB a tenant, 1.6 KB more a turn; each turn follows the answer before it.
+
+    Returns the first turns, in a random order; the others hang on them as `next`.
+    """
+    units, random = Units(), Random(seed)
+    shared, grown = 8192 // 4 // TENANT_UNIT, 1600 // 4 // TENANT_UNIT
+    firsts: list[Request] = []
+    for tenant in range(tenants):
+        for talk in range(conversations):
+            following: Request | None = None
+            for turn in range(turns, 0, -1):
+                count = shared + turn * grown
+                chain = units.chain(
+                    ("tenant", tenant, i) if i < shared else ("talk", tenant, talk, i)
+                    for i in range(count)
+                )
+                ends = [shared, *(shared + n * grown for n in range(1, turn + 1))]
+                following = Request(
+                    at=0.0,
+                    kind="tenants",
+                    session=f"{tenant}/{talk}",
+                    units=chain,
+                    unit_tokens=TENANT_UNIT,
+                    tokens=count * TENANT_UNIT,
+                    output_tokens=1,
+                    ends=ends,
+                    marks=[0, len(ends) - 1] if marked else [],
+                    next=following,
+                )
+            assert following is not None
+            firsts.append(following)
+    random.shuffle(firsts)
+    return firsts

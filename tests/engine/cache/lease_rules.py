@@ -1,0 +1,69 @@
+"""Whose lease may end for whose, counted from the entries alone."""
+
+from typing import TYPE_CHECKING
+
+from engine.cache.block import Block
+from engine.protocol import TTL_SECONDS
+from tests.engine.cache.lives import Expected
+
+if TYPE_CHECKING:
+    from tests.engine.cache.world import World
+
+
+def leased_blocks(world: "World") -> dict[str, int]:
+    """What each scope's leases hold, counted from the entries. Forgets leases that ended."""
+    world.entries.leases.take_ended()
+    held: dict[str, set[int]] = {}
+    for entry in world.entries.live():
+        if entry.is_leased:
+            held.setdefault(entry.scope, set()).update(b.block_id for b in entry.blocks)
+    return {scope: len(blocks) for scope, blocks in held.items()}
+
+
+def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
+    """Only who is above its share yields, only for another's lease, soonest expiry first."""
+    budget = int(world.num_blocks * world.lease_share)
+    shares = {name: int(budget * share) for name, share in world.used_shares.items()}
+    ended = [end.entry for end in world.entries.leases.take_ended() if end.reason == "yielded"]
+    kept = [entry for entry in world.entries.live() if entry.is_leased]
+    for entry in ended:
+        assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
+        assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
+        world.expected[world.meaning[entry.key]].is_promised = False
+    assert not ended or any(entry.scope == scope for entry in kept), "yielded in vain"
+
+
+def note_rested(world: "World") -> None:
+    """Idle leases alone yield, no more than their budget asks for, and it is kept."""
+    budget = int(int(world.num_blocks * world.lease_share) * world.idle_lease_share)
+    world.ended = world.entries.leases.take_ended()
+    ended = [end.entry for end in world.ended if end.reason == "yielded"]
+    for entry in ended:
+        known = world.expected[world.meaning[entry.key]]
+        assert _is_idle(world, known), "a lease in use yielded"
+        known.is_promised = False
+    awake: set[Block] = set()
+    idle: set[Block] = set()
+    for entry in world.entries.live():
+        if not entry.is_leased:
+            continue
+        known = world.expected[world.meaning[entry.key]]
+        (idle if _is_idle(world, known) else awake).update(entry.blocks)
+        if not _is_idle(world, known):
+            continue
+        for other in ended:
+            gone = world.meaning[other.key]
+            if gone[0] == entry.scope and gone in world.expected:
+                assert world.expected[gone].used_at <= known.used_at, "used later, yielded first"
+    assert len(idle - awake) <= budget
+    assert not ended or len((idle | set(ended[-1].blocks)) - awake) > budget, "in vain"
+
+
+def _is_idle(world: "World", known: Expected) -> bool:
+    return known.ttl == "1h" and known.used_at + TTL_SECONDS["5m"] <= world.now
+
+
+def note_new_leases(world: "World") -> None:
+    for entry in world.entries.live():
+        if entry.is_leased:
+            world.expected[world.meaning[entry.key]].is_promised = True

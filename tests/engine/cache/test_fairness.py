@@ -1,0 +1,119 @@
+"""Who makes way for whom: twelve blocks of four tokens and several scopes that want them."""
+
+import random
+from collections import Counter
+from itertools import count
+
+import pytest
+
+from engine.cache.block import Block, Digest
+from engine.cache.digests import pack
+from tests.engine.cache.watched import WatchedPool
+from tests.engine.cache.world import World
+
+EIGHT = (21, 22, 23, 24, 25, 26, 27, 28)
+_numbers = count(1000)
+
+
+def flood(world: World, scope: str, num_requests: int) -> None:
+    """Unmarked prompts of four blocks, of which three stay cached, each its own."""
+    for _ in range(num_requests):
+        text = tuple(next(_numbers) for _ in range(12))
+        world.end(world.run(scope, [text], {}))
+    world.check()
+
+
+def cached_tokens(world: World, scope: str, text: tuple[int, ...]) -> int:
+    """How many of the text's tokens are in full blocks of the pool."""
+    digests = world.query(scope, [text], {}).digests
+    found = [
+        world.pool.find(digest, digests.block_tokens(i)) for i, digest in enumerate(digests.full)
+    ]
+    return world.block_size * sum(block is not None for block in found)
+
+
+def test_a_flood_evicts_its_own_content_and_not_anothers() -> None:
+    world = World(num_blocks=12, lease_share=0.0)
+    world.end(world.run("red", [EIGHT], {}))
+    flood(world, "blue", 50)
+    assert cached_tokens(world, "red", EIGHT) == 8
+
+
+def test_who_is_alone_has_the_whole_pool() -> None:
+    world = World(num_blocks=12, lease_share=0.0)
+    flood(world, "blue", 50)
+    assert world.pool.counts().cached == 11, "all but the last prompt's partly filled block"
+
+
+def test_who_had_everything_gives_up_what_is_above_an_equal_part() -> None:
+    world = World(num_blocks=12, lease_share=0.0)
+    flood(world, "blue", 10)
+    for start in (10, 20):
+        world.end(world.run("red", [tuple(range(start, start + 8))], {}))
+    flood(world, "blue", 50)
+    assert [cached_tokens(world, "red", tuple(range(s, s + 8))) for s in (10, 20)] == [8, 8]
+
+
+def test_two_floods_get_half_each() -> None:
+    world = World(num_blocks=12, lease_share=0.0)
+    for _ in range(20):
+        flood(world, "blue", 3)
+        flood(world, "red", 1)
+    held = Counter(block.owner for block in world.pool.blocks if block.has_content)
+    assert len(held) == 2 and min(held.values()) >= 5
+
+
+def test_a_flood_of_marked_prompts_is_a_flood_too() -> None:
+    """Best-effort entries come behind plain content of the same scope, not of another."""
+    world = World(num_blocks=12, lease_share=0.0)
+    world.end(world.run("red", [EIGHT], {}))
+    for _ in range(50):
+        text = tuple(next(_numbers) for _ in range(12))
+        world.end(world.run("blue", [text], {0: "1h"}))
+    world.check()
+    assert cached_tokens(world, "red", EIGHT) == 8
+
+
+def test_what_is_computed_is_never_taken_and_then_others_make_way() -> None:
+    world = World(num_blocks=12, lease_share=0.0)
+    world.end(world.run("red", [EIGHT], {}))
+    assert cached_tokens(world, "red", EIGHT) == 8
+    running = [world.run("blue", [tuple(next(_numbers) for _ in range(12))], {}) for _ in range(3)]
+    assert cached_tokens(world, "red", EIGHT) == 0
+    for life in running:
+        world.end(life)
+    world.check()
+
+
+def test_a_flood_on_the_host_evicts_its_own_content_too() -> None:
+    world = World(num_blocks=12, lease_share=0.0, host_blocks=24)
+    world.end(world.run("red", [EIGHT], {}))
+    flood(world, "red", 2)
+    flood(world, "blue", 50)
+    life = world.arrive("red", [EIGHT], {})
+    assert world.begin(life) and life.found is not None
+    world.bring_back(life)
+    assert life.found.reused == 8
+    world.end(life)
+    world.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_many_scopes_none_loses_an_equal_part(seed: int) -> None:
+    """Scopes come, fill and go; `WatchedPool` checks each allocation by counting."""
+    rng = random.Random(seed)
+    pool = WatchedPool(num_blocks=60, block_size=2)
+    referenced: list[Block] = []
+    for number in range(2000):
+        owner = Digest(bytes([rng.randrange(rng.choice([2, 5, 40]))]))
+        if pool.num_reclaimable and len(referenced) < 20:
+            block = pool.allocate(0, owner)
+            if rng.random() < 0.9:
+                pool.append(block, pack([number, number]))
+                pool.index(block, Digest(number.to_bytes(16, "big")))
+            referenced.append(block)
+        while referenced and rng.random() < 0.6:
+            pool.release(referenced.pop(rng.randrange(len(referenced))))
+        if number % 50 == 0:
+            pool.check()
+    assert pool.num_evicted > 500

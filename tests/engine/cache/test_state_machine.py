@@ -1,0 +1,192 @@
+"""Random lives of many sequences over a small pool, checked against the world's oracles.
+
+BLOCK_EXAMPLES and BLOCK_STEPS make it longer: `scripts/long_tests machine` does 5,000 x 80.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.engine.cache.lives import Life
+from tests.engine.cache.world import World
+
+SEGMENTS = ((1,), (2, 3), (1, 2, 3), (4, 5, 6, 7), (2, 1, 3), (1, 2, 3, 4, 5, 6), (7, 6, 5, 4))
+SCOPES = st.sampled_from(["red", "red", "blue", "blue", "green"])
+TTLS = st.sampled_from(["5m", "1h"])
+PROMPTS = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=5)
+MARKS = st.dictionaries(st.integers(0, 4), TTLS, max_size=3)
+WAITS = st.sampled_from([1.0, 150.0, 299.0, 300.0, 301.0, 3300.0, 3600.0])
+AGES = st.sampled_from([0.0, 0.0, 1.0, 150.0, 299.0, 400.0])
+INDEX = st.integers(0, 7)
+TOKEN = st.integers(1, 4)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+
+    @initialize(
+        lease_share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+        scope_lease_share=st.sampled_from([0.0, 0.4, 0.5, 1.0]),
+        idle_lease_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        host_blocks=st.sampled_from([0, 3, 8, 20]),
+        max_copies=st.sampled_from([1, 100]),
+        lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
+    )
+    def begin_with(
+        self,
+        lease_share,
+        scope_lease_share,
+        idle_lease_share,
+        host_blocks,
+        max_copies,
+        lease_shares,
+    ) -> None:
+        self.world = World(
+            lease_share=lease_share,
+            scope_lease_share=scope_lease_share,
+            idle_lease_share=idle_lease_share,
+            host_blocks=host_blocks,
+            max_copies=max_copies,
+            lease_shares=lease_shares,
+        )
+
+    def pick(self, index: int, lives: list[Life]) -> Life:
+        return lives[index % len(lives)]
+
+    @property
+    def waiting(self) -> list[Life]:
+        return [life for life in self.world.lives if not life.is_running]
+
+    @property
+    def prefilling(self) -> list[Life]:
+        return [life for life in self.world.lives if life.is_running and not life.is_started]
+
+    @property
+    def answering(self) -> list[Life]:
+        return [life for life in self.world.lives if life.is_running and life.is_started]
+
+    @precondition(lambda self: len(self.world.lives) < 4)
+    @rule(scope=SCOPES, segments=PROMPTS, marks=MARKS, minimum=st.sampled_from([1, 1, 5]), age=AGES)
+    def arrive(self, scope, segments, marks, minimum, age) -> None:
+        marks = {index: ttl for index, ttl in marks.items() if index < len(segments)}
+        self.world.arrive(scope, segments, marks, min_tokens=minimum, age=age)
+
+    @precondition(lambda self: len(self.world.lives) < 4)
+    @rule(scope=SCOPES, segments=PROMPTS, ttl=TTLS, answer=st.integers(0, 4), age=AGES)
+    def arrive_and_run(self, scope, segments, ttl, answer, age) -> None:
+        """A whole request at once: most of what is in the cache comes from here."""
+        life = self.world.arrive(scope, segments, {len(segments) - 1: ttl}, age=age)
+        if self.world.begin(life):
+            self.world.bring_back(life)
+            self.world.compute(life, life.pending)
+            self.world.start(life)
+            for token in range(answer):
+                self.world.decode(life, token)
+        self.world.end(life)
+
+    @precondition(lambda self: self.waiting)
+    @rule(index=INDEX)
+    def begin(self, index) -> None:
+        life = self.pick(index, self.waiting)
+        if life.is_started:
+            self.world.resume(life)
+        else:
+            self.world.begin(life)
+
+    @precondition(lambda self: self.prefilling)
+    @rule(index=INDEX, count=st.integers(1, 12))
+    def prefill(self, index, count) -> None:
+        life = self.pick(index, self.prefilling)
+        self.world.compute(life, min(count, life.pending))
+        if life.pending == 0:
+            self.world.start(life)
+
+    @precondition(lambda self: any(life.table.incoming for life in self.world.lives))
+    @rule(count=st.integers(1, 3))
+    def bring_back(self, count) -> None:
+        for life in self.world.lives:
+            self.world.bring_back(life, count)
+
+    @precondition(lambda self: self.answering)
+    @rule(index=INDEX, token=TOKEN)
+    def decode(self, index, token) -> None:
+        life = self.pick(index, self.answering)
+        if life.pending > 1:
+            self.world.bring_back(life)
+            self.world.compute(life, life.pending)
+        else:
+            self.world.decode(life, token)
+
+    @precondition(lambda self: self.answering and len(self.world.lives) < 4)
+    @rule(index=INDEX, drop=st.integers(0, 2))
+    def fork(self, index, drop) -> None:
+        life = self.pick(index, self.answering)
+        if life.pending <= 1:
+            self.world.fork(life, drop)
+
+    @precondition(lambda self: self.answering)
+    @rule(index=INDEX)
+    def preempt(self, index) -> None:
+        self.world.preempt(self.pick(index, self.answering))
+
+    @precondition(lambda self: self.world.lives)
+    @rule(index=INDEX)
+    def end(self, index) -> None:
+        self.world.end(self.pick(index, self.world.lives))
+
+    @rule(index=st.integers(0, 9))
+    def lose(self, index) -> None:
+        """Blocks go in any order: holes."""
+        block = self.world.pool.blocks[index]
+        if block.ref_count == 0:
+            self.world.lose(block)
+
+    @rule(seconds=WAITS)
+    def wait(self, seconds) -> None:
+        self.world.wait(seconds)
+
+    @rule(scope=SCOPES, index=INDEX, is_one=st.booleans())
+    def drop(self, scope, index, is_one) -> None:
+        keys = [entry.key for entry in self.world.entries.live() if entry.scope == scope]
+        if not is_one:
+            self.world.drop(scope)
+        elif keys:
+            self.world.drop(scope, keys[index % len(keys)])
+
+    @precondition(lambda self: len(self.world.entries.leases))
+    @rule()
+    def sacrifice(self) -> None:
+        self.world.sacrifice()
+
+    @invariant()
+    def holds(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        """When everybody has gone and every time is over, every block is free of references."""
+        for life in list(self.world.lives):
+            self.world.end(life)
+        self.world.wait(3601)
+        self.world.check()
+        assert self.world.pool.num_reclaimable == self.world.num_blocks
+        assert self.world.host.pool.num_reclaimable == self.world.host_blocks
+        assert len(self.world.entries) == self.world.pool.num_leased == 0
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(
+    max_examples=int(os.environ.get("BLOCK_EXAMPLES", "500")),
+    stateful_step_count=int(os.environ.get("BLOCK_STEPS", "50")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,389 @@
+"""A small world around the prefix cache: a fake KV memory and three oracles.
+
+The tests play the runner: they write token ids to the slots the tables name and make the copies.
+What a block *really* holds is then known independently of what the pool believes. A fourth watches
+the pool's allocations (`watched.py`).
+
+- content oracle: what a table, a hold or a lease points at holds the tokens it should hold;
+- lease oracle: an entry that was promised stays in memory, unchanged, until its promise ends;
+- digest oracle: one digest never stands for two prefixes, or for two scopes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.block import Block, Digest, Entry
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.host_tier import HostTier
+from engine.cache.lease_budget import EndedLease
+from engine.cache.lookup import Segment
+from engine.cache.pool import NoFreeBlocks
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.table import BlockCopy
+from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
+from tests.engine.cache.lease_rules import (
+    leased_blocks,
+    note_new_leases,
+    note_rested,
+    note_yielded,
+)
+from tests.engine.cache.lives import Expected, Life, Prefix
+from tests.engine.cache.watched import WatchedPool
+
+
+@dataclass
+class World:
+    num_blocks: int = 10
+    block_size: int = 4
+    lease_share: float = 0.5
+    scope_lease_share: float = 0.5
+    idle_lease_share: float = 1.0
+    host_blocks: int = 0
+    max_copies: int = 100
+    lease_shares: dict[str, float] = field(default_factory=dict)
+    now: float = 0.0
+    lives: list[Life] = field(default_factory=list)
+    expected: dict[Prefix, Expected] = field(default_factory=dict)
+    ended: list[EndedLease] = field(default_factory=list)
+    """The leases that ended while it last waited."""
+
+    def __post_init__(self) -> None:
+        self.pool = WatchedPool(self.num_blocks, self.block_size)
+        self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
+        if not self.host_blocks:
+            self.pool.demote = None
+        self.entries = Entries(
+            self.pool,
+            lease_share=self.lease_share,
+            scope_lease_share=self.scope_lease_share,
+            idle_lease_share=self.idle_lease_share,
+            host=self.host.pool,
+        )
+        self.hasher = ChainHasher(b"k" * 32, self.block_size)
+        self.cache = PrefixCache(self.pool, self.entries, self.hasher, self.host)
+        self.memory = [[-1] * self.block_size for _ in range(self.num_blocks)]
+        self.host_memory = [[-1] * self.block_size for _ in range(self.host_blocks)]
+        self.meaning: dict[Digest, Prefix] = {}
+        self.key_of: dict[Prefix, Digest] = {}
+        self.used_shares: dict[str, float] = {}
+
+    # What a request does.
+
+    def arrive(
+        self,
+        scope: str,
+        segments: Sequence[Sequence[int]],
+        marks: dict[int, Ttl],
+        *,
+        scaffold: Sequence[int] = (99,),
+        min_tokens: int = 1,
+        age: float = 0.0,
+    ) -> Life:
+        """A prompt of token segments, breakpoints by segment index; looks up and holds.
+
+        `age`: seconds since it arrived at the gateway; turns need not get here in that order.
+        """
+        query = self.query(
+            scope, segments, marks, scaffold=scaffold, min_tokens=min_tokens, age=age
+        )
+        readable = self._readable(query)
+        before = leased_blocks(self)
+        must_read = max((n for n, known in readable.items() if known.is_promised), default=0)
+        found = self.cache.look_up(query)
+        hit = found.hit.tokens if found.hit else 0
+        assert hit >= must_read, "a promised entry was not found"
+        assert hit == 0 or hit in readable, "a hit that nobody wrote, or that is over"
+        for tokens, known in readable.items():
+            if tokens == hit or tokens in {mark.tokens for mark in found.marks}:
+                extended = query.arrived_at + TTL_SECONDS[known.ttl]
+                known.expires_at = max(known.expires_at, extended)
+                known.used_at = max(known.used_at, query.arrived_at)
+        if found.hit is not None and found.hit.is_leased:
+            readable[hit].is_promised = True
+        life = Life(query, self.cache.new_table(query), list(query.tokens), found)
+        self.lives.append(life)
+        note_yielded(self, scope, before)
+        note_new_leases(self)
+        return life
+
+    def query(
+        self,
+        scope: str,
+        segments: Sequence[Sequence[int]],
+        marks: dict[int, Ttl],
+        *,
+        scaffold: Sequence[int] = (99,),
+        min_tokens: int = 1,
+        age: float = 0.0,
+    ) -> CacheQuery:
+        tokens: list[int] = []
+        spans: list[Segment] = []
+        for segment in segments:
+            tokens.extend(segment)
+            spans.append(Segment("text", len(tokens)))
+        tokens.extend(scaffold)
+        query = CacheQuery(
+            scope=scope,
+            tokens=tokens,
+            digests=self.cache.digests(scope, tokens),
+            segments=spans,
+            breakpoints=[Breakpoint(index, ttl) for index, ttl in marks.items()],
+            names=[],
+            min_tokens=min_tokens,
+            arrived_at=self.now - age,
+            lease_share=self.lease_shares.get(scope),
+        )
+        self.used_shares[scope] = self.lease_shares.get(scope, self.scope_lease_share)
+        for end in range(len(tokens) + 1):
+            prefix = (scope, tuple(tokens[:end]))
+            digest = query.digests.at(end)
+            assert self.meaning.setdefault(digest, prefix) == prefix, "one digest, two prefixes"
+            self.key_of[prefix] = digest
+        return query
+
+    def begin(self, life: Life) -> bool:
+        """Admit it; False when there is no room."""
+        assert life.found is not None
+        try:
+            copies = self.cache.begin(life.query, life.found, life.table)
+        except NoFreeBlocks:
+            assert not life.table.blocks
+            return False
+        assert life.found.reused >= life.found.read, "a read that was not reused"
+        missing = sum(stop - start for start, stop in life.table.gaps(len(life.tokens)))
+        assert life.found.reused + missing == len(life.tokens), "counted what is computed"
+        self._copy(copies)
+        life.is_running = True
+        return True
+
+    def compute(self, life: Life, count: int) -> None:
+        """Write the KV of the next `count` tokens that can be computed where the table says."""
+        for start, stop in list(life.table.gaps(life.table.reachable(len(life.tokens)))):
+            stop = min(stop, start + count)
+            for position in range(start, stop):
+                block = life.table.blocks[position // self.block_size]
+                assert block.ref_count == 1, "a write to a block that somebody else references"
+                self.memory[block.block_id][position % self.block_size] = life.tokens[position]
+            life.table.commit(life.tokens[start:stop])
+            count -= stop - start
+            if not count:
+                return
+
+    def bring_back(self, life: Life, count: int = 100) -> None:
+        """Copy what it waits for from the host, that many blocks at most."""
+        while life.table.incoming and count:
+            source, target = self.host.promote(life.table)
+            self.memory[target] = list(self.host_memory[source])
+            count -= 1
+
+    def start(self, life: Life) -> None:
+        """The prompt is computed: write its entries."""
+        assert life.found is not None and life.pending == 0
+        scope, tokens = life.query.scope, life.query.tokens
+        before = leased_blocks(self)
+        for mark in life.found.marks:
+            prefix = (scope, tuple(tokens[: mark.tokens]))
+            known = self._present(prefix)
+            if known is None or known.expires_at <= self.now:
+                self.expected.pop(prefix, None)
+                expires_at = life.query.arrived_at + TTL_SECONDS[mark.ttl]
+                if expires_at > self.now:
+                    self.expected[prefix] = Expected(
+                        mark.ttl, expires_at, self.now, False, used_at=self.now
+                    )
+            else:
+                ttl = known.ttl if known.ready_at <= life.query.arrived_at else mark.ttl
+                extended = life.query.arrived_at + TTL_SECONDS[ttl]
+                known.expires_at = max(known.expires_at, extended)
+                known.used_at = self.now
+        written = self.cache.write(life.query, life.found, life.table, self.now)
+        usage = written.usage
+        assert usage.prompt_tokens == len(tokens)
+        assert usage.cache_read_tokens == life.found.read
+        assert usage.computed_tokens == len(tokens) - life.found.reused
+        life.is_started = True
+        note_yielded(self, scope, before)
+        note_new_leases(self)
+
+    def decode(self, life: Life, token: int) -> bool:
+        """One more token of an answer; False when there is no room for its predecessor's KV."""
+        if life.pending == 0:
+            life.tokens.append(token)
+        try:
+            copies = life.table.prepare(1)
+        except NoFreeBlocks:
+            return False
+        self._copy(copies)
+        self.compute(life, 1)
+        return True
+
+    def fork(self, life: Life, drop: int = 0) -> Life:
+        """A second sequence from the same tokens, less the last `drop`."""
+        num_tokens = max(life.table.num_tokens - drop, 0)
+        twin = Life(life.query, life.table.fork(num_tokens), life.tokens[:num_tokens], None)
+        twin.is_running = twin.is_started = True
+        self.lives.append(twin)
+        return twin
+
+    def preempt(self, life: Life) -> None:
+        life.table.release()
+        life.is_running = False
+
+    def resume(self, life: Life) -> bool:
+        try:
+            copies = self.cache.resume(life.query.scope, life.tokens, life.table)
+        except NoFreeBlocks:
+            assert not life.table.blocks
+            return False
+        self._copy(copies)
+        life.is_running = True
+        return True
+
+    def end(self, life: Life) -> None:
+        """It finished, or was cancelled: everything goes back."""
+        if life.found is not None:
+            self.cache.let_go(life.found)
+        life.table.release()
+        self.lives.remove(life)
+
+    def run(
+        self, scope: str, segments: Sequence[Sequence[int]], marks: dict[int, Ttl], answer: int = 0
+    ) -> Life:
+        """A whole request; it keeps its blocks until `end`."""
+        life = self.arrive(scope, segments, marks)
+        assert self.begin(life)
+        self.bring_back(life)
+        self.compute(life, life.pending)
+        self.start(life)
+        for token in range(answer):
+            assert self.decode(life, 1000 + token)
+        return life
+
+    # What happens to it.
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.entries.leases.take_ended()
+        self.entries.expire(self.now)
+        for prefix, known in list(self.expected.items()):
+            if known.expires_at <= self.now:
+                del self.expected[prefix]
+        note_rested(self)
+
+    def drop(self, scope: str, key: Digest | None = None) -> None:
+        self.entries.drop(scope, key)
+        for prefix in list(self.expected):
+            if prefix[0] == scope and key in (None, self.key_of[prefix]):
+                del self.expected[prefix]
+
+    def lose(self, block: Block) -> None:
+        """An unreferenced block is reused out of turn; whoever has it then leaves it empty."""
+        with self.pool.only(block):
+            assert self.pool.allocate() is block
+            self._copy([])
+            self.pool.release(block)
+
+    def sacrifice(self) -> bool:
+        """Ends exactly the promise that would have ended first."""
+        promised = [known for known in self.expected.values() if known.is_promised]
+        self.entries.leases.take_ended()
+        done = self.entries.sacrifice()
+        assert done == bool(promised)
+        for ended in self.entries.leases.take_ended():
+            assert ended.reason == "sacrificed"
+            known = self.expected[self.meaning[ended.entry.key]]
+            assert known.expires_at == min(p.expires_at for p in promised)
+            known.is_promised = False
+        return done
+
+    # What must hold at any time.
+
+    def check(self) -> None:
+        self.pool.check()
+        self.entries.check()
+        self.host.check()
+        self._check_references()
+        for life in self.lives:
+            held = life.found.held if life.found else []
+            if held:
+                assert life.found is not None
+                self._check_content(held, life.tokens[: life.found.read])
+            self._check_content(life.table.blocks, life.tokens[: life.table.num_tokens])
+            for index, count in life.table.beyond.items():
+                start = index * self.block_size
+                wanted = life.tokens[start : start + count]
+                if index in life.table.incoming:
+                    self._check_content([life.table.incoming[index]], wanted)
+                    continue
+                self._check_content([life.table.blocks[index]], wanted)
+        for entry in self.entries.live():
+            scope, tokens = self.meaning[entry.key]
+            assert entry.scope == scope and entry.tokens == len(tokens)
+            self._check_content(entry.blocks, tokens)
+        for prefix, known in self.expected.items():
+            present = self.entries.get(self.key_of[prefix])
+            if known.is_promised and known.expires_at > self.now:
+                assert present is not None and present.is_leased, "a promise was broken"
+            if present is not None and not present.is_broken:
+                assert (present.ttl, present.expires_at) == (known.ttl, known.expires_at)
+        for block in [*self.pool.blocks, *self.host.pool.blocks]:
+            if block.digest is not None:
+                _, tokens = self.meaning.get(block.digest, ("", ()))
+                if tokens:
+                    self._check_content([block], tokens[-self.block_size :])
+
+    def _check_content(self, blocks: Sequence[Block], tokens: Sequence[int]) -> None:
+        held: list[int] = []
+        for block in blocks:
+            memory = self.host_memory if block.is_host else self.memory
+            held += memory[block.block_id]
+        assert held[: len(tokens)] == list(tokens), "other content than promised"
+
+    def _check_references(self) -> None:
+        wanted: Counter[Block] = Counter()
+        for life in self.lives:
+            wanted.update(life.table.blocks)
+            wanted.update(life.table.incoming.values())
+            if life.found is not None:
+                wanted.update(life.found.held)
+        for entry in self.entries.live():
+            if entry.is_leased:
+                wanted.update(entry.blocks)
+        for block in [*self.pool.blocks, *self.host.pool.blocks]:
+            assert block.ref_count == wanted[block], "references do not add up"
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        for source, destination in self.host.take_demotions():
+            self.host_memory[destination] = list(self.memory[source])
+        for source, destination in copies:
+            self.memory[destination] = list(self.memory[source])
+
+    def _readable(self, query: CacheQuery) -> dict[int, Expected]:
+        """What may be read at each segment's end, up to the last eligible breakpoint."""
+        ends = [segment.end or 0 for segment in query.segments]
+        marked = [ends[point.segment] for point in query.breakpoints]
+        last = max((end for end in marked if end >= query.min_tokens), default=0)
+        readable = {}
+        for end in ends:
+            known = self._present((query.scope, tuple(query.tokens[:end])))
+            if end <= last and known and known.ready_at <= query.arrived_at < known.expires_at:
+                readable[end] = known
+        return readable
+
+    def _present(self, prefix: Prefix) -> Expected | None:
+        """What is known of an entry; a best-effort one may have gone with its blocks."""
+        known = self.expected.get(prefix)
+        if known is None:
+            return None
+        entry = self.entries.get(self.key_of[prefix])
+        if not known.is_promised and (entry is None or entry.is_broken):
+            del self.expected[prefix]
+            return None
+        return known
+
+    def entry_at(self, scope: str, *segments: Sequence[int]) -> Entry | None:
+        """The entry that a prompt beginning with these segments would read."""
+        query = self.query(scope, segments, {len(segments) - 1: "5m"})
+        return self.entries.find(query.digests, len(query.tokens) - 1, self.now)

@@ -1,0 +1,169 @@
+"""The whole engine over a real model: however a prompt's KV came to be, the logits are the same."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from engine.cache.block import BlockId, TokenId
+from engine.protocol import Done
+from engine.schedule.runner import Work
+from tests.engine.compute.tiny import TinyModel, relative_difference
+from tests.engine.schedule.harness import Harness, Sent
+
+BOUND = 1e-5
+FAMILIES = ("llama", "qwen3", "mistral")
+Models = Callable[[str], TinyModel]
+
+
+class CheckedRunner:
+    """Greedy, and every logit it answers with is compared with the model's plain forward."""
+
+    def __init__(self, model: TinyModel) -> None:
+        self._model = model
+        self._runner = model.loaded.runner(model.num_blocks, model.block_size, 100)
+        self.engine: Harness | None = None
+        self.worst = 0.0
+        self.num_compared = 0
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self._runner.copy_blocks(pairs)
+
+    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self._runner.demote(pairs)
+
+    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self._runner.promote(pairs)
+
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        rows = iter(self._runner.logits(works))
+        return [None if work.sample is None else self._compare(work, next(rows)) for work in works]
+
+    def _compare(self, work: Work, logits: torch.Tensor) -> TokenId:
+        expected = self._model.plain_logits(self._tokens_of(work))
+        self.worst = max(self.worst, relative_difference(logits, expected))
+        self.num_compared += 1
+        best, second = expected.topk(2).values
+        if float((best - second) / expected.abs().max()) > 2 * BOUND:
+            assert int(logits.argmax()) == int(expected.argmax())
+        return int(expected.argmax())
+
+    def _tokens_of(self, work: Work) -> list[TokenId]:
+        """The sequence whose table this is: its tail block is its own."""
+        assert self.engine is not None
+        for sequence in self.engine.scheduler.running:
+            end = work.start + len(work.token_ids)
+            is_same = sequence.table.block_ids == work.block_table
+            if is_same and list(sequence.tokens[work.start : end]) == list(work.token_ids):
+                return sequence.tokens[:end]
+        raise AssertionError("a work of nobody")
+
+
+class RealEngine(Harness):
+    """A pool of 8-token blocks that is smaller than what is asked of it."""
+
+    def __init__(self, model: TinyModel, num_blocks: int = 24, host_blocks: int = 0) -> None:
+        self.checked = CheckedRunner(model)
+        super().__init__(
+            num_blocks=num_blocks,
+            block_size=8,
+            max_step_tokens=32,
+            runner=self.checked,
+            scaffold=198,
+            host_blocks=host_blocks,
+        )
+        self.checked.engine = self
+
+    def run(self, *sents: Sent) -> None:
+        for _ in range(500):
+            if all(sent.is_over for sent in sents):
+                break
+            self.step()
+        assert all(isinstance(sent.frames[-1], Done) for sent in sents)
+        assert self.checked.worst <= BOUND
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(199) for _ in range(length)]
+
+
+def ask(engine: RealEngine, *segments: list[int], choices: int = 1, max_tokens: int = 3) -> Sent:
+    return engine.send(*segments, marks={0: "5m"}, choices=choices, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_and_forked_sequences_are_exact(tiny_models: Models, family: str) -> None:
+    engine, rng = RealEngine(tiny_models(family)), random.Random(1)
+    for _ in range(4):
+        shared = prompt(rng, rng.randint(9, 60))
+        engine.run(ask(engine, shared))
+        for choices in (1, 3):
+            sent = ask(engine, shared, prompt(rng, rng.randint(1, 30)), choices=choices)
+            engine.run(sent)
+            assert sent.started is not None
+            assert sent.started.usage.cache_read_tokens == len(shared)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preempted_sequences_are_exact(tiny_models: Models, family: str) -> None:
+    engine, rng = RealEngine(tiny_models(family), num_blocks=14), random.Random(2)
+    engine.run(*[ask(engine, prompt(rng, 25), max_tokens=14) for _ in range(3)])
+    assert engine.scheduler.num_preempted > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_with_filled_holes_are_exact(tiny_models: Models, family: str) -> None:
+    engine, rng = RealEngine(tiny_models(family)), random.Random(3)
+    for _ in range(6):
+        text = prompt(rng, rng.randint(70, 100))
+        first = engine.send(text, max_tokens=1)
+        while first.started is None:
+            chain = first.state.leader.table.blocks
+            engine.step()
+        engine.run(first)
+        lost = rng.sample(chain[: len(text) // 8 - 1], 3)
+        others = [b for b in engine.pool.blocks if b.ref_count == 0 and b not in lost]
+        for block in others:
+            engine.pool.acquire(block)
+        for block in [engine.pool.allocate() for _ in lost]:
+            engine.pool.release(block)
+        engine.pool.release_chain(others)
+        # What a hole's memory held must not matter.
+        for tensor in (*engine.checked._runner.pool.keys, *engine.checked._runner.pool.values):
+            tensor[[block.block_id for block in lost]] = 1e4
+        again = engine.send(text, max_tokens=3)
+        engine.run(again)
+        assert again.started is not None
+        usage = again.started.usage
+        assert usage.automatic_tokens == (len(text) // 8 - 3) * 8
+        assert usage.computed_tokens == len(text) + 1 - usage.automatic_tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_demoted_and_returned_sequences_are_exact(tiny_models: Models, family: str) -> None:
+    engine, rng = RealEngine(tiny_models(family), host_blocks=100), random.Random(5)
+    texts = [prompt(rng, rng.randint(60, 90)) for _ in range(6)]
+    for _ in range(2):
+        for text in texts:
+            sent = engine.send(text, prompt(rng, 9), max_tokens=3)
+            engine.run(sent)
+    assert sent.started is not None and sent.started.usage.automatic_tokens > 0
+    assert engine.host is not None and engine.host.num_promoted > 20
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("host_blocks", [0, 30])
+def test_everything_at_once_is_exact(tiny_models: Models, family: str, host_blocks: int) -> None:
+    engine = RealEngine(tiny_models(family), num_blocks=20, host_blocks=host_blocks)
+    rng = random.Random(4)
+    texts = [prompt(rng, rng.randint(10, 70)) for _ in range(4)]
+    sents: list[Sent] = []
+    for index in range(24):
+        tail = prompt(rng, rng.randint(1, 20))
+        sents.append(ask(engine, rng.choice(texts), tail, choices=1 + index % 2, max_tokens=4))
+        engine.step(rng.randint(0, 3))
+        if len(engine.scheduler.waiting) > 8:
+            engine.run(*sents)
+    engine.run(*sents)
+    assert engine.checked.num_compared > 100

@@ -1,0 +1,243 @@
+"""Forced calls and structured output by the demonstration model: always of their schema."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+
+from engine.backends.base import Parts
+from engine.backends.native import load_native
+from engine.cache.block import BlockId
+from engine.errors import InvalidRequest
+from engine.protocol import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    Prompt,
+    Sampling,
+    TextDelta,
+    TextPart,
+    Tool,
+    ToolChoice,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from engine.schedule.runner import SampleParams, Work
+from engine.settings import Settings
+
+NUM_BLOCKS = 160
+MAX_TOKENS = 900
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
+WORD = {"type": "string", "maxLength": 12}
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "no properties": CLOSED,
+    "enum": {**CLOSED, "properties": {"unit": {"enum": ["celsius", "kelvin", None, 3]}},
+             "required": ["unit"]},
+    "const and boolean": {**CLOSED, "required": ["v", "on"],
+                          "properties": {"v": {"const": "1"}, "on": {"type": "boolean"}}},
+    "integer range": {**CLOSED, "properties": {"n": {"type": "integer", "minimum": -5,
+                                                    "maximum": 17}}, "required": ["n"]},
+    "number range": {**CLOSED, "properties": {"x": {"type": "number", "exclusiveMinimum": 0,
+                                                   "maximum": 1}}, "required": ["x"]},
+    "string length": {**CLOSED, "properties": {"s": {"type": "string", "minLength": 2,
+                                                    "maxLength": 5}}, "required": ["s"]},
+    "pattern": {**CLOSED, "properties": {"id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$",
+                                               "maxLength": 9}}, "required": ["id"]},
+    "date": {**CLOSED, "properties": {"day": {"type": "string", "format": "date"}},
+             "required": ["day"]},
+    "nested objects": {**CLOSED, "required": ["place"], "properties": {"place": {
+        **CLOSED, "required": ["city", "at"], "properties": {
+            "city": WORD, "at": {**CLOSED, "required": ["lat"], "properties": {
+                "lat": {"type": "integer", "minimum": -90, "maximum": 90}}}}}}},
+    "array of objects": {**CLOSED, "required": ["items"], "properties": {"items": {
+        "type": "array", "minItems": 1, "maxItems": 3, "items": {
+            **CLOSED, "required": ["k"], "properties": {"k": {"enum": ["a", "b"]}}}}}},
+    "array of enums": {**CLOSED, "required": ["tags"], "properties": {"tags": {
+        "type": "array", "maxItems": 4, "items": {"enum": ["red", "green"]}}}},
+    "tuple": {**CLOSED, "required": ["t"], "properties": {"t": {
+        "type": "array", "prefixItems": [{"type": "boolean"}, {"enum": [1, 2]}], "items": False,
+        "minItems": 2}}},
+    "references": {**CLOSED, "required": ["p"], "properties": {"p": {"$ref": "#/$defs/point"}},
+                   "$defs": {"point": {**CLOSED, "required": ["x"], "properties": {
+                       "x": {"type": "integer", "minimum": 0, "maximum": 9}}}}},
+    "any of": {**CLOSED, "required": ["v"], "properties": {"v": {"anyOf": [
+        {"type": "boolean"}, {"type": "null"}, {"enum": ["yes"]}]}}},
+    "additional properties of a type": {
+        "type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}},
+        "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
+    "no type, optional": {"properties": {"city": WORD}, "additionalProperties": False},
+    "recursion": {**CLOSED, "required": ["v"], "properties": {
+        "v": {"type": "boolean"}, "c": {"type": "array", "maxItems": 1, "items": {"$ref": "#"}}}},
+    "keys that need escapes": {**CLOSED, "properties": {'a "b"\n': {"enum": ['\\ "é" 😀']}},
+                               "required": ['a "b"\n']},
+}  # fmt: skip
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "not": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}},
+    "uniqueItems": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}},
+    "look-ahead": {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}},
+    "no such type": {"type": "object", "properties": {"a": {"type": "word"}}},
+    "no such reference": {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}},
+    "no object": {"type": "string"},
+    "too deep": _nested(200),
+}
+
+
+class Answer(NamedTuple):
+    finish: FinishReason | None
+    deltas: list[Delta]
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        for delta in self.deltas:
+            if isinstance(delta, ToolUseStart):
+                found.append((delta.name, ""))
+            elif isinstance(delta, ToolInputDelta):
+                found[-1] = (found[-1][0], found[-1][1] + delta.partial_json)
+        return found
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, TextDelta))
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    settings = Settings(secret="x" * 16, num_blocks=NUM_BLOCKS, threads=1)  # type: ignore[arg-type]
+    yield load_native(settings, lambda _stage, _fraction: None)
+
+
+def request(
+    tools: list[Tool],
+    choice: ToolChoice | None = None,
+    schema: dict[str, Any] | None = None,
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        scope="0" * 32,
+        prompt=Prompt([Message("user", [TextPart("What is a lease?")])], tools),
+        sampling=Sampling(max_tokens=MAX_TOKENS),
+        tool_choice=choice or ToolChoice(),
+        output_schema=schema,
+    )
+
+
+def answer(parts: Parts, asked: GenerateRequest, *, temperature: float, seed: int = 0) -> Answer:
+    """As the engine's loop does it, without a cache."""
+    parser = parts.renderer.parser(asked)
+    tokens = parts.renderer.render(asked.prompt, thinking=False, scope="").token_ids
+    sample = SampleParams(temperature=temperature, top_p=1, top_k=0, seed=seed)
+    table = [BlockId(block) for block in range(NUM_BLOCKS)]
+    deltas: list[Delta] = []
+    start, end = 0, len(tokens) + asked.sampling.max_tokens
+    while parser.finish is None and len(tokens) < end:
+        work = Work(
+            token_ids=tokens[start:],
+            start=start,
+            block_table=table,
+            sample=sample,
+            allowed=parser.allowed,
+        )
+        start = len(tokens)
+        [token] = parts.runner.execute([work])
+        assert token is not None
+        tokens.append(token)
+        deltas += parser.feed(token)
+    return Answer(parser.finish, [*deltas, *parser.close()])
+
+
+# What these allow has no end, and greedy repetition may never find one.
+ENDLESS = {"number range", "additional properties of a type"}
+CASES = [(kind, t) for kind in SCHEMAS for t in (0, 3) if t or kind not in ENDLESS]
+
+
+@pytest.mark.parametrize(("kind", "temperature"), CASES)
+def test_a_forced_call_validates(parts: Parts, kind: str, temperature: float) -> None:
+    schema = SCHEMAS[kind]
+    asked = request([Tool("made_up", schema)], ToolChoice("tool", "made_up", parallel=False))
+    for seed in range(1 if temperature == 0 else 3):
+        given = answer(parts, asked, temperature=temperature, seed=seed)
+        assert given.finish == "tool_use", "the limit was meant to suffice"
+        [(name, written)] = given.calls
+        assert name == "made_up" and given.text == ""
+        jsonschema.validate(json.loads(written), schema)
+
+
+@pytest.mark.parametrize("kind", list(SCHEMAS))
+def test_structured_output_validates(parts: Parts, kind: str) -> None:
+    given = answer(parts, request([], schema=SCHEMAS[kind]), temperature=2, seed=5)
+    assert given.finish == "stop"
+    jsonschema.validate(json.loads(given.text), SCHEMAS[kind])
+
+
+def test_any_means_one_of_the_tools_and_tool_means_that_one(parts: Parts) -> None:
+    tools = [Tool(name, SCHEMAS["enum"]) for name in ("one", "two", 'odd "name" é')]
+    given = answer(parts, request(tools, ToolChoice("any")), temperature=1)
+    assert given.calls and {name for name, _ in given.calls} <= {tool.name for tool in tools}
+    for tool in tools:
+        choice = ToolChoice("tool", tool.name, parallel=False)
+        assert [name for name, _ in answer(parts, request(tools, choice), temperature=1).calls] == [
+            tool.name
+        ]
+
+
+def test_tools_beside_a_schema_may_be_called_instead(parts: Parts) -> None:
+    tools = [Tool("get_weather", SCHEMAS["nested objects"])]
+    for seed in range(4):
+        asked = request(tools, schema=SCHEMAS["enum"])
+        given = answer(parts, asked, temperature=3, seed=seed)
+        if given.calls:
+            jsonschema.validate(json.loads(given.calls[0][1]), SCHEMAS["nested objects"])
+        else:
+            jsonschema.validate(json.loads(given.text), SCHEMAS["enum"])
+
+
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_a_schema_that_cannot_be_guaranteed_names_its_tool(parts: Parts, kind: str) -> None:
+    tools = [Tool("good", SCHEMAS["enum"]), Tool("bad_one", REFUSED[kind])]
+    for choice in (ToolChoice("any"), ToolChoice("tool", "bad_one")):
+        with pytest.raises(InvalidRequest, match="bad_one") as refusal:
+            parts.renderer.parser(request(tools, choice))
+        assert len(str(refusal.value)) < 300
+    parts.renderer.parser(request(tools, ToolChoice("tool", "good")))
+    parts.renderer.parser(request(tools))
+
+
+def test_a_schema_of_the_answer_that_cannot_be_guaranteed_is_refused(parts: Parts) -> None:
+    with pytest.raises(InvalidRequest, match="output_schema"):
+        parts.renderer.parser(request([], schema=REFUSED["not"]))
+
+
+def test_a_client_cannot_switch_the_librarys_options(parts: Parts) -> None:
+    schema = {**REFUSED["not"], "x-guidance": {"lenient": True}}
+    with pytest.raises(InvalidRequest):
+        parts.renderer.parser(request([Tool("t", schema)], ToolChoice("any")))
+
+
+@pytest.fixture(name="new_parser")
+def _new_parser(parts: Parts) -> Callable[[GenerateRequest], Any]:
+    return parts.renderer.parser
+
+
+def test_without_a_demand_every_token_is_allowed(new_parser: Callable[..., Any]) -> None:
+    assert new_parser(request([Tool("t", REFUSED["not"])])).allowed is None
+
+
+def test_hundreds_of_optional_properties_are_within_the_limits(parts: Parts) -> None:
+    schema = {**CLOSED, "properties": {f"p{i}": {"enum": [i]} for i in range(600)}}
+    given = answer(parts, request([], schema=schema), temperature=3, seed=1)
+    assert given.finish in ("stop", None)
+    assert given.text.startswith("{")

@@ -1,0 +1,67 @@
+"""Draws: what they depend on, and what each parameter leaves to draw from."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from engine.compute.sampler import sample, uniform
+from engine.schedule.runner import SampleParams
+
+LOGITS = torch.log(torch.tensor([0.05, 0.5, 0.15, 0.3]))
+
+
+def params(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> SampleParams:
+    return SampleParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=11)
+
+
+def drawn(with_params: SampleParams, num_draws: int = 2000) -> Counter[int]:
+    return Counter(sample(LOGITS, with_params, position) for position in range(num_draws))
+
+
+def test_draws_follow_the_distribution() -> None:
+    counts = drawn(params())
+    for token, probability in enumerate((0.05, 0.5, 0.15, 0.3)):
+        assert counts[token] / 2000 == pytest.approx(probability, abs=0.04)
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    draws = [sample(LOGITS, params(), position) for position in range(50)]
+    assert draws[::-1] == [sample(LOGITS, params(), position) for position in range(49, -1, -1)]
+    assert len({uniform(11, position) for position in range(100)}) == 100
+    assert uniform(11, 3) != uniform(12, 3)
+
+
+def test_greedy_takes_the_most_likely() -> None:
+    assert set(drawn(params(temperature=0), 5)) == {1}
+    assert set(drawn(params(temperature=1e-30), 5)) == {1}
+    assert set(drawn(params(top_k=1), 5)) == {1}
+
+
+def test_top_k_and_top_p_leave_the_likely_ones() -> None:
+    assert set(drawn(params(top_k=2))) == {1, 3}
+    assert set(drawn(params(top_p=0.79))) == {1, 3}
+    assert set(drawn(params(top_p=0.81))) == {1, 2, 3}
+    assert set(drawn(params(top_p=0.0), 5)) == {1}
+    assert set(drawn(params(top_k=99))) == {0, 1, 2, 3}
+
+
+def test_only_what_is_allowed_is_drawn_and_the_rest_takes_no_place() -> None:
+    allowed = bytes([0b0101])  # tokens 0 and 2
+    for with_params, expected in (
+        (params(), {0, 2}),
+        (params(temperature=0), {2}),
+        (params(top_k=1), {2}),
+        (params(top_k=2), {0, 2}),
+        (params(top_p=0.7), {2}),
+        (params(top_p=0.8), {0, 2}),
+    ):
+        draws = {sample(LOGITS, with_params, position, allowed) for position in range(300)}
+        assert draws == expected
+    assert LOGITS.isfinite().all(), "the logits of others are not touched"
+
+
+def test_tokens_beyond_the_mask_are_not_allowed() -> None:
+    logits = torch.cat([LOGITS, torch.full((30,), 9.0)])
+    assert sample(logits, params(temperature=0), 0, bytes([0xFF, 0])) == 4
+    assert sample(logits, params(temperature=0), 0, bytes([0b1111])) == 1

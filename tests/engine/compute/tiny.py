@@ -1,0 +1,124 @@
+"""Tiny random models whose logits are large enough that a wrong attention shows."""
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from engine.cache.block import BlockId
+from engine.compute.loading import LoadedModel, prepare_model
+from engine.compute.runner import TorchRunner
+from engine.schedule.runner import SampleParams, Work
+
+VOCABULARY = 199
+WINDOW = 24
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+_CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+    "gemma2": lambda: Gemma2Config(
+        **_SHAPE,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=2.0,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """The same weights twice: with our attention, and as transformers computes them."""
+
+    loaded: LoadedModel
+    plain: PreTrainedModel
+    num_blocks: int = 64
+    block_size: int = 8
+
+    def runner(self) -> TorchRunner:
+        return self.loaded.runner(self.num_blocks, self.block_size)
+
+    def plain_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """After the last token, computed in one go without a cache."""
+        with torch.inference_mode():
+            output = self.plain(torch.tensor([list(token_ids)]), use_cache=False)
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
+
+    def with_plain_setting(self, **settings: object) -> "TinyModel":
+        """The reference computed with another configuration of the same weights."""
+        config = copy.deepcopy(self.plain.config)
+        for name, value in settings.items():
+            setattr(config, name, value)
+        other = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        other.load_state_dict(self.plain.state_dict())
+        return replace(self, plain=other)
+
+
+GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
+
+
+def new_works(token_ids: Sequence[int], splits: Sequence[int], table: Sequence[int]) -> list[Work]:
+    """One prompt in chunks that begin at `splits` (0 is added); the last one samples."""
+    borders = [0, *splits, len(token_ids)]
+    return [
+        Work(
+            token_ids=token_ids[begin:end],
+            start=begin,
+            block_table=[BlockId(block) for block in table],
+            sample=GREEDY if end == len(token_ids) else None,
+        )
+        for begin, end in pairwise(borders)
+    ]
+
+
+def run_in_turn(runner: TorchRunner, works: Sequence[Work]) -> torch.Tensor:
+    """One step per work; the logits of the last."""
+    logits = torch.empty(0)
+    for work in works:
+        logits = runner.logits([work])
+    return logits[0]
+
+
+def random_prompt(rng: random.Random, shortest: int = 2, longest: int = 150) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(shortest, longest))]
+
+
+def random_splits(rng: random.Random, length: int) -> list[int]:
+    return sorted(rng.sample(range(1, length), rng.randint(0, min(6, length - 1))))
+
+
+def relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
+def new_tiny_model(family: str) -> TinyModel:
+    torch.manual_seed(7)
+    config = _CONFIGS[family]()
+    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, weight in plain.named_parameters():
+            if "norm" not in name:
+                weight.mul_(5)
+    return TinyModel(prepare_model(copy.deepcopy(plain)), plain)

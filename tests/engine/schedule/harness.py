@@ -1,0 +1,297 @@
+"""An engine without threads, sockets or a model: real cache, scheduler and lifecycle, fake runner.
+
+The fake runner has a KV memory and answers with a checksum of what it *reads through the block
+table*: a wrong block, a missed copy or a stale slot changes the tokens. `expected` says what a
+request must answer however it was scheduled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import msgspec
+
+from engine.cache.block import BlockId, TokenId
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.host_tier import HostTier
+from engine.cache.lookup import Segment
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.clock import Clock, ManualClock
+from engine.protocol import (
+    Breakpoint,
+    Delta,
+    Done,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    Message,
+    Prompt,
+    Sampling,
+    Started,
+    TextDelta,
+    TextPart,
+    Ttl,
+)
+from engine.schedule.books import Accounts
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.loop import EngineLoop
+from engine.schedule.request import RequestState
+from engine.schedule.runner import Runner, SampleParams, Work
+from engine.schedule.scheduler import Scheduler
+
+NUM_WORDS = 1000
+
+
+def next_token(tokens: Sequence[TokenId], seed: int) -> TokenId:
+    return crc32(repr((list(tokens), seed)).encode()) % NUM_WORDS
+
+
+def expected(prompt: Sequence[TokenId], seed: int, count: int) -> list[TokenId]:
+    """What a choice answers when nothing disturbs it."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
+        self._size = block_size
+        self.host = [[-1] * block_size for _ in range(host_blocks)]
+        self.memory = [[-1] * block_size for _ in range(num_blocks)]
+        self.steps: list[list[Work]] = []
+
+    def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """In any order, as on a device: so no block may be the destination of two."""
+        assert len({destination for _, destination in pairs}) == len(pairs)
+        sources = [list(self.memory[source]) for source, _ in pairs]
+        for (_, destination), content in zip(pairs, sources, strict=True):
+            self.memory[destination] = content
+
+    def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        assert len({destination for _, destination in pairs}) == len(pairs)
+        for source, destination in pairs:
+            self.host[destination] = list(self.memory[source])
+
+    def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        assert len({destination for _, destination in pairs}) == len(pairs)
+        for source, destination in pairs:
+            self.memory[destination] = list(self.host[source])
+
+    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+        self.steps.append(list(works))
+        written: set[tuple[int, int]] = set()
+        for work in works:
+            for position, token in enumerate(work.token_ids, work.start):
+                slot = (work.block_table[position // self._size], position % self._size)
+                assert slot not in written, "two sequences write to one slot"
+                written.add(slot)
+                self.memory[slot[0]][slot[1]] = token
+        return [self._answer(work) for work in works]
+
+    def _answer(self, work: Work) -> TokenId | None:
+        if work.sample is None:
+            return None
+        end = work.start + len(work.token_ids)
+        seen = [slot for block in work.block_table for slot in self.memory[block]][:end]
+        return next_token(seen, work.sample.seed)
+
+
+class Words:
+    """A parser that says every token as a word."""
+
+    def __init__(self, stop: TokenId | None = None) -> None:
+        self.finish: FinishReason | None = None
+        self.stop_sequence: str | None = None
+        self.thinking_tokens = 0
+        self.allowed: bytes | None = None
+        self._stop = stop
+
+    def feed(self, token_id: TokenId) -> Sequence[Delta]:
+        if token_id == self._stop:
+            self.finish = "stop"
+        return [TextDelta(str(token_id))]
+
+    def close(self) -> Sequence[Delta]:
+        return []
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request and what came back."""
+
+    state: RequestState
+    frames: list[Frame]
+
+    @property
+    def started(self) -> Started | None:
+        return next((frame for frame in self.frames if isinstance(frame, Started)), None)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.frames) and isinstance(self.frames[-1], Done | Failed)
+
+    @property
+    def finishes(self) -> list[Finished]:
+        return [frame for frame in self.frames if isinstance(frame, Finished)]
+
+    def answer(self, choice: int = 0) -> list[TokenId]:
+        """The tokens a choice sampled, as its sequence has them."""
+        return self.state.sequences[choice].tokens[len(self.state.query.tokens) :]
+
+    def wanted(self, choice: int = 0) -> list[TokenId]:
+        sequence = self.state.sequences[choice]
+        prompt = self.state.query.tokens
+        return expected(prompt, sequence.sample.seed, len(self.answer(choice)))
+
+
+class Harness:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_step_tokens: int = 16,
+        max_running: int = 8,
+        max_waiting: int = 16,
+        lease_share: float = 0.5,
+        max_context_tokens: int = 10_000,
+        clock: Clock | None = None,
+        ttl_scale: float = 1.0,
+        runner: Runner | None = None,
+        scaffold: TokenId = 9999,
+        host_blocks: int = 0,
+        max_copies: int = 4,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.pool = BlockPool(num_blocks, block_size)
+        self.host = HostTier(self.pool, host_blocks, max_copies) if host_blocks else None
+        self.entries = Entries(
+            self.pool,
+            lease_share=lease_share,
+            ttl_scale=ttl_scale,
+            host=self.host.pool if self.host else None,
+        )
+        hasher = ChainHasher(b"key", block_size)
+        self.cache = PrefixCache(self.pool, self.entries, hasher, self.host)
+        self.scheduler = Scheduler(
+            self.cache, max_step_tokens=max_step_tokens, max_running=max_running
+        )
+        self.accounts = Accounts()
+        self.events: list[Event] = []
+        self.lifecycle = Lifecycle(
+            self.cache,
+            self.scheduler,
+            self.accounts,
+            self.clock,
+            epoch="e",
+            max_waiting=max_waiting,
+            max_context_tokens=max_context_tokens,
+            publish=self.events.extend,
+        )
+        self.runner = FakeRunner(num_blocks, block_size, host_blocks)
+        self.loop = EngineLoop(self.scheduler, self.lifecycle, runner or self.runner, self.clock)
+        self._num_sent = 0
+        self._scaffold = scaffold
+
+    def send(
+        self,
+        *segments: Sequence[TokenId],
+        marks: dict[int, Ttl] | None = None,
+        max_tokens: int = 4,
+        choices: int = 1,
+        seed: int = 1,
+        scope: str = "s",
+        request_id: str | None = None,
+        stop: TokenId | None = None,
+    ) -> Sent:
+        """Submit a prompt of token segments and one token of scaffold."""
+        self._num_sent += 1
+        tokens: list[TokenId] = []
+        spans: list[Segment] = []
+        for segment in segments:
+            tokens.extend(segment)
+            spans.append(Segment("text", len(tokens), 0))
+        tokens.append(self._scaffold)
+        points = [Breakpoint(index, ttl) for index, ttl in (marks or {}).items()]
+        frames: list[Frame] = []
+        state = RequestState(
+            request=GenerateRequest(
+                request_id=request_id or f"r{self._num_sent}",
+                scope=scope,
+                prompt=Prompt(messages=[Message("user", [TextPart("")])]),
+                sampling=Sampling(max_tokens=max_tokens, num_choices=choices),
+                breakpoints=points,
+            ),
+            query=CacheQuery(
+                scope=scope,
+                tokens=tokens,
+                digests=self.cache.digests(scope, tokens),
+                segments=spans,
+                breakpoints=points,
+                names=[],
+                min_tokens=1,
+                arrived_at=self.clock.now(),
+            ),
+            parsers=[Words(stop) for _ in range(choices)],
+            emit=frames.append,
+            submitted_at=self.clock.now(),
+        )
+        samples = [
+            SampleParams(temperature=1, top_p=1, top_k=0, seed=seed + i) for i in range(choices)
+        ]
+        self.lifecycle.submit(state, samples)
+        return Sent(state, frames)
+
+    def step(self, count: int = 1) -> None:
+        """Steps, each followed by every check there is."""
+        for _ in range(count):
+            self.loop.step()
+            self.pool.check()
+            self.entries.check()
+            self.scheduler.waiting.check()
+            if self.host is not None:
+                self.host.check()
+
+    def finish(self, *sents: Sent, limit: int = 2000) -> None:
+        """Step until all are over; they must end, and say what they would have said alone."""
+        for _ in range(limit):
+            if all(sent.is_over for sent in sents):
+                break
+            self.step()
+        for sent in sents:
+            assert sent.is_over, "it never ended"
+            if sent.started is not None:
+                _check_usage(sent.started.usage, len(sent.state.query.tokens))
+            for choice in range(len(sent.state.sequences)):
+                assert sent.answer(choice) == sent.wanted(choice)
+
+    def check_idle(self) -> None:
+        """Nothing runs: the only references left are leases."""
+        pending = [entry for entry in self.cache.entries.live() if entry.refreshed_until]
+        assert not pending, "a refresh of a request that is over was neither kept nor taken back"
+        assert not self.scheduler.has_work
+        counts = self.pool.counts()
+        assert counts.active == 0
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(3600)
+        self.step()
+        assert self.pool.num_reclaimable == self.pool.num_blocks
+        if self.host is not None:
+            assert self.host.pool.num_reclaimable == self.host.pool.num_blocks
+
+
+def _check_usage(usage: InputUsage, prompt_tokens: int) -> None:
+    """Every token is in one class, and what was read or reused was not computed."""
+    assert usage.prompt_tokens == prompt_tokens
+    reused = usage.cache_read_tokens + usage.automatic_tokens
+    assert reused + usage.computed_tokens == prompt_tokens
+    counts = msgspec.structs.asdict(usage)
+    assert all(count >= 0 for count in counts.values()), f"a count below zero: {counts}"
+    assert usage.computed_tokens > 0, "the last token is always computed"

@@ -1,0 +1,87 @@
+"""Scopes take turns: a flood or a long prompt of one does not keep another waiting."""
+
+from tests.engine.schedule.harness import Harness, Sent
+
+
+def words(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def flood(engine: Harness, scope: str, count: int, length: int = 31) -> list[Sent]:
+    base = 1000 * ord(scope)
+    return [
+        engine.send(words(base + 100 * i, length), scope=scope, max_tokens=1) for i in range(count)
+    ]
+
+
+def begin_all(engine: Harness, sents: list[Sent]) -> list[Sent]:
+    """Step until every response began; the requests in that order."""
+    begun: list[Sent] = []
+    while len(begun) < len(sents):
+        engine.step()
+        begun += [sent for sent in sents if sent.started is not None and sent not in begun]
+    return begun
+
+
+def order(engine: Harness, sents: list[Sent]) -> list[str]:
+    """The scopes in the order in which their responses began."""
+    return [sent.state.query.scope for sent in begin_all(engine, sents)]
+
+
+def test_a_late_request_of_another_scope_overtakes_a_flood() -> None:
+    engine = Harness(max_running=1)
+    sents = flood(engine, "a", 10)
+    engine.step()
+    sents += flood(engine, "b", 1)
+    assert order(engine, sents).index("b") == 1
+    engine.finish(*sents)
+
+
+def test_two_floods_take_turns() -> None:
+    engine = Harness(max_running=1, max_waiting=20)
+    sents = flood(engine, "a", 8) + flood(engine, "b", 8)
+    begun = order(engine, sents)
+    for half in (begun[:8], begun[8:]):
+        assert sorted(half) == ["a"] * 4 + ["b"] * 4
+    engine.finish(*sents)
+
+
+def test_turns_are_counted_in_tokens_not_in_requests() -> None:
+    engine = Harness(max_running=1, max_waiting=40, num_blocks=128)
+    sents = flood(engine, "a", 4, length=99) + flood(engine, "b", 16, length=19)
+    begun = order(engine, sents)
+    second = [i for i, scope in enumerate(begun) if scope == "a"][1]
+    assert begun[:second].count("b") == 5, "five short ones against one that is five times longer"
+    engine.finish(*sents)
+
+
+def test_a_long_prompt_does_not_keep_another_scopes_short_one_waiting() -> None:
+    engine = Harness(max_step_tokens=16, num_blocks=256)
+    long = engine.send(words(0, 800), scope="a", max_tokens=1)
+    engine.step(3)
+    short = engine.send(words(2000, 20), scope="b", max_tokens=1)
+    engine.step(4)
+    assert short.started is not None and long.started is None
+    engine.finish(long, short)
+
+
+def test_a_scope_saves_up_nothing_by_staying_away() -> None:
+    engine = Harness(max_running=1, max_waiting=40)
+    engine.finish(*flood(engine, "b", 1))
+    for _ in range(5):
+        engine.finish(*flood(engine, "a", 4))
+    sents = flood(engine, "a", 6)
+    engine.step()
+    sents += flood(engine, "b", 6)
+    begun = order(engine, sents)
+    assert 2 <= begun[:6].count("a") <= 4
+    engine.finish(*sents)
+
+
+def test_within_a_scope_the_first_to_come_is_the_first_to_run() -> None:
+    engine = Harness(max_running=1)
+    sents = flood(engine, "a", 5) + flood(engine, "b", 5)
+    begun = begin_all(engine, sents)
+    for scope in "ab":
+        came = [sent for sent in sents if sent.state.query.scope == scope]
+        assert [sent for sent in begun if sent.state.query.scope == scope] == came

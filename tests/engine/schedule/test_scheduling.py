@@ -1,0 +1,226 @@
+"""What a step computes: chunks, fairness, preemption, exhaustion."""
+
+import random
+
+import pytest
+
+from engine.protocol import Done, Started
+from tests.engine.schedule.harness import Harness, Sent
+
+
+def words(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_a_long_prompt_is_computed_in_bounded_chunks() -> None:
+    engine = Harness(max_step_tokens=16)
+    sent = engine.send(words(0, 40), max_tokens=1)
+    engine.finish(sent)
+    assert [[len(work.token_ids) for work in step] for step in engine.runner.steps] == [
+        [16],
+        [16],
+        [9],
+    ]
+
+
+def test_chunks_end_at_every_breakpoint() -> None:
+    engine = Harness(max_step_tokens=16)
+    sent = engine.send(words(0, 5), words(5, 20), words(25, 3), marks={0: "5m", 1: "5m"})
+    engine.finish(sent)
+    prefill = [step[0] for step in engine.runner.steps][:4]
+    assert [(work.start, len(work.token_ids)) for work in prefill] == [
+        (0, 5),
+        (5, 16),
+        (21, 4),
+        (25, 4),
+    ]
+
+
+def test_after_a_hit_the_same_chunks_are_computed_as_without_it() -> None:
+    cold, warm = Harness(), Harness()
+    warm.finish(warm.send(words(0, 10), marks={0: "5m"}))
+    warm.runner.steps.clear()
+    for engine in (cold, warm):
+        engine.finish(engine.send(words(0, 10), words(10, 6), marks={0: "5m"}, seed=3))
+    first_cold = [(work.start, len(work.token_ids)) for (work,) in cold.runner.steps]
+    first_warm = [(work.start, len(work.token_ids)) for (work,) in warm.runner.steps]
+    assert first_cold[0] == (0, 10)
+    assert first_warm == first_cold[1:]
+
+
+def test_decoding_goes_on_in_every_step_of_anothers_prefill() -> None:
+    engine = Harness(max_step_tokens=16)
+    talker = engine.send(words(0, 4), max_tokens=40)
+    engine.step()
+    reader = engine.send(words(100, 120), max_tokens=1)
+    before = len(talker.answer())
+    steps = 0
+    while not reader.is_over:
+        engine.step()
+        steps += 1
+    assert steps == 9, "15 of the 16 tokens of each step are left for prefill"
+    assert len(talker.answer()) == before + steps
+    engine.finish(talker, reader)
+
+
+def test_a_second_prompt_shares_the_step_that_the_first_leaves_room_in() -> None:
+    engine = Harness(max_step_tokens=16)
+    first, second = engine.send(words(0, 7)), engine.send(words(50, 20))
+    engine.step()
+    assert [len(work.token_ids) for work in engine.runner.steps[0]] == [8, 8]
+    engine.finish(first, second)
+
+
+def test_requests_are_admitted_in_order_of_arrival() -> None:
+    engine = Harness(num_blocks=10)
+    first = engine.send(words(0, 20), max_tokens=2)
+    large = engine.send(words(100, 20), max_tokens=2)
+    small = engine.send(words(200, 3), max_tokens=2)
+    while not first.is_over:
+        engine.step()
+        assert small.started is None, "nobody overtakes"
+    engine.finish(large, small)
+
+
+def test_no_more_run_together_than_allowed() -> None:
+    engine = Harness(max_running=2)
+    sents = [engine.send(words(100 * i, 4)) for i in range(5)]
+    while not all(sent.is_over for sent in sents):
+        engine.step()
+        assert len(engine.scheduler.running) <= 2
+    engine.finish(*sents)
+
+
+def test_a_preempted_request_says_what_it_would_have_said() -> None:
+    engine = Harness(num_blocks=12)
+    sents = [engine.send(words(100 * i, 11), max_tokens=20, seed=i) for i in range(3)]
+    engine.finish(*sents)
+    assert engine.scheduler.num_preempted > 0
+    for sent in sents:
+        assert len(sent.answer()) == 20
+        assert sum(isinstance(frame, Started) for frame in sent.frames) == 1
+    engine.check_idle()
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    engine = Harness(num_blocks=12)
+    oldest = engine.send(words(0, 11), max_tokens=20)
+    others = [engine.send(words(100 * i, 11), max_tokens=20) for i in (1, 2)]
+    for _ in range(25):
+        if not oldest.is_over:
+            engine.step()
+            assert oldest.state.leader in engine.scheduler.running or oldest.is_over
+    engine.finish(oldest, *others)
+
+
+def test_alone_with_a_full_pool_a_sequence_ends_with_its_context() -> None:
+    engine = Harness(num_blocks=8)
+    sent = engine.send(words(0, 11), max_tokens=1000)
+    engine.finish(sent)
+    assert sent.finishes[0].reason == "context"
+    assert len(sent.answer()) == 8 * 4 - 12 + 1
+    engine.check_idle()
+
+
+def test_a_lease_is_not_touched_while_something_else_can_run() -> None:
+    engine = Harness(num_blocks=17)
+    engine.finish(engine.send(words(500, 31), marks={0: "1h"}, max_tokens=1))
+    assert engine.pool.counts().leased == 8
+    sents = [engine.send(words(100 * i, 11), max_tokens=16, seed=i) for i in range(2)]
+    engine.finish(*sents)
+    assert engine.scheduler.num_preempted > 0
+    assert len(engine.entries.leases) == 1, "the younger one had to wait instead"
+    engine.check_idle()
+
+
+def test_a_lease_is_sacrificed_when_nothing_can_run_otherwise() -> None:
+    engine = Harness(num_blocks=16)
+    engine.finish(engine.send(words(500, 31), marks={0: "1h"}, max_tokens=1))
+    engine.finish(engine.send(words(100, 40), max_tokens=1))
+    engine.step()
+    assert engine.accounts.totals["leases_sacrificed"] == 1
+    assert len(engine.entries.leases) == 0
+
+
+def test_waiting_holds_are_given_up_before_a_lease() -> None:
+    engine = Harness(num_blocks=16, lease_share=0.25)
+    engine.finish(engine.send(words(500, 15), marks={0: "1h"}, max_tokens=1))
+    engine.finish(engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1))
+    first = engine.send(words(0, 40), max_tokens=1)
+    holder = engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1)
+    engine.finish(first, holder)
+    assert len(engine.entries.leases) >= 1
+    assert "leases_sacrificed" not in engine.accounts.totals
+
+
+def random_run(seed: int) -> None:
+    """Many requests, some cancelled, over a pool that is too small for them together."""
+    rng = random.Random(seed)
+    engine = Harness(
+        num_blocks=rng.choice([12, 16, 24]),
+        max_step_tokens=rng.choice([16, 24]),
+        max_running=rng.choice([2, 4, 8]),
+        max_waiting=100,
+        host_blocks=rng.choice([0, 0, 4, 10, 40]),
+        max_copies=rng.choice([1, 4]),
+        lease_share=rng.choice([0.0, 0.5, 0.5]),
+    )
+    sents: list[Sent] = []
+    for _ in range(120):
+        if len(sents) < 25 and rng.random() < 0.4:
+            lengths = [rng.choice([1, 3, 4, 5, 8, 11]) for _ in range(rng.randint(1, 3))]
+            segments = [words(rng.choice([0, 0, 300]), length) for length in lengths]
+            marks = {
+                i: rng.choice(["5m", "1h"]) for i in range(len(segments)) if rng.random() < 0.6
+            }
+            sents.append(
+                engine.send(
+                    *segments,
+                    marks=marks,
+                    max_tokens=rng.choice([1, 3, 10]),
+                    choices=rng.choice([1, 1, 1, 2, 3]),
+                    seed=rng.randint(0, 5),
+                    scope=rng.choice(["a", "b"]),
+                )
+            )
+        if sents and rng.random() < 0.1:
+            # Half of those that hang up came a moment ago: they wait, with what was found held.
+            leaving = sents[-2:] if rng.random() < 0.5 else sents
+            engine.lifecycle.cancel(rng.choice(leaving).state.request_id)
+        if rng.random() < 0.1:
+            engine.clock.advance(rng.choice([1, 200, 3000]))
+        engine.step()
+    engine.finish(*sents)
+    for sent in sents:
+        if isinstance(sent.frames[-1], Done):
+            assert len(sent.finishes) == len(sent.state.sequences)
+    assert engine.accounts.num_unacknowledged == len(sents)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_comes_everybody_ends_with_the_right_tokens(seed: int) -> None:
+    random_run(seed)
+
+
+@pytest.mark.parametrize("lease_share", [0.0, 0.5])
+def test_usage_adds_up_for_readers_that_lose_their_place(lease_share: float) -> None:
+    """Readers of cached prefixes, preempted in the middle of their prefill by those who answer."""
+    num_preempted = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        engine = Harness(
+            num_blocks=rng.choice([16, 18, 20]), max_step_tokens=8, lease_share=lease_share
+        )
+        prefix = words(0, rng.randint(3, 20))
+        engine.finish(engine.send(prefix, marks={0: "5m"}, max_tokens=1))
+        sents = [
+            engine.send(words(100 * i, rng.randint(3, 12)), max_tokens=rng.randint(8, 24), seed=i)
+            for i in range(1, rng.randint(2, 4))
+        ]
+        engine.step(rng.randint(1, 6))
+        sents.append(engine.send(prefix, words(900, rng.randint(10, 24)), marks={0: "5m"}))
+        engine.finish(*sents)
+        num_preempted += engine.scheduler.num_preempted
+        engine.check_idle()
+    assert num_preempted > 20

@@ -1,0 +1,83 @@
+"""The host tier in the engine's loop: copies are bounded, and nobody's decoding waits for them."""
+
+from engine.protocol import ChainHeld
+from tests.engine.schedule.harness import Harness
+
+
+def words(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def warm(engine: Harness) -> None:
+    """A prompt of ten blocks that is on the host alone."""
+    engine.finish(engine.send(words(0, 40), max_tokens=1))
+    for start in (1000, 2000, 3000):
+        engine.finish(engine.send(words(start, 50), max_tokens=1))
+
+
+def test_what_comes_back_is_not_computed() -> None:
+    engine = Harness(num_blocks=16, host_blocks=64, max_copies=16)
+    warm(engine)
+    sent = engine.send(words(0, 40), max_tokens=3)
+    engine.finish(sent)
+    assert sent.started is not None
+    usage = sent.started.usage
+    assert (usage.automatic_tokens, usage.computed_tokens) == (40, 1)
+    assert engine.host is not None and engine.host.num_promoted == 10
+    engine.check_idle()
+
+
+def test_decoding_goes_on_in_every_step_while_blocks_come_back() -> None:
+    engine = Harness(num_blocks=32, host_blocks=64, max_copies=2)
+    engine.finish(engine.send(words(0, 40), max_tokens=1))
+    for start in range(1000, 5000, 200):
+        engine.finish(engine.send(words(start, 8), max_tokens=1))
+    talker = engine.send(words(9000, 4), max_tokens=60)
+    engine.step()
+    reader = engine.send(words(0, 40), max_tokens=1)
+    assert engine.host is not None
+    before = engine.host.num_promoted
+    while not reader.is_over:
+        promoted, said = engine.host.num_promoted, len(talker.answer())
+        engine.step()
+        assert engine.host.num_promoted - promoted <= 2
+        assert len(talker.answer()) == said + 1
+    assert engine.host.num_promoted > before
+    engine.finish(talker, reader)
+    engine.check_idle()
+
+
+def test_a_preempted_sequence_comes_back_by_copy() -> None:
+    engine = Harness(num_blocks=12, host_blocks=64, max_copies=16)
+    sents = [engine.send(words(100 * i, 11), max_tokens=20, seed=i) for i in range(3)]
+    engine.finish(*sents)
+    assert engine.scheduler.num_preempted > 0
+    assert engine.host is not None and engine.host.num_promoted > 0
+    engine.check_idle()
+
+
+def test_what_moves_is_told_with_its_tier() -> None:
+    engine = Harness(num_blocks=16, host_blocks=64, max_copies=16)
+    engine.finish(engine.send(words(0, 9), max_tokens=1))
+    engine.pool.anchor("aa", engine.pool.blocks[1], 8)
+    for start in (1000, 2000):
+        engine.finish(engine.send(words(start, 50), max_tokens=1))
+    engine.finish(engine.send(words(0, 9), max_tokens=1))
+    told = [event for event in engine.events if isinstance(event, ChainHeld)]
+    assert [(event.tier, [held.digest for held in event.names]) for event in told] == [
+        ("host", ["aa"]),
+        ("device", ["aa"]),
+    ]
+
+
+def test_a_best_effort_entry_survives_a_flood_on_the_host() -> None:
+    engine = Harness(num_blocks=16, host_blocks=64, max_copies=16, lease_share=0.0)
+    engine.finish(engine.send(words(0, 22), marks={0: "5m"}, max_tokens=1))
+    for start in range(1000, 3000, 100):
+        engine.finish(engine.send(words(start, 50), max_tokens=1))
+        if start == 1200:
+            again = engine.send(words(0, 22), marks={0: "5m"}, max_tokens=1)
+            engine.finish(again)
+            assert again.started is not None
+            assert again.started.usage.cache_read_tokens == 22
+            assert again.started.miss_reason is None

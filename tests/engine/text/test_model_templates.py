@@ -1,0 +1,267 @@
+"""Chat templates with the behaviour of known models': what they need, and their boundaries."""
+
+import asyncio
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.protocol import (
+    Delta,
+    GenerateRequest,
+    Message,
+    Prompt,
+    Sampling,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolChoice,
+    ToolResultPart,
+    ToolUsePart,
+    ToolUseStart,
+)
+from engine.schedule.output import OutputParser
+from engine.text.errors import TemplateRefused
+from engine.text.renderer import ChatRenderer, FormatChoice
+from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.conversation import new_conversation
+from scripts.docs import templates as table
+
+NAMES = sorted(path.stem for path in table.TEMPLATES.glob("*.jinja"))
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@cache
+def source(name: str) -> str:
+    return (table.TEMPLATES / f"{name}.jinja").read_text("utf-8")
+
+
+@cache
+def renderer(name: str) -> ChatRenderer:
+    return ChatRenderer(table.files_for(source(name)))
+
+
+def text_of(name: str, prompt: Prompt, *, thinking: bool = False) -> str:
+    tokens = renderer(name).render(prompt, thinking=thinking).token_ids
+    return renderer(name).tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def needs(name: str) -> set[str]:
+    traits = renderer(name).traits
+    return {field for field in traits.__slots__ if getattr(traits, field)}
+
+
+def user(*texts: str) -> Message:
+    return Message("user", [TextPart(text) for text in texts])
+
+
+def test_the_table_in_the_readme_is_what_the_script_prints() -> None:
+    readme = table.README.read_text("utf-8")
+    assert readme.partition(table.BEGIN)[2].partition(table.END)[0].strip() == table.table()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_tokens_are_those_of_the_template_alone(name: str, thinking: bool) -> None:
+    """The renderer hears of no breakpoints, and its own marks leave nothing behind."""
+    template = ChatTemplate({"default": source(name)}, table._SPECIAL_TOKENS)
+    for prompt in table.turns_of(renderer(name)):
+        plain = new_conversation(prompt, None, renderer(name).traits)
+        expected = template.render(plain.variables({}, thinking=thinking))
+        assert text_of(name, prompt, thinking=thinking) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ends_are_in_order_and_every_question_has_one(name: str) -> None:
+    for prompt in table.turns_of(renderer(name)):
+        spans = renderer(name).render(prompt, thinking=True).segments
+        ends = [span.end for span in spans if span.end is not None]
+        assert ends == sorted(ends)
+        assert spans[-1].end is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_turn_reads_no_more_than_what_still_renders_the_same(name: str) -> None:
+    """What the engine reads is a prefix of both prompts, and a repeated prompt is read whole."""
+    prompts = table.turns_of(renderer(name))
+    renders = [renderer(name).render(prompt, thinking=True) for prompt in prompts]
+    usages = asyncio.run(table.usages(renderer(name), [*prompts, prompts[-1]]))
+    for before, after, usage in zip(renders, renders[1:], usages[1:], strict=False):
+        assert usage is not None
+        read = usage.cache_read_tokens
+        assert before.token_ids[:read] == after.token_ids[:read]
+    again = usages[-1]
+    assert again is not None
+    assert again.cache_read_tokens == renders[-1].segments[-1].end
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("deepseek-r1", set()),
+        ("gemma-2", {"folds_system"}),
+        ("gemma-3", set()),
+        ("hermes-3", set()),
+        ("llama-3.1", {"splits_calls"}),
+        ("magistral", {"thinks_in_content"}),
+        ("mistral-7b-v0.3", {"shortens_ids", "joins_results", "moves_tools"}),
+        ("mistral-small-3.1", {"joins_results", "moves_tools"}),
+        ("phi-4", set()),
+        ("qwen2.5", set()),
+        ("qwen3", set()),
+    ],
+)
+def test_what_a_template_cannot_take_is_found_out(name: str, expected: set[str]) -> None:
+    assert needs(name) == expected
+
+
+def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> None:
+    prompt = Prompt([user("Hi"), Message("assistant", [TextPart("Yes?")]), user("Go")],
+                    system=[TextPart("Be kind."), TextPart("Be brief.")])  # fmt: skip
+    assert "<start_of_turn>user\nBe kind.\n\nBe brief.\n\nHi<end_of_turn>" in text_of(
+        "gemma-2", prompt
+    )
+
+
+def parallel_calls(second_id: str = "call<|im_end|>-2") -> Prompt:
+    ids = ["toolu_01A09q90qw90lq917835lq9A", second_id]
+    calls = [
+        ToolUsePart(ids[0], "get_weather", {"city": "A"}),
+        ToolUsePart(ids[1], "get_weather", {"city": "B"}),
+    ]
+    results = [ToolResultPart(i, f"result {i[:4]}") for i in ids]
+    told = Message("user", [*results, TextPart("So?")])
+    return Prompt([user("Both?"), Message("assistant", [*calls]), told], table.TOOLS)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n not in ("deepseek-r1", "phi-4") and "gemma" not in n]
+)
+def test_parallel_calls_with_any_ids_and_text_behind_results_can_be_replayed(name: str) -> None:
+    written = text_of(name, parallel_calls())
+    assert written.count("get_weather") >= 3
+    assert written.index('"A"') < written.index('"B"') < written.index("result call")
+    assert written.index("result call") < written.index("So?")
+    # A control token in an id is text, as anywhere else: only the template writes real ones.
+    of = renderer(name)
+    end = of.tokenizer.token_to_id("<|im_end|>")
+    counts = [
+        of.render(prompt, thinking=False).token_ids.count(end)
+        for prompt in (parallel_calls(), parallel_calls("call_of_no_harm-2"))
+    ]
+    assert counts[0] == counts[1]
+
+
+def request(prompt: Prompt, **changes: object) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r", scope="0" * 32, prompt=prompt, sampling=Sampling(max_tokens=9), **changes
+    )  # type: ignore[arg-type]
+
+
+def said(name: str, asked: GenerateRequest, written: str) -> tuple[list[str], int]:
+    """The kinds of delta that a model's text becomes, in order, and the thinking tokens."""
+    parser = renderer(name).parser(asked)
+    kinds: list[str] = []
+    deltas = []
+    for token in renderer(name).tokenizer.encode(written, add_special_tokens=False).ids:
+        deltas += parser.feed(token)
+    for delta in [*deltas, *parser.close()]:
+        kind = type(delta).__name__
+        if not kinds or kinds[-1] != kind:
+            kinds.append(kind)
+    return kinds, parser.thinking_tokens
+
+
+def test_thinking_that_the_template_opened_is_thinking() -> None:
+    asked = request(Prompt([user("Hi")]))
+    assert text_of("deepseek-r1", asked.prompt).endswith("<think>\n")
+    kinds, count = said("deepseek-r1", asked, "Hm, well.</think>\n\nHello.")
+    assert kinds == ["ThinkingDelta", "TextDelta"]
+    head = renderer("deepseek-r1").tokenizer.encode("Hm, well.</think>").ids
+    assert count == len(head)
+    # Where the turn is the model's own to open, an answer without tags is an answer.
+    assert said("qwen3", request(asked.prompt, thinking=True), "Hello.") == (["TextDelta"], 0)
+    kinds, count = said("magistral", asked, "[THINK]Hm.[/THINK]Hello.")
+    assert kinds == ["ThinkingDelta", "TextDelta"] and count > 2
+
+
+def test_thinking_is_handed_to_the_template() -> None:
+    prompt = Prompt([user("Hi")])
+    assert text_of("qwen3", prompt, thinking=True).endswith("assistant\n")
+    assert text_of("qwen3", prompt, thinking=False).endswith("<think>\n\n</think>\n\n")
+
+
+def test_old_thinking_is_rendered_as_the_template_does_and_takes_no_room_elsewhere() -> None:
+    prompts = table.turns_of(renderer("qwen3"))
+    assert "I need the tool." in text_of("qwen3", prompts[2], thinking=True)
+    assert "I need the tool." not in text_of("qwen3", prompts[3], thinking=True)
+    spans = renderer("qwen3").render(prompts[3], thinking=True).segments
+    parts = [part for message in prompts[3].messages for part in message.parts]
+    at = len(table.TOOLS) + 1 + next(i for i, p in enumerate(parts) if isinstance(p, ThinkingPart))
+    assert spans[at].end == spans[at - 1].end
+
+
+HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("hermes-3", HERMES_CALL),
+        ("qwen3", HERMES_CALL),
+        ("llama-3.1", '{"name": "get_weather", "parameters": {"city": "Bern"}}'),
+        (
+            "mistral-7b-v0.3",
+            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bern"}}]',
+        ),
+        ("magistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Bern"}'),
+    ],
+)
+def test_a_forced_call_is_allowed_in_the_templates_own_format(name: str, written: str) -> None:
+    prompt = Prompt([user("Weather?")], table.TOOLS)
+    for parallel in (True, False):
+        choice = ToolChoice("tool", "get_weather", parallel=parallel)
+        parser = renderer(name).parser(request(prompt, tool_choice=choice))
+        deltas = follow(parser, renderer(name), written)
+        if parallel and parser.finish is None:
+            deltas += parser.feed(next(iter(renderer(name).end_token_ids)))
+        assert parser.finish == "tool_use"
+        assert [d.name for d in deltas if isinstance(d, ToolUseStart)] == ["get_weather"]
+
+
+def follow(parser: OutputParser, of: ChatRenderer, written: str) -> list[Delta]:
+    """Feed a text's tokens as long as the parser wants any, each of which must be allowed."""
+    deltas: list[Delta] = []
+    for token in of.tokenizer.encode(written, add_special_tokens=False).ids:
+        if parser.finish is not None:
+            break
+        assert parser.allowed is not None
+        assert parser.allowed[token // 8] >> token % 8 & 1, of.tokenizer.id_to_token(token)
+        deltas += parser.feed(token)
+    return deltas
+
+
+def test_a_model_that_always_thinks_may_think_before_a_forced_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    asked = request(Prompt([user("Hi")]), output_schema=schema)
+    parser = renderer("deepseek-r1").parser(asked)
+    follow(parser, renderer("deepseek-r1"), 'Well {"x": 1}.\n</think>\n\n{"a": 1}')
+    assert parser.finish == "stop"
+
+
+def test_formats_can_be_named_and_switched_off() -> None:
+    files = table.files_for(source("qwen3"))
+    off = ChatRenderer(files, formats=FormatChoice(tools="none", reasoning="none"))
+    assert (off.tool_format, off.reasoning_format) == (None, None)
+    other = ChatRenderer(files, formats=FormatChoice(tools="mistral", reasoning="mistral"))
+    assert (other.tool_format, other.reasoning_format) == ("mistral", "mistral")
+    with pytest.raises(TemplateRefused, match="tool_format"):
+        ChatRenderer(table.files_for(source("phi-4")), formats=FormatChoice(tools="hermes"))
+
+
+def test_a_refusal_is_the_templates_own_words() -> None:
+    prompt = Prompt([user("a"), user("b")], [Tool("t", {})])
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        renderer("mistral-7b-v0.3").render(prompt, thinking=False)

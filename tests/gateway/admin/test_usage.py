@@ -1,0 +1,347 @@
+"""The admin API's numbers over a range, of turns that were put into the ledger."""
+
+import asyncio
+import csv
+import io
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.base.record import TurnRecord
+from gateway.cli.main import migrate
+from gateway.journal.charge import charge
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.prices.pricing import load_prices
+from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
+
+DAY = datetime(2026, 11, 10, tzinfo=UTC)
+DAY_MS = int(DAY.timestamp() * 1000)
+HOUR_MS = 3_600_000
+DAYS_MS = 24 * HOUR_MS
+PREFIX = "ab" * 8
+
+
+def turn(number: int, minutes: float, **changes: object) -> TurnRecord:
+    values: dict[str, object] = {
+        "id": f"msg_{number:04}",
+        "instance": "i",
+        "workspace": "team-a",
+        "key_id": "key_1",
+        "model": "m",
+        "engine": "engine-0",
+        "stream": False,
+        "opened_at": DAY + timedelta(minutes=minutes),
+        "outcome": "stop",
+        "input_tokens": 100,
+        "output_tokens": 10,
+        "first_token_seconds": 0.1,
+    }
+    record = TurnRecord(**{**values, **changes})  # type: ignore[arg-type]
+    if record.model == "m":
+        charge(record, load_prices().find("reference", date(2026, 11, 10)))
+    return record
+
+
+TURNS = [
+    # A write, read five minutes and then forty minutes later; its prefill was timed.
+    turn(
+        1,
+        0,
+        cache_write_5m_tokens=2000,
+        computed_tokens=2100,
+        prefill_seconds=1.05,
+        first_token_seconds=1.1,
+        miss_reason="cold",
+        prefix=PREFIX,
+        prefix_ttl="5m",
+    ),
+    turn(2, 5, cache_read_tokens=2000, prefix=PREFIX, prefix_ttl="5m"),
+    turn(3, 45, cache_write_5m_tokens=2000, miss_reason="ttl_expired", prefix=PREFIX),
+    # An engine that timed nothing, a longer prompt.
+    turn(4, 100, engine="engine-1", cache_read_tokens=150_000, workspace="team-b"),
+    # No price, no engine, a name that a spreadsheet would run.
+    turn(5, 110, model="=1+1", engine=None, outcome="api_error", key_id="key_2"),
+    turn(6, 60 * 24 + 1, cache_write_1h_tokens=1000),
+]
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    data: Path = tmp_path_factory.mktemp("usage")
+    settings = make_settings(data, "http://127.0.0.1:9")
+    migrate(settings)
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.insert_turns(TURNS)
+
+    asyncio.run(with_ledger(settings.ledger_url, fill))
+    headers = {"x-api-key": ADMIN_KEY}
+    with (
+        serve_gateway(data, "http://127.0.0.1:9") as url,
+        httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client,
+    ):
+        yield client
+
+
+def ask(http: httpx.Client, path: str, **parameters: Any) -> Any:
+    given = {"since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS, **parameters}
+    reply = http.get(f"/admin/v1/{path}", params=given)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_usage_has_the_range_the_one_before_and_its_intervals(http: httpx.Client) -> None:
+    found = ask(http, "usage", since_ms=DAY_MS + DAYS_MS, until_ms=DAY_MS + 2 * DAYS_MS)
+    assert (found["totals"]["requests"], found["before"]["requests"]) == (1, 5)
+    assert found["saved_nano"] == -1_000_000
+    assert found["before"]["cache_read_tokens"] == 152_000
+    assert sum(bucket["totals"]["requests"] for bucket in found["series"]) == 1
+    assert found["bucket_seconds"] == 3600 and len(found["series"]) == 24
+
+
+def test_a_range_may_begin_and_end_anywhere(http: httpx.Client) -> None:
+    """From within an hour to within another: the middle comes from sums, the ends from turns."""
+    minute = 60_000
+    found = ask(http, "usage", since_ms=DAY_MS + 5 * minute, until_ms=DAY_MS + DAYS_MS + 1 * minute)
+    assert found["totals"]["requests"] == 4
+    found = ask(
+        http, "usage", since_ms=DAY_MS + 5 * minute + 1, until_ms=DAY_MS + DAYS_MS + minute + 1
+    )
+    assert found["totals"]["requests"] == 4
+    assert found["miss_reasons"] == {"ttl_expired": 1}
+    assert found["outcomes"] == {"stop": 3, "api_error": 1}
+
+
+@pytest.mark.parametrize(
+    ("filters", "requests"),
+    [({"workspace": "team-b"}, 1), ({"engine": "engine-0"}, 3), ({"model": "=1+1"}, 1)],
+)
+def test_filters_leave_what_they_name(
+    http: httpx.Client, filters: dict[str, str], requests: int
+) -> None:
+    found = ask(http, "usage", **filters)
+    assert found["totals"]["requests"] == requests
+    assert sum(bucket["totals"]["requests"] for bucket in found["series"]) == requests
+    assert sum(found["outcomes"].values()) == requests
+    assert len(ask(http, "turns/search", **filters)["turns"]) == requests
+
+
+def test_groups_add_up_to_the_whole(http: httpx.Client) -> None:
+    found = ask(http, "usage/groups", group_by=["workspace", "key"])
+    assert {(g["workspace"], g["key"]): g["totals"]["requests"] for g in found} == {
+        ("team-a", "key_1"): 3,
+        ("team-a", "key_2"): 1,
+        ("team-b", "key_1"): 1,
+    }
+    engines = {
+        g["engine"]: g["totals"]["requests"] for g in ask(http, "usage/groups", group_by="engine")
+    }
+    assert engines == {"engine-0": 3, "engine-1": 1, None: 1}
+
+
+def test_the_waterfall_goes_from_counterfactual_to_actual(http: httpx.Client) -> None:
+    own = ask(http, "savings")["own"]
+    assert own["unexplained"] == 1
+    premium, discount = 4000 * 250, 152_000 * 900
+    assert (own["write_premium_nano"], own["read_discount_nano"]) == (premium, discount)
+    assert own["counterfactual_nano"] + premium - discount == own["actual_nano"]
+    assert own["saved_nano"] == discount - premium
+
+
+def test_writes_that_were_never_read_are_a_loss(http: httpx.Client) -> None:
+    own = ask(http, "savings", since_ms=DAY_MS + DAYS_MS, until_ms=DAY_MS + 2 * DAYS_MS)["own"]
+    assert own["saved_nano"] == -1000 * 1000
+
+
+def test_hosted_prices_are_set_beside_and_name_their_source(http: httpx.Client) -> None:
+    hosted = {each["model"]: each for each in ask(http, "savings")["hosted"]}
+    haiku = hosted["claude-haiku-5-5"]
+    assert haiku["source"].startswith("https://") and haiku["as_of"] == "2026-10-24"
+    # The long prompt is in the band, the four others are not.
+    low = 400 * 100 + 4000 * 125 + 2000 * 10 + 40 * 500
+    high = 100 * 500 + 150_000 * 50 + 10 * 2500
+    assert haiku["nano"] == low + high
+
+
+def test_time_avoided_is_each_engines_own_and_unknown_where_none_was_timed(
+    http: httpx.Client,
+) -> None:
+    found = ask(http, "savings")
+    by_engine = {each["engine"]: each for each in found["avoided"]}
+    assert by_engine["engine-0"]["tokens_per_second"] == pytest.approx(2000)
+    assert by_engine["engine-0"]["prefill_seconds"] == pytest.approx(1.0)
+    assert by_engine["engine-1"]["prefill_seconds"] is None
+    assert found["prefill_tokens_avoided"] == 152_000
+    assert found["unmeasured_tokens"] == 150_000
+    assert found["gpu_hours_avoided"] == pytest.approx(1 / 3600)
+    assert ask(http, "savings", engine="engine-1")["prefill_seconds_avoided"] is None
+
+
+@pytest.mark.parametrize("days", [1, 3])
+def test_latency_tells_hits_from_misses_by_length(http: httpx.Client, days: int) -> None:
+    found = ask(http, "latency", until_ms=DAY_MS + days * DAYS_MS)
+    assert found["hits"]["requests"] == 2
+    assert found["misses"]["requests"] == 3 + (days > 1)
+    assert found["misses"]["p99"] == pytest.approx(1.1, rel=0.19)
+    assert found["hits"]["p50"] == pytest.approx(0.1, rel=0.19)
+    cells = {(c["above_tokens"], c["is_hit"]): c["seconds"]["requests"] for c in found["cells"]}
+    assert cells[(64_000, True)] == 1 and cells[(1_000, True)] == 1
+
+
+def test_a_prefix_knows_its_gaps_and_the_better_ttl(http: httpx.Client) -> None:
+    (found,) = ask(http, "prefixes")
+    assert (found["prefix"], found["requests"]) == (PREFIX, 3)
+    assert (found["gaps_5m"], found["gaps_1h"]) == (1, 1)
+    assert found["saved_nano"] == 2000 * 900 - 4000 * 250 and found["is_paid_back"]
+    # 2,000 tokens, written twice with 5m and read once; once with 1h and read twice.
+    assert found["nano_with_5m"] == 2000 * (2 * 1250 + 100)
+    assert found["nano_with_1h"] == 2000 * (2000 + 2 * 100)
+    assert found["better_ttl"] == "1h"
+
+
+def test_pages_of_turns_hold_each_turn_once(http: httpx.Client) -> None:
+    ids, after = [], None
+    while True:
+        given = {"limit": 2} | ({"after": after} if after else {})
+        page = http.get("/admin/v1/turns/search", params=given).json()
+        ids += [turn["id"] for turn in page["turns"]]
+        if (after := page["next"]) is None:
+            break
+    assert ids == [turn.id for turn in sorted(TURNS, key=lambda turn: turn.opened_at, reverse=True)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "ids"),
+    [
+        ({"outcome": "error"}, ["msg_0005"]),
+        ({"miss_reason": "cold"}, ["msg_0001"]),
+        ({"has_read": "true"}, ["msg_0004", "msg_0002"]),
+        ({"prefix": PREFIX, "has_read": "false"}, ["msg_0003", "msg_0001"]),
+        ({"key": "key_2"}, ["msg_0005"]),
+        ({"outcome": "nothing"}, []),
+    ],
+)
+def test_turns_are_found_by_what_they_were(
+    http: httpx.Client, filters: dict[str, str], ids: list[str]
+) -> None:
+    assert [turn["id"] for turn in ask(http, "turns/search", **filters)["turns"]] == ids
+
+
+def test_one_turn_is_shown_by_its_id(http: httpx.Client) -> None:
+    found = http.get("/admin/v1/turns/msg_0001").json()
+    assert (found["prefix"], found["prefill_seconds"]) == (PREFIX, 1.05)
+    assert found["price"].startswith("reference@2026-01-01#")
+    assert http.get("/admin/v1/turns/msg_none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("usage?since_ms=5&until_ms=5", "since_ms"),
+        ("usage?since_ms=0&until_ms=253402300799000", "since_ms"),
+        ("usage?since_ms=-1", "since_ms"),
+        ("usage/groups", "group_by"),
+        ("usage/groups?group_by=secret", "group_by"),
+        ("turns/search?after=x", "after"),
+        ("turns/search?after=1.", "after"),
+        ("export.csv?rows=all", "rows"),
+    ],
+)
+def test_a_wrong_question_names_its_parameter(http: httpx.Client, path: str, names: str) -> None:
+    reply = http.get(f"/admin/v1/{path}")
+    assert reply.status_code == 400
+    assert names in reply.json()["error"]["message"]
+
+
+def test_the_usage_report_has_the_vendors_shape(http: httpx.Client) -> None:
+    given = {
+        "starting_at": "2026-11-10T00:00:00Z",
+        "ending_at": "2026-11-12T00:00:00Z",
+        "group_by[]": ["workspace_id", "model"],
+        "limit": 1,
+    }
+    path = "/v1/organizations/usage_report/messages"
+    first = http.get(path, params=given).json()
+    assert first["has_more"] and len(first["data"]) == 1
+    (bucket,) = first["data"]
+    assert bucket["starting_at"] == "2026-11-10T00:00:00Z"
+    assert bucket["ending_at"] == "2026-11-11T00:00:00Z"
+    found = {(r["workspace_id"], r["model"]): r for r in bucket["results"]}
+    assert found[("team-a", "m")]["uncached_input_tokens"] == 300
+    assert found[("team-a", "m")]["cache_creation"] == {
+        "ephemeral_1h_input_tokens": 0,
+        "ephemeral_5m_input_tokens": 4000,
+    }
+    assert found[("team-b", "m")]["cache_read_input_tokens"] == 150_000
+    assert found[("team-b", "m")]["api_key_id"] is None
+    second = http.get(path, params={**given, "page": first["next_page"]}).json()
+    assert not second["has_more"] and second["next_page"] is None
+    (result,) = second["data"][0]["results"]
+    assert result["cache_creation"]["ephemeral_1h_input_tokens"] == 1000
+
+
+def test_the_cost_report_is_in_cents_and_adds_up(http: httpx.Client) -> None:
+    given = {"starting_at": "2026-11-10", "ending_at": "2026-11-11"}
+    path = "/v1/organizations/cost_report"
+    (whole,) = http.get(path, params=given).json()["data"][0]["results"]
+    actual = ask(http, "savings")["own"]["actual_nano"]
+    assert float(whole["amount"]) == pytest.approx(actual / 1e7)
+    parts = http.get(path, params={**given, "group_by[]": "description"}).json()["data"][0]
+    assert {result["token_type"] for result in parts["results"]} >= {"output_tokens"}
+    total = sum(float(result["amount"]) for result in parts["results"])
+    assert total == pytest.approx(actual / 1e7)
+
+
+@pytest.mark.parametrize(("rows", "lines"), [("hours", 3), ("days", 3), ("turns", 5)])
+def test_an_export_holds_no_formula(http: httpx.Client, rows: str, lines: int) -> None:
+    reply = http.get(
+        "/admin/v1/export.csv",
+        params={"rows": rows, "since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS},
+    )
+    assert reply.headers["content-type"].startswith("text/csv")
+    table = list(csv.DictReader(io.StringIO(reply.text)))
+    assert len(table) == lines
+    assert {row["model"] for row in table} == {"m", "'=1+1"}
+    assert sum(int(row["cache_read_tokens"]) for row in table) == 152_000
+
+
+@pytest.fixture(scope="module")
+def team_b(http: httpx.Client) -> str:
+    http.post("/admin/v1/workspaces", json={"id": "team-b"}).raise_for_status()
+    reply = http.post("/admin/v1/keys", json={"workspace": "team-b", "scope": "read_only"})
+    assert reply.status_code == 200, reply.text
+    key: str = reply.json()["key"]
+    return key
+
+
+@pytest.mark.parametrize("path", ["usage", "savings", "latency", "prefixes", "turns/search"])
+def test_a_workspaces_key_sees_what_an_admin_sees_of_that_workspace(
+    http: httpx.Client, team_b: str, path: str
+) -> None:
+    given = {"since_ms": DAY_MS, "until_ms": DAY_MS + DAYS_MS}
+    theirs = http.get(f"/admin/v1/{path}", params=given, headers={"x-api-key": team_b})
+    assert theirs.status_code == 200, theirs.text
+    assert theirs.json() == ask(http, path, workspace="team-b")
+    assert theirs.json() != ask(http, path) or path == "prefixes"
+
+
+def test_a_workspaces_key_sees_nothing_of_others(http: httpx.Client, team_b: str) -> None:
+    def look(path: str, **parameters: str) -> httpx.Response:
+        return http.get(path, params=parameters, headers={"x-api-key": team_b})
+
+    for workspace in ("team-a", "nobody"):
+        for path in ("usage", "savings", "export.csv", "turns/search"):
+            assert look(f"/admin/v1/{path}", workspace=workspace).status_code == 403
+    assert look("/admin/v1/turns/msg_0004").status_code == 200
+    foreign, unknown = look("/admin/v1/turns/msg_0001"), look("/admin/v1/turns/msg_0009")
+    assert (foreign.status_code, unknown.status_code) == (404, 404)
+    assert "team-a" not in look("/admin/v1/export.csv", rows="turns", since_ms="0").text
+    groups = look("/admin/v1/usage/groups", group_by="workspace", since_ms=str(DAY_MS))
+    assert {group["workspace"] for group in groups.json()} == {"team-b"}
+    for path in ("usage_report/messages", "cost_report"):
+        reply = look(f"/v1/organizations/{path}", starting_at="2026-11-10T00:00:00Z")
+        assert reply.status_code == 403

@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.base.settings import SettingsError, load, table
+
+NEEDED = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
+
+
+def test_defaults_are_those_of_one_machine() -> None:
+    settings = load(NEEDED)
+    assert settings.engines == ("http://127.0.0.1:8100",)
+    assert settings.ledger_url == "sqlite+aiosqlite:///data/ledger.db"
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+
+
+def test_every_wrong_setting_is_named_at_once() -> None:
+    wrong = {
+        "HOLDFAST_ENGINES": "ftp://x",
+        "HOLDFAST_PORT": "many",
+        "HOLDFAST_DATABASE_URL": "mysql://x",
+        "HOLDFAST_LOG_LEVEL": "loud",
+        "HOLDFAST_MASTER_SECRET": "m",
+    }
+    with pytest.raises(SettingsError) as caught:
+        load(wrong)
+    for name in (*wrong, "HOLDFAST_ENGINE_SECRET"):
+        assert (name in str(caught.value)) is (name != "HOLDFAST_MASTER_SECRET")
+
+
+def test_secrets_may_come_from_files_and_are_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from-a-file\n")
+    settings = load({**NEEDED, "HOLDFAST_API_KEY_FILE": str(file)})
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "from-a-file"
+    assert "from-a-file" not in repr(settings)
+    with pytest.raises(SettingsError, match="HOLDFAST_API_KEY_FILE"):
+        load({**NEEDED, "HOLDFAST_API_KEY_FILE": str(tmp_path / "none")})
+
+
+def test_every_setting_is_described() -> None:
+    assert all(row.description and row.name.startswith("HOLDFAST_") for row in table())

@@ -1,0 +1,111 @@
+"""Workspaces and keys from the command line, on either database."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from gateway.cli.main import main
+
+
+class Gateway(Protocol):
+    def __call__(self, *arguments: str, status: int = 0) -> str: ...
+
+
+@pytest.fixture
+def gateway(
+    tmp_path: Path,
+    shared_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Gateway:
+    """Runs a command and returns what it wrote, errors after the rest."""
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", shared_database)
+    assert main(["migrate"]) == 0
+
+    def run(*arguments: str, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main(list(arguments)) == status
+        written = capsys.readouterr()
+        return written.out + written.err
+
+    return run
+
+
+def test_a_workspace_is_made_limited_listed_archived_and_restored(gateway: Gateway) -> None:
+    made = gateway("workspaces", "create", "team-a", "--monthly-spend", "12.5")
+    assert made.startswith("team-a active name='team-a'") and "monthly_spend=$12.5" in made
+    changed = gateway(
+        *("workspaces", "set", "team-a", "--display-name", "Team A"),
+        *("--requests-per-minute", "60", "--tokens-per-minute", "40000"),
+        *("--max-concurrency", "4", "--lease-share", "0.25", "--monthly-spend", "none"),
+    )
+    assert "within 4 seconds" in changed
+    assert gateway("workspaces", "list").splitlines() == [
+        "team-a active name='Team A' requests_per_minute=60 tokens_per_minute=40000"
+        " max_concurrency=4 monthly_spend=none lease_share=0.25"
+    ]
+    assert "team-a archived" in gateway("workspaces", "archive", "team-a")
+    assert "team-a active" in gateway("workspaces", "restore", "team-a")
+
+
+def test_keys_have_a_scope_an_end_and_a_successor(gateway: Gateway) -> None:
+    end = (datetime.now(UTC) + timedelta(days=30)).replace(microsecond=0).isoformat()
+    key_id, key = gateway(
+        *("keys", "create", "--workspace", "w", "--scope", "read_only", "--expires-at", end)
+    ).split()
+    listed = gateway("keys", "list")
+    assert key not in listed
+    assert f"{key_id} w unnamed active" in listed
+    assert f"read_only expires={end} last_used=none" in listed
+    made = gateway("keys", "rotate", key_id, "--grace-seconds", "none")
+    new_id, new = made.split()[:2]
+    assert f"`{key_id}` works until it is revoked" in made
+    assert new.startswith("hf-") and new != key
+    rows = gateway("keys", "list", "--workspace", "w").splitlines()
+    assert [row.split()[0] for row in rows] == [key_id, new_id]
+    assert all(f"read_only expires={end}" in row for row in rows)
+    assert "within 4 seconds" in gateway("keys", "revoke", key_id)
+    assert f"{key_id} w unnamed revoked" in gateway("keys", "list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["workspaces", "set", "nobody"], "no workspace `nobody`"),
+        (["workspaces", "create", "a/b"], "id: must be"),
+        (["workspaces", "archive", "default"], "default workspace"),
+        (["keys", "create", "--workspace", "a b"], "id: must be"),
+        (["keys", "rotate", "key_none"], "no active key `key_none`"),
+        (["keys", "revoke", "key_none"], "no active key `key_none`"),
+    ],
+)
+def test_what_can_not_be_is_said(gateway: Gateway, arguments: list[str], said: str) -> None:
+    assert said in gateway(*arguments, status=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["workspaces", "create", "w", "--requests-per-minute", "0"],
+        ["workspaces", "create", "w", "--lease-share", "2"],
+        ["workspaces", "create", "w", "--monthly-spend", "0.0000000001"],
+        ["keys", "create", "--scope", "root"],
+        ["keys", "create", "--expires-at", "2027-01-01"],
+        ["keys", "rotate", "key_none", "--grace-seconds", "-1"],
+    ],
+)
+def test_a_bad_value_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert arguments[-2] in capsys.readouterr().err
+
+
+def test_an_end_that_is_over_is_refused(gateway: Gateway) -> None:
+    said = gateway("keys", "create", "--expires-at", "2020-01-01T00:00:00+00:00", status=2)
+    assert "must be in the future" in said

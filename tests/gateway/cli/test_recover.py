@@ -1,0 +1,102 @@
+"""A gateway that will not come back is settled by another: with its journal, and without."""
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol import FinalCounts, InputUsage
+from gateway.base.clock import Clock
+from gateway.base.errors import JournalUnavailable
+from gateway.base.settings import Settings
+from gateway.cli.main import migrate
+from gateway.cli.recovery import recover_instance, recover_journal, unsettled
+from gateway.journal.writer import Journal
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import Keys
+from gateway.limits.keyring import KeyRing
+from tests.gateway.journal.test_journal import record
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import make_settings, serve
+
+
+def counts_of(turn_id: str, scope: str = "") -> FinalCounts:
+    usage = InputUsage(input_tokens=10, cache_read_tokens=90, computed_tokens=10)
+    return FinalCounts(
+        request_id=turn_id,
+        epoch="epoch-1",
+        reason="cancelled",
+        usage=usage,
+        output_tokens=7,
+        scope=scope,
+    )
+
+
+def rows(settings: Settings) -> list[dict[str, Any]]:
+    with contextlib.closing(sqlite3.connect(settings.data / "ledger.db")) as db:
+        db.row_factory = sqlite3.Row
+        return [dict(row) for row in db.execute("SELECT * FROM turns ORDER BY id")]
+
+
+def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> None:
+    engine, directory = ScriptedEngine(), tmp_path / "moved"
+    with serve(engine) as url:
+        settings = make_settings(tmp_path, url)
+        migrate(settings)
+
+        async def check() -> None:
+            journal = Journal(directory)
+            known, unknown, closed = (record(journal, number) for number in range(3))
+            for turn in (known, unknown, closed):
+                await journal.open(turn)
+            closed.outcome = "stop"
+            await journal.close(closed)
+            engine.final[known.id] = counts_of(known.id)
+            with pytest.raises(JournalUnavailable, match="used by another process"):
+                await recover_journal(settings, directory)
+            await journal.stop()
+            found = await recover_journal(settings, directory)
+            assert (found.turns, found.closed, found.left) == (3, 2, 0)
+            # Again, with nothing left to do.
+            assert (await recover_journal(settings, directory)).turns == 0
+
+        asyncio.run(check())
+    told = {row["id"][-1]: row for row in rows(settings)}
+    assert [told[n]["outcome"] for n in "012"] == ["gateway_killed", "gateway_killed", "stop"]
+    assert (told["0"]["cache_read_tokens"], told["0"]["output_tokens"]) == (90, 7)
+    assert told["0"]["stop_reason"] == "cancelled"
+    assert told["1"]["output_tokens"] == 0 and told["1"]["id"] in engine.cancelled
+    assert set(engine.acked) >= {row["id"] for row in told.values()}
+
+
+def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine()
+    with serve(engine) as url:
+        settings = make_settings(tmp_path, url)
+        migrate(settings)
+
+        async def check() -> None:
+            ledger = Ledger(settings.ledger_url)
+            keys = Keys(ledger)
+            await keys.create("secret", "lost-and-found", "one", Clock().wall())
+            ring = KeyRing(keys, settings.master_secret, Clock(), None, 60)
+            scope = ring.scope_of("lost-and-found")
+            await ledger.close()
+            ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]
+            for turn_id, of in zip(ids, (scope, "f" * 32, "f" * 32, scope), strict=True):
+                engine.final[turn_id] = counts_of(turn_id, of)
+            assert await unsettled(settings) == {"deadbeef": 3, "01234567": 1}
+            assert await recover_instance(settings, "deadbeef") == 3
+            assert await recover_instance(settings, "deadbeef") in (0, 3)
+
+        asyncio.run(check())
+    first, second = rows(settings)
+    assert (first["workspace_id"], second["workspace_id"]) == ("lost-and-found", "unknown")
+    assert first["outcome"] == "gateway_lost" and first["cache_read_tokens"] == 90
+    assert first["cost_nano"] is not None
+    assert set(engine.acked) == {first["id"], second["id"], f"{second['id']}.2"}

@@ -1,0 +1,231 @@
+"""Bodies of the OpenAI dialect: what is accepted, and what is refused by name."""
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.base.catalogue import Model
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.ask import chat_ask_of
+from gateway.dialects.openai.decode import decode_chat, decode_completion
+from gateway.dialects.openai.errors import body_of
+from gateway.prompt.ask import Ask, Principal, TurnId
+
+USER = {"role": "user", "content": "hi"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+MARKER = {"type": "ephemeral", "ttl": "1h"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+ARGUED = {"name": "f", "arguments": '{"a": [1, {"b": null}]}'}
+PRINCIPAL = Principal("w", "k", "scope")
+MODEL = Model(id="m", display_name="m")
+FRAGMENTS = [
+    *(b'"', b"{", b"}", b"[", b"]", b",", b":", b"0", b"9" * 30, b"-", b"1e999", b"null", b"true"),
+    *(b"\xff", b"\x00", b"\\u0000", b"\\ud800", b"\xc3\xa9", b"", b" ", b"x", b'"ttl"', b'"role"'),
+]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [USER], **changes}
+
+
+def ask(request: dict[str, Any]) -> Ask:
+    decoded = decode_chat(json.dumps(request).encode())
+    return chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
+
+
+ACCEPTED = [
+    pytest.param({"user": "u", "store": True, "prompt_cache_retention": "24h"}, id="ignored"),
+    pytest.param({"logprobs": False, "logit_bias": {}, "presence_penalty": 0}, id="neutral"),
+    pytest.param({"response_format": {"type": "text"}, "n": 1, "best_of": 1}, id="neutral-too"),
+    pytest.param({"temperature": None, "tools": None, "functions": None}, id="nulls"),
+    pytest.param({"max_tokens": 5, "max_completion_tokens": 5}, id="both-limits-alike"),
+    pytest.param({"seed": -(2**63), "temperature": 0}, id="least-seed"),
+    pytest.param({"tool_choice": "none"}, id="no-tools-no-choice"),
+    pytest.param({"messages": [USER, CALLS, RESULT]}, id="ends-with-a-result"),
+    pytest.param({"messages": [{"role": "user", "content": ""}]}, id="empty-text"),
+    pytest.param(
+        {"messages": [USER, {"role": "system", "content": "Be short."}]}, id="system-late"
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_accepted(changes: dict[str, Any]) -> None:
+    assert ask(body(**changes)).plan.prompt.num_segments >= 1
+
+
+REFUSED = [
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.name",
+    ),
+    ({"response_format": {"type": "json_object"}, "max_tokens": 0}, "response_format"),
+    ({"tools": [TOOL], "tool_choice": "required", "max_tokens": 0}, "tool_choice"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"min_tokens": 5}, "min_tokens"),
+    ({"cache_salt": "x"}, "cache_salt"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"n": 2, "max_tokens": 0}, "n"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"seed": 2**63}, "seed"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"no_such_field": 1}, "no_such_field"),
+    ({"prompt_cache_options": {"ttl": "24h"}}, "prompt_cache_options.ttl"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    ({"messages": [{**USER, "cache_contol": {}}]}, "messages[0].cache_contol"),
+    (
+        {"messages": [{**USER, "content": "", "cache_control": {"type": "ephemeral"}}]},
+        "messages[0].content",
+    ),
+    ({"messages": [USER, {"role": "assistant"}, USER]}, "messages[1].content"),
+    ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),
+    ({"messages": [USER, RESULT]}, "messages[1].tool_call_id"),
+    ({"messages": [USER, CALLS, USER]}, "messages[2]"),
+    ({"messages": [USER, CALLS, RESULT, RESULT]}, "messages[3].tool_call_id"),
+    (
+        {
+            "messages": [
+                USER,
+                {**CALLS, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "["}}]},
+                RESULT,
+            ]
+        },
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        "tools[0].function.strict",
+    ),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name"),
+]
+
+
+@pytest.mark.parametrize("changes, param", REFUSED, ids=[str(case[0])[:60] for case in REFUSED])
+def test_refused_by_name(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(body(**changes))
+    detail = body_of(caught.value).error
+    assert detail.param == param
+    assert detail.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b'{"model": "\xff"}', b"[" * 100_000, b'{"model": ' + b"[" * 100_000, b"1"],
+    ids=["nothing", "open", "list", "not-utf8", "deep", "deep-field", "number"],
+)
+def test_bytes_that_are_no_request(raw: bytes) -> None:
+    for decode in (decode_chat, decode_completion):
+        with pytest.raises(InvalidRequest):
+            decode(raw)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["model", "messages", "role", "content", "type", "text", "tools", "n"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_json_is_a_request_or_one_error(document: Any) -> None:
+    try:
+        raw = msgspec.json.encode(document)
+    except OverflowError:
+        return
+    for decode in (decode_chat, decode_completion):
+        try:
+            decode(raw)
+        except InvalidRequest as error:
+            assert str(error)
+
+
+def test_no_probability_mass_is_greedy() -> None:
+    sampling = ask(body(top_p=0, temperature=1.5)).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, None)
+
+
+def test_values_are_not_echoed_at_length() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(body(messages=[{"role": "x" * 5000, "content": "x"}]))
+    assert len(str(caught.value)) < 300
+
+
+def test_mutants_of_a_whole_conversation_reach_the_engine_or_are_refused() -> None:
+    """Whatever a byte is changed to: a request that can be sent on, or one error."""
+    rng = random.Random(20_26)
+    native = {"type": "text", "text": "b", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    marked = {"type": "text", "text": "a", "cache_control": MARKER}
+    whole = body(
+        messages=[
+            {"role": "system", "content": "Rules.", "cache_control": MARKER},
+            {"role": "user", "content": [marked, native]},
+            {**CALLS, "reasoning": "hm", "tool_calls": [{**CALL, "function": ARGUED}]},
+            RESULT,
+            USER,
+        ],
+        tools=[{**TOOL, "cache_control": MARKER}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        stop=["x"],
+        seed=7,
+        n=2,
+        top_p=0.5,
+        temperature=1,
+        max_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    original = json.dumps(whole).encode()
+    assert ask(whole)
+    num_served = 0
+    for _ in range(4000):
+        mutant = bytearray(original)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(mutant))
+            mutant[place : place + rng.randint(0, 2)] = rng.choice(FRAGMENTS)
+        try:
+            decoded = decode_chat(bytes(mutant))
+            made = chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
+        except InvalidRequest as error:
+            body_of(error)
+            continue
+        num_served += 1
+        msgspec.json.encode(made.generate_request(TurnId("t"), 1.0, ["thinking"]))
+    assert num_served > 20

@@ -1,0 +1,277 @@
+"""Every request field of the official SDK is honoured, or refused by name: none is unknown.
+
+The SDK's own type definitions are walked, so a field that a new version brings fails here.
+"""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from anthropic import types as ga
+from anthropic.types import beta
+from anthropic.types import message_create_params as ga_params
+from anthropic.types.beta import message_create_params as beta_params
+from pydantic import BaseModel
+from typing_extensions import get_type_hints, is_typeddict
+
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic import content, request
+from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
+from tests.gateway.bodies import SHORT, body, text
+from tests.gateway.conftest import Stack
+
+# Parameters that the SDK sends as headers.
+HEADERS = {"betas", "user_profile_id", "workspace_id"}
+# Only with the older anthropic-version; the newer SDK has no parameters for them.
+OLDER = {"temperature", "top_p", "top_k"}
+
+PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
+    (ga_params.MessageCreateParamsStreaming, request.MessagesRequest),
+    (beta_params.MessageCreateParamsStreaming, request.MessagesRequest),
+    (ga.MessageCountTokensParams, request.CountTokensRequest),
+    (beta.MessageCountTokensParams, request.CountTokensRequest),
+    (ga.MessageParam, request.Message),
+    (beta.BetaMessageParam, request.Message),
+    (beta.BetaSystemMessageOutputConfigParam, request.MessageOutputConfig),
+    (ga.CacheControlEphemeralParam, content.CacheControl),
+    (beta.BetaCacheControlEphemeralParam, content.CacheControl),
+    (ga.DiagnosticsParam, request.Diagnostics),
+    (ga.MetadataParam, request.Metadata),
+    (ga.OutputConfigParam, request.OutputConfig),
+    (beta.BetaOutputConfigParam, request.OutputConfig),
+    (beta.BetaContextManagementConfigParam, request.ContextManagement),
+    (ga.JSONOutputFormatParam, request.Format),
+    (beta.BetaThinkingConfigEnabledParam, request.ThinkingEnabled),
+    (beta.BetaThinkingConfigAdaptiveParam, request.ThinkingAdaptive),
+    (beta.BetaThinkingConfigDisabledParam, request.ThinkingDisabled),
+    (beta.BetaThinkingConfigBetweenToolsParam, request.ThinkingBetweenTools),
+    (beta.BetaThinkingBlockBindingParam, request.BlockBinding),
+    (ga.ToolChoiceAutoParam, request.ChoiceAuto),
+    (ga.ToolChoiceAnyParam, request.ChoiceAny),
+    (ga.ToolChoiceToolParam, request.ChoiceTool),
+    (ga.ToolChoiceNoneParam, request.ChoiceNone),
+    (ga.ToolParam, content.Tool),
+    (beta.BetaToolParam, content.Tool),
+    (ga.TextBlockParam, content.Text),
+    (beta.BetaTextBlockParam, content.Text),
+    (ga.ThinkingBlockParam, content.Thinking),
+    (ga.ToolUseBlockParam, content.ToolUse),
+    (beta.BetaToolUseBlockParam, content.ToolUse),
+    (ga.ToolResultBlockParam, content.ToolResult),
+    (beta.BetaToolResultBlockParam, content.ToolResult),
+    (ga.SearchResultBlockParam, content.SearchResult),
+    (ga.DocumentBlockParam, content.Document),
+    (beta.BetaRequestDocumentBlockParam, content.Document),
+    (ga.PlainTextSourceParam, content.TextSource),
+    (ga.ContentBlockSourceParam, content.ContentSource),
+    (ga.CitationsConfigParam, content.Citations),
+]
+
+
+def leaves(hint: Any) -> Iterator[Any]:
+    parts = get_args(hint)
+    if not parts:
+        yield hint
+    for part in parts:
+        yield from leaves(part)
+
+
+def fields_of(sdk: Any) -> set[str]:
+    """Of a union, the fields of all its members."""
+    members = [sdk] if is_typeddict(sdk) else list(leaves(sdk))
+    return {name for member in members for name in get_type_hints(member)}
+
+
+def names_of(struct: type[msgspec.Struct]) -> set[str]:
+    return set(struct.__struct_encode_fields__)
+
+
+@pytest.mark.parametrize(("sdk", "ours"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_field_of_the_sdk_is_known(sdk: Any, ours: type[msgspec.Struct]) -> None:
+    ignored = HEADERS | ({"type"} if ours.__struct_config__.tag else set())
+    assert fields_of(sdk) - ignored <= names_of(ours)
+
+
+def test_no_field_is_of_our_own_making() -> None:
+    """The other way round: what we take and the SDK does not know would be a misspelling."""
+    known = fields_of(beta_params.MessageCreateParamsStreaming) | HEADERS | OLDER
+    assert names_of(request.MessagesRequest) <= known
+
+
+def block_types(hint: Any) -> set[str]:
+    found: set[str] = set()
+    for member in leaves(hint):
+        if is_typeddict(member):
+            found |= set(leaves(get_type_hints(member)["type"]))
+        elif isinstance(member, type) and issubclass(member, BaseModel):
+            found |= set(leaves(member.model_fields["type"].annotation))
+    return found
+
+
+@pytest.mark.parametrize("message", [ga.MessageParam, beta.BetaMessageParam])
+def test_every_type_of_block_is_supported_or_refused_by_its_name(message: Any) -> None:
+    kinds = {
+        kind
+        for member in leaves(message)
+        for kind in block_types(get_type_hints(member)["content"])
+    }
+    assert len(kinds) > 15
+    assert kinds >= set(content.SUPPORTED_BLOCKS) - {"document"}
+    for kind in kinds - set(content.SUPPORTED_BLOCKS):
+        asked = body(messages=[{"role": "user", "content": [{"type": kind}]}])
+        with pytest.raises(InvalidRequest) as caught:
+            decode_messages(msgspec.json.encode(asked))
+        expected = f"content blocks of type '{kind}' are not supported by this server"
+        assert str(caught.value) == f"messages.0.content.0: {expected}"
+
+
+@pytest.mark.parametrize("tools", [ga.ToolUnionParam, beta.BetaToolUnionParam])
+def test_every_type_of_tool_but_custom_is_refused_by_its_name(tools: Any) -> None:
+    kinds = {kind for kind in block_types(tools) if isinstance(kind, str)} - {"custom"}
+    assert len(kinds) > 15
+    for kind in kinds:
+        with pytest.raises(InvalidRequest, match=f"tools.0.type: tools of type '{kind}'"):
+            decode_messages(msgspec.json.encode(body(tools=[{"type": kind, "name": "x"}])))
+
+
+@pytest.mark.parametrize("field, value", [
+    ("billing_policy", {"type": "billing_policy"}),
+    ("compaction", {"type": "summarize"}),
+    ("fallbacks", "default"),
+    ("fallbacks", [{"model": "m"}]),
+    ("fallback_credit_token", "x"),
+    ("mcp_servers", [{"type": "url", "name": "x", "url": "https://example.com"}]),
+    ("thread", {"type": "create"}),
+    ("output_config.task_budget", {"type": "tokens", "total": 10}),
+])  # fmt: skip
+def test_what_is_not_served_is_refused_by_name(field: str, value: Any) -> None:
+    name, _, inner = field.partition(".")
+    asked = body(**{name: {inner: value} if inner else value})
+    with pytest.raises(InvalidRequest) as caught:
+        decode_messages(msgspec.json.encode(asked))
+    assert str(caught.value) == f"{field}: not supported by this server"
+
+
+@pytest.mark.parametrize("empty", [None, []])
+def test_left_empty_such_a_field_is_no_matter(empty: Any) -> None:
+    decode_messages(msgspec.json.encode(body(mcp_servers=empty, fallbacks=empty)))
+    decode_messages(msgspec.json.encode(body(thread=None, compaction=None, container=None)))
+
+
+THOUGHT = [
+    {"role": "user", "content": "q"},
+    {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}, text("a")],
+    },
+    {"role": "user", "content": "q"},
+]
+
+
+@pytest.mark.parametrize(
+    "edits, messages, message",
+    [
+        (None, THOUGHT, None),
+        ([], THOUGHT, None),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], THOUGHT, None),
+        ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], THOUGHT * 2, None),
+        ([{"type": "clear_thinking_20251015"}], THOUGHT, None),
+        (
+            [{"type": "clear_thinking_20251015"}],
+            THOUGHT * 2,
+            "context_management.edits.0: clearing thinking is not supported by this server",
+        ),
+        (
+            [{"type": "clear_thinking_20251015", "keep": 3}],
+            THOUGHT,
+            "context_management.edits.0.keep: Input should be 'all' or a number of thinking turns",
+        ),
+        (
+            [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "compact_20260112"}],
+            THOUGHT,
+            "context_management.edits.1: edits of type 'compact_20260112' are not supported by"
+            " this server",
+        ),
+        ([{}], THOUGHT, "context_management.edits.0: Unable to extract tag using discriminator"),
+    ],
+)
+def test_context_management_passes_where_it_would_change_nothing(
+    edits: Any, messages: Any, message: str | None
+) -> None:
+    asked = body(messages=messages, context_management={"edits": edits})
+    del asked["max_tokens"]
+    for decode in (decode_messages, decode_count_tokens):
+        raw = msgspec.json.encode(
+            {**asked, **({"max_tokens": 1} if decode is decode_messages else {})}
+        )
+        if message is None:
+            decode(raw)
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            decode(raw)
+        assert str(caught.value).startswith(message)
+
+
+def test_fields_of_system_messages_are_refused_elsewhere_and_by_name() -> None:
+    for changes, message in [
+        ({"role": "user", "clear_at": "never"}, "messages.0.clear_at: only permitted"),
+        ({"role": "user", "output_config": {}}, "messages.0.output_config: only permitted"),
+        ({"role": "system", "clear_at": "next_user_message"}, "messages.0.clear_at: not supported"),
+    ]:
+        with pytest.raises(InvalidRequest, match=message):
+            decode_messages(msgspec.json.encode(body(messages=[{"content": "x", **changes}])))
+
+
+def test_what_a_coding_agent_sends_is_answered(stack: Stack) -> None:
+    """The fields of such agents, through the SDK's beta call (which adds `?beta=true`)."""
+    message = stack.sdk().beta.messages.create(
+        model="holdfast-demo",
+        max_tokens=2000,
+        betas=["context-management-2025-06-27", "interleaved-thinking-2025-05-14", "unknown-1"],
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        metadata={"user_id": "user_1_account__session_2"},
+        service_tier="auto",
+        thinking={"type": "adaptive"},
+        output_config={"effort": "medium"},
+        system=[
+            {
+                "type": "text",
+                "text": "x-anthropic-billing-header: cc_version=2.1.1.abc; cc_entrypoint=cli;",
+            },
+            {"type": "text", "text": "You are an agent.", "cache_control": SHORT},  # type: ignore[typeddict-item]
+        ],
+        tools=[
+            {
+                "name": "Bash",
+                "description": "Run",
+                "input_schema": {"type": "object"},
+                "eager_input_streaming": True,
+            }
+        ],
+        messages=[
+            {"role": "user", "content": "hi"},
+            {"role": "system", "content": "Be brief.", "clear_at": "never"},
+        ],
+    )
+    assert message.stop_reason == "end_turn"
+    (sent,) = stack.engine.requests
+    assert sent.prompt.messages[-1].role == "system"
+
+
+@pytest.mark.parametrize(
+    "headers, message",
+    [
+        ({"anthropic-user-profile-id": "uprof_1"}, "anthropic-user-profile-id: user profiles are"),
+        ({"anthropic-workspace-id": "other"}, "anthropic-workspace-id: does not match"),
+    ],
+)
+def test_parameters_that_come_as_headers_are_honoured_or_refused(
+    stack: Stack, headers: dict[str, str], message: str
+) -> None:
+    with stack.http() as http:
+        refused = http.post("/v1/messages", json=body(), headers=headers)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith(message)
+        own = http.post("/v1/messages", json=body(), headers={"anthropic-workspace-id": "default"})
+        assert own.status_code == 200

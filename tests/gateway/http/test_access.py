@@ -1,0 +1,278 @@
+"""Which key may do what: every route with every kind of key, and headers that are no key at all."""
+
+import http.client
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from gateway.admin.operations import OPERATIONS
+from tests.gateway.admin_client import Admin
+from tests.gateway.bodies import body
+from tests.gateway.conftest import Stack
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually
+
+NUM_FUZZED = 2000
+CLOSED = [operation for operation in OPERATIONS if operation.security]
+# What a key that is not an admin's may look at, of its own workspace.
+OWN = {
+    "getAbout",
+    "getOverview",
+    "getDivergence",
+    "listWorkspaces",
+    "getWorkspace",
+    "listKeys",
+    "getUsage",
+    "getUsageGroups",
+    "getLatencySamples",
+    "listLeases",
+    "getSavings",
+    "getLatency",
+    "listPrefixes",
+    "searchTurns",
+    "getTurn",
+    "exportUsage",
+}
+NO_KEYS = ("none", "wrong", "revoked", "expired", "archived")
+REFUSED = {
+    401: {"authentication_error", "invalid_request_error"},  # the latter is OpenAI's word
+    403: {"permission_error", "invalid_request_error"},
+}
+
+
+@pytest.fixture(scope="module")
+def keys(shared: Stack) -> Iterator[dict[str, str]]:
+    """One key of each kind, of the workspace `mine`; `theirs` may have another one's."""
+    eventually(shared.is_ready)
+    admin = Admin(shared.url)
+    made: dict[str, str] = {}
+    for workspace in ("mine", "theirs", "archived", "spare"):
+        admin.workspace(workspace)
+    for scope in ("inference", "read_only", "admin"):
+        made[scope] = admin.make_key("mine", scope=scope)[1]
+    made["theirs"] = admin.make_key("theirs", scope="read_only")[1]
+    key_id, made["revoked"] = admin.make_key("mine", scope="admin")
+    admin.post(f"keys/{key_id}/revoke")
+    _, made["archived"] = admin.make_key("archived", scope="admin")
+    admin.post("workspaces/archived/archive")
+    # Late enough to be still to come when a slow gateway reads it.
+    soon = datetime.now(UTC) + timedelta(seconds=5)
+    _, made["expired"] = admin.make_key("mine", scope="admin", expires_at=soon.isoformat())
+    eventually(lambda: datetime.now(UTC) > soon)
+    yield {**made, "wrong": "hf-" + "x" * 43, "configured": ADMIN_KEY}
+
+
+def call(stack: Stack, operation: Any, key: str | None) -> httpx.Response:
+    path = operation.path
+    # Who may change things archives the spare one, not the one whose keys the test needs.
+    workspace = "mine" if operation.method == "get" else "spare"
+    names = {
+        "workspace_id": workspace,
+        "key_id": "key_none",
+        "turn_id": "msg_none",
+        "entry": "0" * 32,
+    }
+    for name, value in names.items():
+        path = path.replace(f"{{{name}}}", value)
+    headers = {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
+    content = {"json": {}} if operation.body is not None else {}
+    url = f"{stack.url}{path}"
+    return httpx.request(operation.method, url, headers=headers, timeout=30, **content)
+
+
+def expected(operation: Any, kind: str) -> int | None:
+    """The status of a key that may not, None for one that may."""
+    is_admin = operation.path.startswith(("/admin", "/v1/organizations"))
+    if kind in NO_KEYS:
+        return 401
+    if kind == "configured":
+        return None if is_admin else 401
+    if kind == "admin":
+        return None
+    if is_admin:
+        return None if operation.id in OWN else 403
+    return 403 if kind == "read_only" else None
+
+
+@pytest.mark.parametrize("kind", [*NO_KEYS, "inference", "read_only", "admin", "configured"])
+@pytest.mark.parametrize("operation", CLOSED, ids=lambda operation: operation.id)
+def test_every_route_with_every_kind_of_key(
+    stack: Stack, keys: dict[str, str], operation: Any, kind: str
+) -> None:
+    reply = call(stack, operation, keys.get(kind))
+    status = expected(operation, kind)
+    if status is None:
+        assert reply.status_code not in (401, 403), reply.text
+        return
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["type"] in REFUSED[status]
+    assert "anthropic-workspace-id" not in reply.headers
+
+
+@pytest.mark.parametrize("operation", CLOSED, ids=lambda operation: operation.id)
+def test_a_key_that_ended_is_answered_like_one_that_never_was(
+    stack: Stack, keys: dict[str, str], operation: Any
+) -> None:
+    def shape(kind: str) -> tuple[Any, ...]:
+        reply = call(stack, operation, keys[kind])
+        return reply.status_code, reply.json()["error"], sorted(reply.headers)
+
+    assert shape("wrong") == shape("revoked") == shape("expired") == shape("archived")
+
+
+def test_a_reader_sees_its_own_workspace_and_no_trace_of_others(
+    stack: Stack, keys: dict[str, str]
+) -> None:
+    mine, theirs = Admin(stack.url, keys["read_only"]), Admin(stack.url, keys["theirs"])
+    assert [found["id"] for found in mine.get("workspaces")] == ["mine"]
+    assert [found["id"] for found in theirs.get("workspaces")] == ["theirs"]
+    assert mine.get("workspaces/mine")["workspace"]["id"] == "mine"
+    hidden = mine.get("workspaces/theirs", status=404)["error"]
+    unknown = mine.get("workspaces/nobody", status=404)["error"]
+    assert hidden["message"].replace("theirs", "nobody") == unknown["message"]
+    assert {key["workspace"] for key in mine.get("keys")} == {"mine"}
+    assert mine.get("keys?workspace=theirs") == []
+    assert {key["workspace"] for key in Admin(stack.url).get("keys")} > {"mine", "theirs"}
+    about = mine.get("about")
+    assert (about["workspace"], about["workspaces"]) == ("mine", ["mine"])
+    assert {"mine", "theirs"} < set(Admin(stack.url).get("about")["workspaces"])
+
+
+def test_a_reader_compares_and_counts_its_own_turns_alone(
+    stack: Stack, keys: dict[str, str]
+) -> None:
+    with stack.http(keys["inference"]) as http_:
+        own = http_.post("/v1/messages", json=body()).json()["id"]
+    with stack.http() as http_:
+        other = http_.post("/v1/messages", json=body()).json()["id"]
+    admin, mine = Admin(stack.url), Admin(stack.url, keys["read_only"])
+    eventually(lambda: {own, other} <= {turn["id"] for turn in admin.get("turns")})
+    assert mine.get(f"turns/{own}/divergence")["turn"] == own
+    mine.get(f"turns/{other}/divergence", status=404)
+    mine.get(f"turns/{own}/divergence?from={other}", status=404)
+    assert mine.get(f"turns/{own}/divergence")["earlier"] != other
+    seen = mine.get("overview")
+    assert seen["totals"]["requests"] == mine.get("usage")["totals"]["requests"]
+    assert seen["totals"]["requests"] < admin.get("overview")["totals"]["requests"]
+    assert seen["journal_backlog"] is None
+
+
+def test_an_admin_key_works_everywhere_and_serves_its_own_workspace(
+    stack: Stack, keys: dict[str, str]
+) -> None:
+    admin = Admin(stack.url, keys["admin"])
+    name = f"made-{uuid4().hex[:8]}"
+    admin.workspace(name)
+    assert name in [found["id"] for found in admin.get("workspaces")]
+    with stack.http(keys["admin"]) as http:
+        reply = http.post("/v1/messages", json=body())
+    assert (reply.status_code, reply.headers["anthropic-workspace-id"]) == (200, "mine")
+
+
+def test_no_answer_after_its_making_shows_a_key_or_its_digest(
+    stack: Stack, keys: dict[str, str]
+) -> None:
+    text = str(Admin(stack.url).get("keys")) + str(Admin(stack.url).get("workspaces"))
+    for key in keys.values():
+        assert key not in text
+    assert "digest" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "named"),
+    [
+        ("workspaces", {}, ["id: field required"]),
+        (
+            "workspaces",
+            {"id": "-x", "requests_per_minute": 0, "lease_share": 1.5, "nonsense": 1},
+            ["id: ", "requests_per_minute: ", "lease_share: ", "nonsense: unknown field"],
+        ),
+        ("workspaces", {"id": "ok", "tokens_per_minute": "many"}, ["tokens_per_minute: "]),
+        ("workspaces", {"id": "a/b"}, ["id: "]),
+        ("workspaces", {"id": "default"}, ["id: there is a workspace `default` already"]),
+        ("workspaces/mine", {"monthly_spend_nano": -1}, ["monthly_spend_nano: "]),
+        ("workspaces/mine", {"display_name": ""}, ["display_name: "]),
+        ("workspaces/default/archive", None, ["workspace: the default"]),
+        ("keys", {"workspace": "mine", "scope": "all"}, ["scope: "]),
+        ("keys", {"workspace": "mine", "expires_at": "2027-01-01T00:00:00"}, ["expires_at: "]),
+        ("keys", {"workspace": "mine", "expires_at": "2020-01-01T00:00:00Z"}, ["in the future"]),
+        ("keys/key_0/rotate", {"grace_seconds": -1}, ["grace_seconds: "]),
+        ("keys", [1], ["must be a JSON object"]),
+    ],
+)
+def test_every_bad_field_is_named(
+    stack: Stack, keys: dict[str, str], path: str, sent: Any, named: list[str]
+) -> None:
+    error = Admin(stack.url).post(path, sent, status=400)["error"]
+    assert error["type"] == "invalid_request_error"
+    for name in named:
+        assert name in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("workspaces/nobody", {}),
+        ("workspaces/nobody/archive", None),
+        ("workspaces/%00", {}),
+        ("keys", {"workspace": "nobody"}),
+        ("keys/key_0123456789abcdef/revoke", None),
+        ("keys/key_0123456789abcdef/rotate", {}),
+        ("keys/%00/revoke", None),
+    ],
+)
+def test_what_there_is_not_is_a_404(stack: Stack, path: str, sent: Any) -> None:
+    assert Admin(stack.url).post(path, sent, status=404)["error"]["type"] == "not_found_error"
+
+
+def fuzzed(seed: random.Random) -> tuple[str, bytes]:
+    """A header that could carry a key, and bytes that are none."""
+    name = seed.choice(["x-api-key", "authorization"])
+    valid = API_KEY.encode() if name == "x-api-key" else b"Bearer " + API_KEY.encode()
+    made = bytearray(valid)
+    for _ in range(seed.randint(1, 4)):
+        at = seed.randrange(len(made) + 1)
+        match seed.randrange(5):
+            case 0:
+                made[at:at] = bytes(seed.randrange(256) for _ in range(seed.randint(1, 12)))
+            case 1:
+                del made[at : at + seed.randint(1, 12)]
+            case 2:
+                made[at:at] = seed.choice([b"\xff\xfe", b"\x00", b"' OR 1=1 --", b"%00", b"\x7f"])
+            case 3:
+                made = bytearray(seed.choice([b"", b" ", b"Basic YTpi", b"Bearer", b"Bearer  \t"]))
+            case _:
+                made = made * seed.randint(2, 40)
+    return name, bytes(made).replace(b"\r", b"?").replace(b"\n", b"?")
+
+
+def test_no_header_that_is_not_a_key_gets_in_or_breaks_anything(stack: Stack) -> None:
+    seed = random.Random(20261121)
+    address = urlsplit(stack.url).netloc
+    connection = http.client.HTTPConnection(address, timeout=30)
+    statuses: dict[int, int] = {}
+    for _ in range(NUM_FUZZED):
+        name, value = fuzzed(seed)
+        if API_KEY.encode() in value:
+            value = value.replace(API_KEY.encode(), b"hf-test-kez")
+        connection.putrequest("GET", seed.choice(["/v1/models", "/admin/v1/workspaces"]))
+        connection.putheader(name, value)
+        connection.endheaders()
+        reply = connection.getresponse()
+        text = reply.read()
+        # 400 is the HTTP parser's own, where the bytes are no header at all; 431, too long a one.
+        assert reply.status in (400, 401, 431), (name, value, text)
+        if reply.status == 401:
+            assert b"authentication_error" in text or b"invalid_request_error" in text
+        else:
+            connection.close()
+        statuses[reply.status] = statuses.get(reply.status, 0) + 1
+    connection.close()
+    assert statuses[401] > NUM_FUZZED / 4, statuses
+    with stack.http() as http_:
+        assert http_.post("/v1/messages", json=body()).status_code == 200

@@ -1,0 +1,172 @@
+"""10,000 damaged bodies on real sockets, with valid requests in between that are answered right.
+
+The gateway is a process of its own here, so that its memory can be told from the test's. It keeps
+its connections: a damaged body must not cost the next request on the same one.
+"""
+
+import http.client
+import json
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from tests.faults.sizes import number
+from tests.gateway.bodies import conversation
+from tests.gateway.damage import mutant
+from tests.gateway.process import gateway_process
+from tests.gateway.scripted_engine import ScriptedEngine, say
+from tests.gateway.serving import API_KEY, serve
+
+NUM_MUTANTS = 10_000
+NUM_WARM_UP = 500
+VALID_EVERY = 25
+MAX_GROWTH_BYTES = 50 * 2**20
+EPHEMERAL = {"type": "ephemeral"}
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+    "cache_control": EPHEMERAL,
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": [1]}'}}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    path: str
+    body: dict[str, Any]
+    is_openai: bool = False
+
+    def check_error(self, status: int, headers: dict[str, str], raw: bytes) -> None:
+        assert 400 <= status < 500, (self.path, status, raw)
+        envelope = json.loads(raw)
+        if self.is_openai:
+            assert set(envelope) == {"error"}
+            assert set(envelope["error"]) == {"message", "type", "param", "code"}
+            assert headers["x-request-id"].startswith("req_")
+        else:
+            assert (envelope["type"], envelope["request_id"]) == ("error", headers["request-id"])
+        assert 0 < len(envelope["error"]["message"]) < 2000
+
+    def check_answer(self, raw: bytes) -> None:
+        """Of the body as it was: what the engine said, and counts that add up."""
+        answer = json.loads(raw)
+        match self.path.removeprefix("/v1/"):
+            case "messages/count_tokens":
+                assert answer["input_tokens"] > 100
+            case "messages":
+                assert answer["content"][0]["text"] == "Hello there"
+                assert answer["usage"]["output_tokens"] == 2
+            case name:
+                [choice] = answer["choices"]
+                text = choice["text"] if name == "completions" else choice["message"]["content"]
+                assert text == "Hello there"
+                usage = answer["usage"]
+                assert usage["total_tokens"] == usage["prompt_tokens"] + 2
+
+
+def endpoints() -> list[Endpoint]:
+    counted = conversation()
+    del counted["max_tokens"]
+    chat = {
+        "model": "holdfast-demo",
+        "max_tokens": 5,
+        "messages": [
+            {"role": "system", "content": "Rules. " * 30, "cache_control": EPHEMERAL},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}],
+                "cache_control": EPHEMERAL,
+            },
+            {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "found"},
+            {"role": "user", "content": "Go on."},
+        ],
+        "tools": [LOOK],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+        "stop": ["x"],
+        "seed": 7,
+        "top_p": 0.5,
+    }
+    text = {"model": "holdfast-demo", "prompt": "Once upon a time", "max_tokens": 5, "stop": "x"}
+    return [
+        Endpoint("/v1/messages", conversation()),
+        Endpoint("/v1/messages/count_tokens", counted),
+        Endpoint("/v1/chat/completions", chat, is_openai=True),
+        Endpoint("/v1/completions", text, is_openai=True),
+    ]
+
+
+class Caller:
+    """One connection that is kept; a new one where the server closed it, which is counted."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        self.num_closed = 0
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def post(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        headers = {
+            "x-api-key": API_KEY,
+            "anthropic-version": "2023-06-01",
+            "content-type": "application/json",
+        }
+        self._connection.request("POST", path, body, headers)
+        reply = self._connection.getresponse()
+        self.num_closed += reply.will_close
+        found = {name.lower(): value for name, value in reply.getheaders()}
+        return reply.status, found, reply.read()
+
+
+@contextmanager
+def serving(data: Path) -> Iterator[tuple[str, psutil.Process, Path]]:
+    log = data / "gateway.log"
+    engine = ScriptedEngine(script=say("Hello", " there"))
+    with serve(engine) as engine_url, gateway_process(data, engine_url, log) as (url, process):
+        yield url, psutil.Process(process.pid), log
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number_of_seed", range(2, 2 + number(1, 5)))
+def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answered(
+    tmp_path: Path, number_of_seed: int
+) -> None:
+    seed = random.Random(number_of_seed)
+    found = endpoints()
+    num_refused = num_served = 0
+    with ExitStack() as stack:
+        url, process, log = stack.enter_context(serving(tmp_path))
+        caller = stack.enter_context(closing(Caller(url)))
+        baseline = 0
+        for place in range(NUM_MUTANTS):
+            endpoint = found[place % len(found)]
+            valid = json.dumps(endpoint.body).encode()
+            status, headers, raw = caller.post(endpoint.path, mutant(seed, valid))
+            if status == 200:
+                num_served += 1
+            else:
+                endpoint.check_error(status, headers, raw)
+                num_refused += 1
+            if place % VALID_EVERY == 0:
+                other = found[place // VALID_EVERY % len(found)]
+                status, _, raw = caller.post(other.path, json.dumps(other.body).encode())
+                assert status == 200, raw
+                other.check_answer(raw)
+            if place == NUM_WARM_UP:
+                baseline = process.memory_info().rss
+        growth = process.memory_info().rss - baseline
+        assert growth < MAX_GROWTH_BYTES
+        assert caller.num_closed == 0, "a refused body ended its connection"
+        assert "unhandled" not in log.read_text()
+    assert num_refused > NUM_MUTANTS // 2
+    assert num_served > NUM_MUTANTS // 100
+    print(f"{num_refused} refused, {num_served} served; memory grew by {growth / 2**20:.1f} MiB")

@@ -1,0 +1,197 @@
+"""Statuses, envelopes, keys and probes: everything around a turn."""
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.cli.main import main
+from tests.gateway.bodies import body
+from tests.gateway.conftest import Stack
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
+
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+def check_envelope(reply: httpx.Response, status: int, kind: str) -> str:
+    assert reply.status_code == status, reply.text
+    envelope = reply.json()
+    assert envelope["type"] == "error" and envelope["error"]["type"] == kind
+    assert envelope["request_id"] == reply.headers["request-id"]
+    message: str = envelope["error"]["message"]
+    return message
+
+
+@pytest.mark.parametrize(
+    "method, path, headers, content, status, kind",
+    [
+        ("GET", "/nowhere", {}, b"", 404, "not_found_error"),
+        ("GET", "/v1/messages", {}, b"", 405, "invalid_request_error"),
+        (
+            "POST",
+            "/v1/messages",
+            {"content-type": "text/plain"},
+            b"{}",
+            415,
+            "invalid_request_error",
+        ),
+        ("POST", "/v1/messages", {}, b"{}", 415, "invalid_request_error"),
+        (
+            "POST",
+            "/v1/messages",
+            {"content-type": "application/json; charset=utf-16"},
+            b"{}",
+            415,
+            "invalid_request_error",
+        ),
+        (
+            "POST",
+            "/v1/messages",
+            {"content-type": "application/json", "content-encoding": "gzip"},
+            b"{}",
+            415,
+            "invalid_request_error",
+        ),
+        (
+            "POST",
+            "/v1/messages",
+            {"content-type": "application/json"},
+            b"[" * 100_000,
+            400,
+            "invalid_request_error",
+        ),
+        ("GET", "/v1/models/none", {}, b"", 404, "not_found_error"),
+        ("GET", "/v1/models?limit=0", {}, b"", 400, "invalid_request_error"),
+        ("GET", "/admin/v1/engines", {}, b"", 403, "permission_error"),
+    ],
+)
+def test_every_failure_has_the_one_envelope(
+    stack: Stack,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    content: bytes,
+    status: int,
+    kind: str,
+) -> None:
+    with stack.http() as http:
+        reply = http.request(method, path, headers=headers, content=content)
+    check_envelope(reply, status, kind)
+
+
+def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
+    with (
+        serve_gateway(tmp_path, "http://127.0.0.1:9", body_limit_bytes=2048) as url,
+        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}) as http,
+    ):
+        reply = http.post("/v1/messages", json=body(system="x" * 4096))
+        check_envelope(reply, 413, "request_too_large")
+
+
+def test_keys_come_as_either_header_and_nothing_else_works(stack: Stack) -> None:
+    def ask(headers: dict[str, str]) -> httpx.Response:
+        return httpx.post(f"{stack.url}/v1/messages", json=body(), headers={**VERSION, **headers})
+
+    assert ask({"x-api-key": API_KEY}).status_code == 200
+    assert ask({"authorization": f"Bearer {API_KEY}"}).status_code == 200
+    missing = check_envelope(ask({}), 401, "authentication_error")
+    assert missing == "x-api-key header is required"
+    for wrong in ("x", API_KEY + "x", ADMIN_KEY):
+        reply = ask({"x-api-key": wrong})
+        assert check_envelope(reply, 401, "authentication_error") == "invalid x-api-key"
+    assert ask({"authorization": "Basic abc"}).status_code == 401
+
+
+def test_keys_are_made_listed_and_revoked_from_the_command_line(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_DATA", str(stack.data))
+
+    def gateway(*arguments: str) -> str:
+        assert main(["keys", *arguments]) == 0
+        return capsys.readouterr().out
+
+    capsys.readouterr()
+    key_id, key = gateway("create", "--workspace", "other").split()
+    with stack.http(key) as http:
+        assert http.post("/v1/messages", json=body()).status_code == 200
+    scopes = {request.scope for request in stack.engine.requests}
+    with stack.http() as http:
+        http.post("/v1/messages", json=body())
+    assert not scopes & {stack.engine.requests[-1].scope}
+    gateway("revoke", key_id)
+    assert f"{key_id} other unnamed revoked" in gateway("list")
+    assert key not in gateway("list")
+
+
+def test_the_database_file_holds_no_key(stack: Stack) -> None:
+    with stack.http() as http:
+        http.post("/v1/messages", json=body())
+    for file in stack.data.rglob("*"):
+        # The journal removes its files as they are drained.
+        with suppress(FileNotFoundError, IsADirectoryError):
+            assert API_KEY.encode() not in file.read_bytes()
+
+
+def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -> None:
+    ready = httpx.get(f"{stack.url}/readyz")
+    assert ready.status_code == 200 and ready.json()["engines"][0]["model"] == "scripted"
+    stack.engine.is_ready = False
+    eventually(lambda: httpx.get(f"{stack.url}/readyz").status_code == 503)
+    engine = httpx.get(f"{stack.url}/readyz").json()["engines"][0]
+    assert engine["status"] == "starting" and engine["detail"]["progress"] == 0.5
+    health = httpx.get(f"{stack.url}/health")  # as vLLM names it, for GuideLLM
+    assert health.status_code == 503 and health.json()["engines"][0]["status"] == "starting"
+    assert httpx.get(f"{stack.url}/healthz").status_code == 200
+    with stack.http() as http:
+        check_envelope(http.post("/v1/messages", json=body()), 529, "overloaded_error")
+
+
+def test_a_missing_engine_is_overloaded_not_an_internal_error(tmp_path: Path) -> None:
+    with (
+        serve_gateway(tmp_path, "http://127.0.0.1:9") as url,
+        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}) as http,
+    ):
+        check_envelope(http.post("/v1/messages", json=body()), 529, "overloaded_error")
+        detail = http.get("/readyz").json()["engines"][0]
+        assert detail["status"] == "down"
+
+
+def test_metrics_count_turns_and_tokens_with_bounded_labels(stack: Stack) -> None:
+    def value(name: str) -> float:
+        lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    turns, tokens = (
+        'holdfast_gateway_turns_total{outcome="stop"}',
+        ('holdfast_gateway_tokens_total{class="output"}'),
+    )
+    before = value(turns), value(tokens)
+    with stack.http() as http:
+        http.post("/v1/messages", json=body())
+        http.get("/any/path/at/all")
+    assert (value(turns), value(tokens)) == (before[0] + 1, before[1] + 2)
+    assert value('holdfast_gateway_engine_up{engine="engine-0"}') == 1.0
+    text = httpx.get(f"{stack.url}/metrics").text
+    assert "any/path" not in text and "default" not in text
+
+
+def test_claude_ids_mean_the_default_model_where_that_is_switched_on(tmp_path: Path) -> None:
+
+    with (
+        serve(ScriptedEngine()) as engine,
+        serve_gateway(tmp_path, engine, claude_alias=True) as url,
+        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}) as http,
+    ):
+        reply = http.post("/v1/messages", json=body(model="claude-sonnet-5-5"))
+        assert reply.json()["model"] == "claude-sonnet-5-5"
+        assert http.post("/v1/messages", json=body(model="gpt-5")).status_code == 404
+
+
+def test_the_gateway_starts_without_torch() -> None:
+    code = "import sys, gateway.app; sys.exit('torch' in sys.modules or 'streamlit' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,155 @@
+"""The description of the API is valid, complete, and true of what is served."""
+
+import os
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from litestar.routes import HTTPRoute
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from gateway.admin.openapi import describe
+from gateway.admin.operations import OPERATIONS
+from gateway.app import create_app
+from tests.gateway.bodies import body, conversation
+from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import MESSAGES
+from tests.gateway.serving import ADMIN_KEY, API_KEY, make_settings
+
+# Of all operations together; SCHEMA_CASES raises it (scripts/long_tests schema).
+NUM_CASES = int(os.environ.get("SCHEMA_CASES", "500"))
+NUM_PER_OPERATION = -(-NUM_CASES // len(OPERATIONS))
+# Every other check of schemathesis applies.
+EXCLUDED = [
+    # Rules between fields (markers, roles, ids) are no part of a schema: breaking one is a 400.
+    positive_data_acceptance,
+]
+
+
+def test_every_route_is_described_and_nothing_else(tmp_path: Any) -> None:
+    app = create_app(make_settings(tmp_path, "http://127.0.0.1:9"))
+    served = {
+        (route.path_format, method.lower())
+        for route in app.routes
+        if isinstance(route, HTTPRoute)
+        for method in route.methods
+        if method != "OPTIONS"
+    }
+    assert served == {(operation.path, operation.method) for operation in OPERATIONS}
+
+
+def test_the_description_is_valid_openapi_and_served(stack: Stack) -> None:
+    reply = httpx.get(f"{stack.url}/openapi.json")
+    assert reply.headers["content-type"] == "application/json"
+    document = reply.json()
+    assert document == describe()
+    schemathesis.openapi.from_dict(document).validate()
+    assert "gateway.wire" not in reply.text
+
+
+def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
+    responses = describe()["paths"]["/v1/messages"]["post"]["responses"]
+    assert set(responses) == {
+        *("200", "400", "401", "402", "403", "404", "405", "413", "415", "429", "500", "504"),
+        "529",
+    }
+    (envelope, kind) = responses["529"]["content"]["application/json"]["schema"]["allOf"]
+    assert envelope["$ref"].endswith("/anthropic.response.ErrorBody")
+    assert kind["properties"]["error"]["properties"]["type"]["const"] == "overloaded_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
+    responses = describe()["paths"][path]["post"]["responses"]
+    assert set(responses) == {
+        *("200", "400", "401", "403", "404", "405", "413", "415", "429", "500", "503", "504")
+    }
+    overloaded = responses["503"]
+    schema = overloaded["content"]["application/json"]["schema"]
+    assert schema["$ref"].endswith("/openai.errors.ErrorBody")
+    assert set(overloaded["headers"]) == {"x-request-id"}
+
+
+def test_what_openais_bodies_may_hold_besides_is_described() -> None:
+    fields = describe()["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["user"] == {}
+    assert fields["logprobs"] == {"enum": [False, None]}
+    assert {"type": "null"} in fields["n"]["anyOf"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
+def test_what_is_answered_is_what_is_described(stack: Stack, operation: Any) -> None:
+    """Generated from the description: status, content type, headers and body conform to it."""
+    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+    (found,) = schema.include(operation_id=operation.id).get_all_operations()
+    key = ADMIN_KEY if operation.path.startswith("/admin") else API_KEY
+
+    has_input = operation.body is not None or operation.parameters
+    modes = list(GenerationMode) if has_input else [GenerationMode.POSITIVE]
+
+    @settings(
+        max_examples=NUM_PER_OPERATION,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(st.one_of([found.ok().as_strategy(generation_mode=mode) for mode in modes]))
+    def drive(case: Any) -> None:
+        reply = case.call(headers={"x-api-key": key})
+        case.validate_response(reply, excluded_checks=EXCLUDED)
+        assert reply.status_code < 500
+
+    drive()
+
+
+@pytest.mark.parametrize(
+    "path, stream",
+    [(p, s) for p in ("/v1/chat/completions", "/v1/completions") for s in (False, True)],
+)
+def test_a_whole_answer_of_openais_conforms_too(stack: Stack, path: str, stream: bool) -> None:
+    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once"}
+    case = schema[path]["POST"].Case(
+        body={"model": "holdfast-demo", **asked, "stream": stream, "user": "u", "logprobs": None},
+        media_type="application/json",
+    )
+    reply = case.call_and_validate(headers={"x-api-key": API_KEY})
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_whole_answer_conforms_too(stack: Stack, stream: bool) -> None:
+    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+    asked = {**conversation(), "diagnostics": {"previous_message_id": "msg_none"}}
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    case = schema["/v1/messages"]["POST"].Case(
+        body={**asked, "stream": stream}, headers=headers, media_type="application/json"
+    )
+    reply = case.call_and_validate()
+    assert reply.status_code == 200
+    assert "previous_message_not_found" in reply.text
+
+
+def test_a_405_names_the_methods_that_are_allowed(stack: Stack) -> None:
+    reply = httpx.get(f"{stack.url}/v1/messages")
+    assert reply.status_code == 405
+    assert "POST" in reply.headers["allow"]
+
+
+def test_responses_name_the_organization_and_workspace_and_no_invented_limits(stack: Stack) -> None:
+    with stack.http() as http:
+        reply = http.post("/v1/messages", json=body())
+        streamed = http.post("/v1/messages", json=body(stream=True))
+        refused = http.post("/v1/messages", json=body(max_tokens=-1))
+    assert refused.status_code == 400
+    for answer in (reply, streamed, refused):
+        assert answer.headers["request-id"].startswith("req_")
+        assert answer.headers["anthropic-workspace-id"] == "default"
+        assert len(answer.headers["anthropic-organization-id"]) == 36
+        assert not [name for name in answer.headers if name.startswith("anthropic-ratelimit")]
+    assert "anthropic-workspace-id" not in httpx.get(f"{stack.url}/healthz").headers

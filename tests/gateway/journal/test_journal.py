@@ -1,0 +1,243 @@
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from engine.protocol import FinalCounts, InputUsage
+from gateway.base.errors import EngineTimeout, LedgerUnavailable
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord
+from gateway.journal.charge import Accounts
+from gateway.journal.drain import Drain
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.prices.pricing import load_prices
+
+
+def record(journal: Journal, number: int) -> TurnRecord:
+    return TurnRecord(
+        id=f"msg_{journal.instance}{number:06}",
+        instance=journal.instance,
+        workspace="default",
+        key_id="key",
+        model="m",
+        price="reference",
+        stream=False,
+        opened_at=datetime(2026, 11, 21, tzinfo=UTC),
+        engine="engine-0",
+    )
+
+
+class Witness:
+    """An engine's memory of final counts."""
+
+    name = "engine-0"
+
+    def __init__(self, *counts: FinalCounts) -> None:
+        self.counts = list(counts)
+        self.acked: list[str] = []
+        self.cancelled: list[str] = []
+        self.running: set[str] = set()
+        self.is_ready, self.is_silent = True, False
+
+    async def unacknowledged(self) -> list[FinalCounts]:
+        if self.is_silent:
+            raise EngineTimeout
+        return self.counts
+
+    async def ack(self, request_ids: list[str], /) -> None:
+        self.acked += request_ids
+
+    async def cancel(self, request_id: str, /) -> bool:
+        self.cancelled.append(request_id)
+        return request_id in self.running
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path, attempt: int) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.gateway.journal_writer", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    said = [writer.stdout.readline() for _ in range(50 * (attempt + 1))]
+    time.sleep(0.05 * attempt)
+    writer.send_signal(signal.SIGKILL)
+    said += writer.stdout.read().splitlines(keepends=True)
+    writer.wait()
+    whole = [line.split() for line in said if line.endswith("\n")]
+    opened = {words[1] for words in whole if words[0] == "open"}
+    closed = {words[1]: int(words[2]) for words in whole if words[0] == "closed"}
+
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        kept = {turn.id: turn for turn in await journal.closed_turns(1_000_000)}
+        still_open = {turn.id for turn in await journal.open_turns()}
+        await journal.stop()
+        assert opened <= kept.keys() | still_open
+        assert closed.items() <= {i: turn.output_tokens for i, turn in kept.items()}.items()
+        assert len(still_open) <= 8
+
+    asyncio.run(check())
+    writer.stdout.close()
+
+
+def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        for number in range(3):
+            await journal.open(record(journal, number))
+        await journal.stop()
+
+        journal = Journal(tmp_path)
+        metrics, now = Metrics(), [0.0]
+        usage = InputUsage(input_tokens=10, cache_write_5m_tokens=90, computed_tokens=100)
+        known = FinalCounts(
+            request_id=record(journal, 1).id,
+            epoch="e",
+            reason="cancelled",
+            usage=usage,
+            output_tokens=7,
+        )
+        witness = Witness(known)
+        accounts = Accounts(load_prices(), metrics)
+        reconciler = Reconciler(journal, [witness], metrics, accounts.settle, lambda: now[0])
+        assert await reconciler.recover() == 3
+        await reconciler.step()
+        (closed,) = await journal.closed_turns(10)
+        assert (closed.id, closed.outcome) == (known.request_id, "gateway_killed")
+        assert (closed.input_tokens, closed.output_tokens) == (10, 7)
+        assert closed.cost == 10 * 1000 + 90 * 1250 + 7 * 5000
+
+        witness.is_ready, now[0] = False, 30.0
+        await reconciler.step()
+        assert reconciler.num_pending == 2
+        witness.is_ready = True
+        await reconciler.step()
+        assert reconciler.num_pending == 0 and len(await journal.closed_turns(10)) == 3
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal, now = Journal(tmp_path), [0.0]
+        await journal.open(record(journal, 1))
+        witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
+        witness.is_silent = True
+        accounts = Accounts(load_prices(), Metrics())
+        reconciler = Reconciler(journal, [witness], Metrics(), accounts.settle, lambda: now[0])
+        await reconciler.recover()
+        now[0] = 60.0
+        await reconciler.step()
+        assert reconciler.num_pending == 1 and witness.cancelled
+        counts, witness.counts = witness.counts, []
+        witness.is_silent, witness.running = False, {record(journal, 1).id}
+        await reconciler.step()
+        assert reconciler.num_pending == 1, "it still runs"
+        witness.counts, witness.running = counts, set()
+        await reconciler.step()
+        (turn,) = await journal.closed_turns(10)
+        assert turn.stop_reason == "stop" and reconciler.num_pending == 0
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left_alone(
+    tmp_path: Path,
+) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        mine, open_one = record(journal, 1).id, record(journal, 2)
+        await journal.open(open_one)
+        counts = [
+            FinalCounts(request_id=turn_id, epoch="e", reason="stop")
+            for turn_id in (mine, open_one.id, "msg_ffffffff0001")
+        ]
+        witness = Witness(*counts)
+        accounts = Accounts(load_prices(), Metrics())
+        reconciler = Reconciler(journal, [witness], Metrics(), accounts.settle, lambda: 0.0)
+        await reconciler.step(is_sweep=True)
+        assert witness.acked == [mine]
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_a_turn_is_forgotten_only_after_the_ledger_has_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        ledger: dict[str, TurnRecord] = {}
+        is_down = [True]
+        acked: list[str] = []
+
+        async def insert(turns: Sequence[TurnRecord]) -> None:
+            for turn in turns:
+                ledger.setdefault(turn.id, turn)
+            if is_down[0]:
+                raise LedgerUnavailable
+
+        async def acknowledge(_engine: str, turn_ids: list[str]) -> None:
+            acked.extend(turn_ids)
+
+        drain = Drain(journal, insert, acknowledge, Metrics())
+        for number in range(5):
+            turn = record(journal, number)
+            await journal.open(turn)
+            await journal.close(turn)
+        with pytest.raises(LedgerUnavailable):
+            await drain.step()
+        assert journal.backlog == 5 and not acked
+        is_down[0] = False
+        assert await drain.step() == 5
+        assert await drain.step() == 0
+        assert journal.backlog == 0 and len(ledger) == len(acked) == 5
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_closing_twice_keeps_the_first_close(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        turn.outcome = "stop"
+        await journal.close(turn)
+        turn.outcome = "client_disconnect"
+        await journal.close(turn)
+        assert [found.outcome for found in await journal.closed_turns(10)] == ["stop"]
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> None:
+    """Writes gather for a few rounds of the event loop. A stop does not wait for those, and this
+    loop is too busy for them."""
+
+    async def close_and_stop() -> None:
+        journal = Journal(tmp_path)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        journal.close_soon(turn)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        await journal.stop()
+
+    async def open_and_closed() -> tuple[int, int]:
+        journal = Journal(tmp_path)
+        counts = len(await journal.open_turns()), len(await journal.closed_turns(10))
+        await journal.stop()
+        return counts
+
+    asyncio.run(close_and_stop())
+    assert asyncio.run(open_and_closed()) == (0, 1)

@@ -1,0 +1,184 @@
+"""The journal's room: a bound, a disk that fills up, one owner, and records of an older version."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gateway.base.errors import JournalFull, JournalUnavailable
+from gateway.base.record import TurnRecord
+from gateway.journal.writer import Journal
+
+MIB = 1 << 20
+# The largest fingerprint there is.
+FINGERPRINT = os.urandom(3100)
+
+
+def record(journal: Journal, number: int) -> TurnRecord:
+    return TurnRecord(
+        id=f"msg_{journal.instance}{number:06}",
+        instance=journal.instance,
+        workspace="default",
+        key_id="key",
+        model="m",
+        stream=False,
+        opened_at=datetime(2026, 11, 21, tzinfo=UTC),
+    )
+
+
+async def fill(journal: Journal, num_open: int) -> tuple[int, list[TurnRecord]]:
+    """Open and close turns until there is no room; the last `num_open` stay open."""
+    turns: list[TurnRecord] = []
+    for number in range(100_000):
+        turn = record(journal, number)
+        try:
+            await journal.open(turn)
+        except JournalFull:
+            return number, turns
+        turns.append(turn)
+        if len(turns) > num_open:
+            await close(journal, turns.pop(0))
+    raise AssertionError("the journal has no bound")
+
+
+async def close(journal: Journal, turn: TurnRecord) -> None:
+    turn.outcome, turn.fingerprint = "stop", FINGERPRINT
+    await journal.close(turn)
+
+
+def check_file(directory: Path) -> None:
+    with contextlib.closing(sqlite3.connect(directory / "journal.db")) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_full_journal_refuses_new_turns_closes_the_open_ones_and_recovers(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path, MIB)
+        count, opened = await fill(journal, 4)
+        assert count > 50 and len(opened) == 4 and not journal.has_room
+        for turn in opened:
+            await close(journal, turn)
+        assert not await journal.open_turns()
+        kept = [turn.id for turn in await journal.closed_turns(100_000)]
+        assert len(kept) == len(set(kept)) == journal.backlog == count
+        assert (tmp_path / "journal.db").stat().st_size <= MIB + MIB // 8
+        await journal.forget(kept[: count // 2])
+        assert journal.has_room
+        await journal.open(record(journal, count))
+        await journal.stop()
+        check_file(tmp_path)
+
+    asyncio.run(check())
+
+
+def test_no_more_turns_are_open_than_the_reserve_can_close(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path, MIB)
+        with pytest.raises(JournalFull):
+            for number in range(100):
+                await journal.open(record(journal, number))
+        opened = await journal.open_turns()
+        assert 0 < len(opened) < 100
+        await close(journal, opened[0])
+        await journal.open(record(journal, 100))
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small file system can't be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_that_others_filled_stops_new_turns_only_and_harms_nothing(small_disk: Path) -> None:
+    async def check() -> None:
+        journal = Journal(small_disk / "journal", 8 * MIB)
+        assert journal.has_room
+        done = record(journal, 1_000_000)
+        await journal.open(done)
+        await close(journal, done)
+        opened = [record(journal, 3_000_000 + number) for number in range(20)]
+        for turn in opened:
+            await journal.open(turn)
+        filler = small_disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(b"x" * 65536)
+        count, more = await fill(journal, 0)
+        assert not more and not journal.has_room
+        for turn in opened:
+            await close(journal, turn)
+        assert not await journal.open_turns()
+        assert len(await journal.closed_turns(100_000)) == 1 + len(opened) + count
+        filler.unlink()
+        for _ in range(400):
+            if journal.has_room:
+                break
+            await asyncio.sleep(0.05)
+        await journal.open(record(journal, 2_000_000))
+        await journal.stop()
+        check_file(small_disk / "journal")
+
+    asyncio.run(check())
+
+
+def test_a_work_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Queued up together, they go into one transaction."""
+
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turns = [record(journal, number) for number in range(50)]
+        twice = turns[:25] + turns[20:]
+        results = await asyncio.gather(
+            *(journal.open(turn) for turn in twice), return_exceptions=True
+        )
+        failed = [result for result in results if result is not None]
+        assert len(failed) == 5 and {type(error) for error in failed} == {JournalUnavailable}
+        assert len(await journal.open_turns()) == journal.backlog == 50
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_a_journal_has_one_owner(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        with pytest.raises(JournalUnavailable, match="used by another process"):
+            Journal(tmp_path)
+        await journal.stop()
+        await Journal(tmp_path).stop()
+
+    asyncio.run(check())
+
+
+def test_records_of_the_first_version_are_read(tmp_path: Path) -> None:
+    old = (
+        b'{"id":"msg_00000000a","instance":"00000000","workspace":"default","key_id":"key",'
+        b'"model":"m","stream":false,"opened_at":"2026-11-21T12:00:00Z","outcome":"stop",'
+        b'"input_tokens":7,"output_tokens":3,"gone":1}'
+    )
+
+    async def check() -> None:
+        await Journal(tmp_path).stop()
+        with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db, db:
+            db.execute("INSERT INTO turns VALUES ('msg_00000000a', 1, ?)", (old,))
+        journal = Journal(tmp_path)
+        (turn,) = await journal.closed_turns(10)
+        assert (turn.input_tokens, turn.prefix, turn.dialect) == (7, None, None)
+        await journal.stop()
+
+    asyncio.run(check())

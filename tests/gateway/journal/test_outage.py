@@ -1,0 +1,167 @@
+"""A database that is away: nobody waits for it longer than the deadline, and nothing is lost."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from gateway.base.errors import LedgerUnavailable
+from gateway.base.metrics import Metrics
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import migrate
+from gateway.journal.drain import Drain
+from gateway.journal.writer import Journal
+from gateway.ledger.database import Ledger
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Queries
+from tests.e2e.outage import data_directory, frozen_postgres, locked_sqlite, stopped_postgres
+from tests.gateway.bodies import body
+from tests.gateway.ledger.test_ledger import turn
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+from tests.postgres import new_database, running_postgres
+
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+KINDS = [
+    "locked",
+    pytest.param("frozen", marks=pytest.mark.postgres),
+    pytest.param("stopped", marks=pytest.mark.postgres),
+]
+
+EVER = Range(since_ms=0, until_ms=4_102_444_800_000)
+
+
+class Outage:
+    """A database of its own, since it is put out of order."""
+
+    def __init__(self, kind: str, data: Path, url: str) -> None:
+        self.kind, self.data, self.url = kind, data, url
+
+    def __call__(self) -> AbstractContextManager[None]:
+        if self.kind == "locked":
+            return locked_sqlite(self.data / "ledger.db")
+        where = data_directory(self.url)
+        return frozen_postgres(where) if self.kind == "frozen" else stopped_postgres(where)
+
+    def rows(self) -> list[str]:
+        engine = sa.create_engine(self.url or f"sqlite:///{self.data / 'ledger.db'}")
+        with engine.connect() as connection:
+            found = [str(row[0]) for row in connection.execute(sa.text("SELECT id FROM turns"))]
+        engine.dispose()
+        return found
+
+
+@pytest.fixture(params=KINDS)
+def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outage]:
+    if request.param == "locked":
+        yield Outage(request.param, tmp_path, "")
+        return
+    with running_postgres() as server:
+        yield Outage(request.param, tmp_path, new_database(server, uuid4().hex))
+
+
+def test_a_transaction_ends_at_its_deadline_and_the_next_one_works(outage: Outage) -> None:
+    settings = DatabaseSettings(data=outage.data, database_url=outage.url)
+    migrate(settings)
+
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        await ledger.insert_turns([turn(1)])
+        with outage():
+            started = time.monotonic()
+            with pytest.raises(LedgerUnavailable):
+                await ledger.insert_turns([turn(2)])
+            # 5 s of deadline; psycopg by itself takes 10 s more, or for ever.
+            assert time.monotonic() - started < 12
+        for _ in range(100):
+            try:
+                await ledger.insert_turns([turn(2)])
+                break
+            except LedgerUnavailable:
+                await asyncio.sleep(0.2)
+        assert (await Queries(ledger).totals(EVER)).requests == 2
+        await ledger.close()
+        await asyncio.sleep(0.1)  # aiosqlite ends the thread of a failed connection by itself
+
+    asyncio.run(check())
+
+
+def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
+    engine, told = ScriptedEngine(), []
+    with (
+        serve(engine) as engine_url,
+        serve_gateway(outage.data, engine_url, database_url=outage.url) as url,
+        httpx.Client(base_url=url, headers=HEADERS, timeout=30, trust_env=False) as http,
+    ):
+
+        def backlog() -> int:
+            health = http.get("/readyz").json()
+            assert health["ready"] and health["journal"]["has_room"]
+            return int(health["journal"]["backlog"])
+
+        def ask() -> None:
+            answer = http.post("/v1/messages", json=body())
+            assert answer.status_code == 200
+            told.append(answer.json()["id"])
+
+        ask()
+        eventually(lambda: backlog() == 0)
+        with outage():
+            for _ in range(10):
+                ask()
+            stranger = http.post("/v1/messages", json=body(), headers={"x-api-key": "hf-unknown"})
+            # Reading is not blocked by SQLite's lock, so the stranger is known to be one.
+            assert stranger.status_code == (401 if outage.kind == "locked" else 529)
+            assert backlog() == 10
+        ask()
+        eventually(lambda: backlog() == 0, 60)
+    assert sorted(outage.rows()) == sorted(told)
+
+
+@pytest.mark.postgres
+def test_a_frozen_database_does_not_hold_up_the_stop_and_the_next_start_drains(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine()
+    with running_postgres() as server, serve(engine) as engine_url:
+        outage = Outage("frozen", tmp_path, new_database(server, uuid4().hex))
+        with ExitStack() as frozen:
+            with serve_gateway(tmp_path, engine_url, database_url=outage.url) as url:
+                frozen.enter_context(outage())
+                answer = httpx.post(f"{url}/v1/messages", json=body(), headers=HEADERS, timeout=30)
+            # Leaving the block stopped it: `serve` fails where that takes more than 20 s.
+        assert answer.status_code == 200
+        with serve_gateway(tmp_path, engine_url, database_url=outage.url):
+            eventually(lambda: outage.rows() == [answer.json()["id"]], 60)
+
+
+@pytest.mark.postgres
+def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
+    tmp_path: Path, postgres: str
+) -> None:
+    settings = DatabaseSettings(data=tmp_path, database_url=new_database(postgres, uuid4().hex))
+    migrate(settings)
+
+    async def check() -> None:
+        journal, ledger, metrics = Journal(tmp_path / "j"), Ledger(settings.ledger_url), Metrics()
+        for one in (turn(1), turn(2, model="a\x00b"), turn(3, workspace="w" * 100), turn(4)):
+            await journal.open(one)
+            await journal.close(one)
+
+        async def acknowledge(_engine: str, _turn_ids: list[str]) -> None: ...
+
+        drain = Drain(journal, ledger.insert_turns, acknowledge, metrics)
+        await drain.step()
+        assert (await Queries(ledger).totals(EVER)).requests == 2
+        assert journal.backlog == 2 and await drain.step() == 0
+        assert b"holdfast_gateway_turns_set_aside_total 2.0" in metrics.exposition()
+        await journal.stop()
+        await ledger.close()
+
+    asyncio.run(check())

@@ -1,0 +1,189 @@
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from gateway.base.errors import LedgerUnavailable
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import migrate
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import Keys, digest_of
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Queries, bucket_seconds
+from gateway.ledger.reads.turns import TurnFilter, page
+from gateway.ledger.workspaces import Workspaces
+from tests.postgres import new_database
+
+ALL = Range(since_ms=0, until_ms=2**45)
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of either kind; "" is SQLite under the data directory."""
+    if request.param == "sqlite":
+        return ""
+    return new_database(request.getfixturevalue("postgres"), uuid4().hex)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> DatabaseSettings:
+    settings = DatabaseSettings(data=tmp_path, database_url=database_url)
+    migrate(settings)
+    return settings
+
+
+def turn(number: int, **changes: object) -> TurnRecord:
+    values: dict[str, object] = {
+        "id": f"msg_{number:06}",
+        "instance": "i",
+        "workspace": "default",
+        "key_id": "key",
+        "model": "m",
+        "stream": False,
+        "opened_at": NOW,
+        "outcome": "stop",
+        "input_tokens": 10,
+        "cache_read_tokens": 90,
+        "price": "reference@2026-01-01",
+        "cost": 19_000,
+        "cost_without_cache": 100_000,
+    }
+    return TurnRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_turn_drained_twice_is_there_once(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url, 60.0)
+        await ledger.insert_turns([turn(1), turn(2)])
+        await ledger.insert_turns([turn(2, input_tokens=999), turn(3)])
+        totals = await Queries(ledger).totals(ALL)
+        assert (totals.requests, totals.input_tokens) == (3, 30)
+        assert totals.cost_without_cache_nano - totals.cost_nano == 3 * 81_000
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_fingerprint_is_found_by_its_turn_and_workspace_only(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url, 60.0)
+        queries = Queries(ledger)
+        await ledger.insert_turns([turn(1, fingerprint=b"\x00\xffkept", num_removed=1), turn(2)])
+        assert await queries.fingerprint("msg_000001") == b"\x00\xffkept"
+        assert await queries.fingerprint("msg_000001", "default") == b"\x00\xffkept"
+        assert await queries.fingerprint("msg_000001", "other") is None
+        assert await queries.fingerprint("msg_000002") is None
+        assert await queries.fingerprint("msg_000003") is None
+        assert sorted(
+            turn.num_removed for turn in (await page(ledger, ALL, TurnFilter(), 9)).turns
+        ) == [0, 1]
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_changed_workspace_or_key_advances_the_watermark(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        keys, workspaces = Keys(ledger), Workspaces(ledger)
+        seen = [await keys.version()]
+        key_id = await keys.create("key", "default", "n", NOW)
+        seen.append(await keys.version())
+        made = await keys.rotate(key_id, "next", NOW, None)
+        seen.append(await keys.version())
+        await keys.revoke(made.id, NOW)
+        seen.append(await keys.version())
+        await workspaces.create("w", NOW, {})
+        seen.append(await keys.version())
+        await workspaces.change("w", {"lease_share": 0.5})
+        seen.append(await keys.version())
+        await workspaces.archive("w", NOW)
+        seen.append(await keys.version())
+        assert seen == sorted(set(seen))
+        await keys.touch({key_id: NOW})
+        assert await keys.version() == seen[-1], "a use is no change"
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_month_is_summed_by_workspace_from_its_first_moment(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url)
+        october = NOW.replace(month=10, day=31, hour=23, minute=59, second=59)
+        unpriced = turn(4, price=None, cost=None, cost_without_cache=None)
+        other = turn(5, workspace="other", cost=7)
+        await ledger.insert_turns([turn(1), turn(2), turn(3, opened_at=october), unpriced, other])
+        month = NOW.replace(day=1, hour=0)
+        found = await Workspaces(ledger).spent(["default", "other", "none"], month)
+        assert found == {"default": 38_000, "other": 7, "none": 0}
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_turns_without_a_price_are_in_the_tokens_but_not_in_the_money(
+    settings: DatabaseSettings,
+) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url, 60.0)
+        unpriced = turn(2, price=None, cost=None, cost_without_cache=None)
+        await ledger.insert_turns([turn(1), unpriced])
+        totals = await Queries(ledger).totals(ALL)
+        assert (totals.unpriced, totals.prompt_tokens, totals.cost_nano) == (1, 200, 19_000)
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_series_has_every_interval_and_marks_the_partial_ones(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url, 60.0)
+        await ledger.insert_turns([turn(1)])
+        end = int(NOW.timestamp() * 1000) + 90_500
+        series = await Queries(ledger).series(Range(since_ms=end - 600_000, until_ms=end))
+        assert series.bucket_seconds == 10
+        assert [b.is_partial for b in series.buckets] == [True, *[False] * 59, True]
+        assert [b.totals.requests for b in series.buckets if b.totals.requests] == [1]
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("seconds", [60, 3600, 86_400, 7 * 86_400, 31_536_000])
+def test_a_series_has_a_bounded_number_of_points(seconds: int) -> None:
+    assert seconds / bucket_seconds(seconds) <= 366
+
+
+def test_keys_are_stored_by_digest_and_end_when_revoked(settings: DatabaseSettings) -> None:
+    async def check() -> None:
+        ledger = Ledger(settings.ledger_url, 60.0)
+        keys = Keys(ledger)
+        key_id = await keys.create("secret", "default", "one", NOW)
+        assert await keys.create("secret", "default", "again", NOW) == key_id
+        found = await keys.find(digest_of("secret"), NOW)
+        assert found is not None
+        key, workspace = found
+        assert (key.workspace, key.created_at, workspace.id) == ("default", NOW, "default")
+        assert await keys.revoke(key_id, NOW) and not await keys.revoke(key_id, NOW)
+        assert await keys.find(digest_of("secret"), NOW) is None
+        directory = await keys.directory(10, NOW, [digest_of("secret")])
+        assert (directory.keys, directory.has_ended) == ([], {digest_of("secret")})
+        await ledger.close()
+
+    asyncio.run(check())
+
+
+def test_a_database_that_is_away_is_one_typed_error(tmp_path: Path) -> None:
+    async def check() -> None:
+        ledger = Ledger(f"sqlite+aiosqlite:///{tmp_path}/none/ledger.db")
+        with pytest.raises(LedgerUnavailable):
+            await ledger.insert_turns([turn(1)])
+        await ledger.close()
+        await asyncio.sleep(0.1)  # aiosqlite ends the thread of a failed connection by itself
+
+    asyncio.run(check())

@@ -1,0 +1,145 @@
+"""Every migration goes up, down and up again with data in the tables, on either database."""
+
+import asyncio
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import ROOT, migrate
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.keys import Keys, digest_of
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Queries
+from gateway.ledger.workspaces import Workspaces
+from tests.postgres import new_database
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+ALL = Range(since_ms=0, until_ms=2**45)
+NUM_MIGRATORS = 10
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings:
+    """An empty database of either kind."""
+    url = ""
+    if request.param == "postgres":
+        url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
+    return DatabaseSettings(data=tmp_path, database_url=url)
+
+
+def config_of(settings: DatabaseSettings) -> Config:
+    config = Config(toml_file=ROOT / "pyproject.toml")
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.attributes["url"] = settings.ledger_url
+    return config
+
+
+def turn(number: int) -> TurnRecord:
+    return TurnRecord(
+        id=f"msg_{number:06}",
+        instance="i",
+        workspace="default",
+        key_id="key",
+        model="m",
+        stream=False,
+        opened_at=NOW,
+        outcome="stop",
+        input_tokens=10,
+        cache_read_tokens=90,
+        prefix="0" * 16,
+    )
+
+
+async def put(ledger: Ledger, number: int) -> None:
+    await Keys(ledger).create(f"secret {number}", "default", "one", NOW)
+    await ledger.insert_turns([turn(number)])
+
+
+async def counted(ledger: Ledger) -> tuple[int, int, int]:
+    """Turns, their prompt tokens and keys; the turns are counted by the sums of whole days."""
+    totals = await Queries(ledger).totals(ALL)
+    return totals.requests, totals.prompt_tokens, len(await Keys(ledger).all())
+
+
+def run(settings: DatabaseSettings, work: object) -> object:
+    return asyncio.run(with_ledger(settings.ledger_url, work))  # type: ignore[arg-type]
+
+
+def test_the_schema_is_the_models_and_goes_down_to_nothing(settings: DatabaseSettings) -> None:
+    migrate(settings)
+    config = config_of(settings)
+    command.check(config)
+    command.downgrade(config, "base")
+    migrate(settings)
+    command.check(config)
+
+
+def test_rows_survive_every_way_down_and_up(settings: DatabaseSettings) -> None:
+    """Down to each revision that has tables at all; what the sums held is summed again."""
+    migrate(settings)
+    config = config_of(settings)
+    revisions = [r.revision for r in ScriptDirectory.from_config(config).walk_revisions()]
+    assert len(revisions) >= 4
+    for number, revision in enumerate(revisions, 1):
+        run(settings, lambda ledger, number=number: put(ledger, number))
+        command.downgrade(config, revision)
+        migrate(settings)
+        command.check(config)
+        assert run(settings, counted) == (number, number * 100, number)
+
+
+@pytest.mark.timeout(600)
+def test_migrators_that_start_together_do_not_race(settings: DatabaseSettings) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "gateway", "migrate"],
+            env={
+                # A directory each, as on several machines: the file's lock is not what saves them.
+                "HOLDFAST_DATA": str(settings.data / str(number if settings.database_url else 0)),
+                "HOLDFAST_DATABASE_URL": settings.database_url,
+            },
+            stderr=subprocess.PIPE,
+        )
+        for number in range(NUM_MIGRATORS)
+    ]
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * NUM_MIGRATORS, errors
+
+
+def test_no_key_may_more_after_the_way_back_to_a_schema_without_scopes(
+    settings: DatabaseSettings,
+) -> None:
+    """What the older schema can't say must not become "works for ever, for everything"."""
+
+    async def make() -> None:
+        ledger = Ledger(settings.ledger_url)
+        keys = Keys(ledger)
+        await keys.create("plain", "default", "n", NOW)
+        await keys.create("reader", "default", "n", NOW, scope="read_only")
+        await keys.create("ending", "default", "n", NOW, expires_at=NOW + timedelta(days=1))
+        await keys.create("archived", "gone", "n", NOW)
+        await Workspaces(ledger).archive("gone", NOW)
+        await ledger.close()
+
+    async def working() -> set[str]:
+        ledger = Ledger(settings.ledger_url)
+        found = await Keys(ledger).directory(10, NOW, [])
+        assert set(found.workspaces) == {"default", "gone"}
+        await ledger.close()
+        return {key.digest for key in found.keys}
+
+    config = config_of(settings)
+    command.upgrade(config, "head")
+    asyncio.run(make())
+    command.downgrade(config, "0002")
+    command.upgrade(config, "head")
+    assert asyncio.run(working()) == {digest_of("plain")}

@@ -1,0 +1,332 @@
+"""The sums beside the turns are what summing the turns gives, whatever comes in any order."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete, select
+
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import migrate
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Queries
+from gateway.ledger.schema import (
+    HorizonRow,
+    LatencyRollupRow,
+    PrefixRow,
+    ReasonRollupRow,
+    TurnRollupRow,
+    TurnRow,
+)
+from gateway.ledger.sums.rollups import DIMENSIONS
+from gateway.ledger.upkeep import rebuild, retain, sum_once
+from gateway.prices.pricing import PROMPT_BANDS
+from tests.postgres import new_database
+
+START = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
+SUMS = (TurnRollupRow, ReasonRollupRow, LatencyRollupRow, PrefixRow)
+MAYBE_SECONDS = st.none() | st.floats(0.0001, 300)
+
+
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+)
+def ledger_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    data: Path = tmp_path_factory.mktemp("rollups")
+    url = ""
+    if request.param == "postgres":
+        url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
+    made = DatabaseSettings(data=data, database_url=url)
+    migrate(made)
+    return made.ledger_url
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> TurnRecord:
+    """Few values of each kind, so that turns meet; two days, so that intervals end among them."""
+    cost = draw(st.none() | st.integers(0, 10**12))
+    return TurnRecord(
+        id=f"msg_{draw(st.integers(0, 40)):03}",
+        instance="i",
+        workspace=draw(st.sampled_from(["a", "b"])),
+        key_id=draw(st.sampled_from(["k", "l"])),
+        model=draw(st.sampled_from(["m", "n"])),
+        engine=draw(st.sampled_from([None, "engine-0"])),
+        stream=False,
+        opened_at=START + timedelta(seconds=draw(st.integers(0, 9000))),
+        outcome=draw(st.sampled_from(["stop", "api_error", "client_disconnect"])),
+        miss_reason=draw(st.sampled_from([None, "cold", "ttl_expired"])),
+        input_tokens=draw(st.integers(0, 300_000)),
+        cache_read_tokens=draw(st.sampled_from([0, 5000])),
+        cache_write_5m_tokens=draw(st.sampled_from([0, 3000])),
+        cache_write_1h_tokens=draw(st.sampled_from([0, 2000])),
+        automatic_tokens=draw(st.integers(0, 9)),
+        computed_tokens=draw(st.integers(0, 10_000)),
+        output_tokens=draw(st.integers(0, 10_000)),
+        thinking_tokens=draw(st.integers(0, 99)),
+        first_token_seconds=draw(MAYBE_SECONDS),
+        prefill_seconds=draw(MAYBE_SECONDS),
+        price=draw(st.sampled_from([None, "p@2026-01-01", "q@2026-01-01"])),
+        cost=cost,
+        cost_without_cache=None if cost is None else cost * 2,
+        prefix=draw(st.sampled_from([None, "0" * 16, "f" * 16])),
+        prefix_ttl=draw(st.sampled_from([None, "5m", "1h"])),
+    )
+
+
+async def rows_of(ledger: Ledger) -> dict[str, list[tuple[Any, ...]]]:
+    """Everything that is summed; empty groups, which rebuilding cannot know of, do not occur."""
+    async with ledger.transaction() as connection:
+        return {
+            table.__tablename__: sorted(
+                (tuple(row) for row in await connection.execute(select(table.__table__))), key=repr
+            )
+            for table in SUMS
+        }
+
+
+async def rows_as_dicts(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+    async with ledger.transaction() as connection:
+        return {
+            table.__tablename__: [
+                dict(row._mapping) for row in await connection.execute(select(table.__table__))
+            ]
+            for table in SUMS
+        }
+
+
+def first_of_each(batches: list[list[TurnRecord]]) -> list[TurnRecord]:
+    found: dict[str, TurnRecord] = {}
+    for batch in batches:
+        for record in batch:
+            found.setdefault(record.id, record)
+    return list(found.values())
+
+
+def assert_sums(rows: dict[str, list[dict[str, Any]]], turns: list[TurnRecord]) -> None:
+    """Against sums made here, without SQL."""
+    for width in (3600, 86_400):
+        sums: Counter[tuple[Any, ...]] = Counter()
+        for turn in turns:
+            start = int(turn.opened_at.timestamp()) // width * width * 1000
+            prompt = turn.input_tokens + turn.cache_read_tokens
+            prompt += turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
+            above = max((band for band in PROMPT_BANDS if prompt > band), default=0)
+            price = turn.price if turn.price and turn.cost is not None else ""
+            own = (start, turn.workspace, turn.key_id, turn.engine or "", turn.model, price, above)
+            values = {
+                "requests": 1,
+                "requests_with_read": int(turn.cache_read_tokens > 0),
+                "errors": int(turn.outcome == "api_error"),
+                "unpriced": int(turn.cost is None),
+                "input_tokens": turn.input_tokens,
+                "cache_write_1h_tokens": turn.cache_write_1h_tokens,
+                "output_tokens": turn.output_tokens,
+                "cost_nano": turn.cost or 0,
+                "cost_without_cache_nano": turn.cost_without_cache or 0,
+                "prefill_tokens": 0 if turn.prefill_seconds is None else turn.computed_tokens,
+            }
+            for name, value in values.items():
+                sums[(*own, name)] += value
+        found = [row for row in rows["turn_rollups"] if row["width_seconds"] == width]
+        own_names = ("start_ms", *DIMENSIONS)
+        kept = (
+            {
+                (*(row[name] for name in own_names), measure): row[measure]
+                for row in found
+                for measure in values
+            }
+            if turns
+            else {}
+        )
+        assert kept == dict(sums)
+    assert_gaps(rows["prefixes"], turns)
+    day_bins = sum(row["requests"] for row in rows["latency_rollups"])
+    assert day_bins == sum(turn.first_token_seconds is not None for turn in turns)
+
+
+def assert_gaps(rows: list[dict[str, Any]], turns: list[TurnRecord]) -> None:
+    expected = {}
+    for own in {(turn.workspace, turn.prefix) for turn in turns if turn.prefix}:
+        times = sorted(t.opened_at.timestamp() for t in turns if (t.workspace, t.prefix) == own)
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        expected[own] = (
+            len(times),
+            sum(g <= 300 for g in gaps),
+            sum(300 < g <= 3600 for g in gaps),
+        )
+    found = {
+        (row["workspace_id"], row["prefix"]): (row["requests"], row["gaps_5m"], row["gaps_1h"])
+        for row in rows
+    }
+    assert found == expected
+
+
+async def empty(ledger: Ledger) -> None:
+    async with ledger.transaction() as connection:
+        for table in (*SUMS, TurnRow, HorizonRow):
+            await connection.execute(delete(table))
+
+
+@settings(
+    max_examples=25,
+    phases=(Phase.explicit, Phase.generate),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(batches=st.lists(st.lists(turns(), min_size=1, max_size=12), min_size=1, max_size=6))
+def test_sums_are_those_of_the_turns_after_any_batches_in_any_order(
+    ledger_url: str, loop: asyncio.Runner, batches: list[list[TurnRecord]]
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        for batch in [*batches, batches[0]]:
+            await ledger.insert_turns(batch)
+        kept = await rows_of(ledger)
+        assert_sums(await rows_as_dicts(ledger), first_of_each(batches))
+        async with ledger.transaction() as connection:
+            for table in SUMS:
+                await connection.execute(delete(table))
+        await rebuild(ledger)
+        assert await rows_of(ledger) == kept
+        await rebuild(ledger)
+        assert await rows_of(ledger) == kept
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def at(number: int, day: int, **changes: Any) -> TurnRecord:
+    values: dict[str, Any] = {
+        "id": f"msg_{number:04}",
+        "instance": "i",
+        "workspace": "a",
+        "key_id": "k",
+        "model": "m",
+        "stream": False,
+        "opened_at": START + timedelta(days=day),
+        "outcome": "stop",
+        "miss_reason": "cold",
+        "input_tokens": 10,
+        "first_token_seconds": 0.1,
+        "prefix": "0" * 16,
+    }
+    return TurnRecord(**{**values, **changes})
+
+
+def ms(day: float) -> int:
+    return int((START + timedelta(days=day)).timestamp() * 1000)
+
+
+def test_retention_deletes_turns_and_keeps_their_sums(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(number, number // 300) for number in range(3000)])
+        everything = Range(since_ms=ms(-1), until_ms=ms(11))
+        queries = Queries(ledger)
+        before, reasons = await queries.totals(everything), await queries.reasons(everything)
+        deleted = await retain(ledger, ms(8), ms(2))
+        assert (deleted.turns, (await queries.totals(everything)).requests) == (2400, 2400)
+        assert before.requests == 3000 and reasons.misses == {"cold": 3000}
+        # A range that begins within a day whose turns are gone takes the whole day.
+        partial = Range(since_ms=ms(3) + 60_000, until_ms=ms(5))
+        assert (await queries.totals(partial)).requests == 900
+        series = await queries.series(everything, 86_400)
+        assert sum(bucket.totals.requests for bucket in series.buckets) == 2400
+        # Rebuilding does not forget what only the sums remember.
+        kept = (await rows_of(ledger))["turn_rollups"]
+        await rebuild(ledger)
+        assert (await rows_of(ledger))["turn_rollups"] == kept
+        again = await retain(ledger, ms(8), ms(2))
+        assert again.turns == 0 and again.rollups == 0
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_turns_arrive_while_others_are_deleted_and_summed_again(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(number, 0) for number in range(2000)])
+
+        async def insert() -> None:
+            for number in range(2000, 2400, 20):
+                await ledger.insert_turns([at(n, 9) for n in range(number, number + 20)])
+
+        async def maintain() -> None:
+            await rebuild(ledger)
+            await retain(ledger, ms(5), ms(-5))
+            await rebuild(ledger)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(insert())
+            group.create_task(maintain())
+        totals = await Queries(ledger).totals(Range(since_ms=ms(-1), until_ms=ms(20)))
+        assert (totals.requests, totals.input_tokens) == (2400, 24_000)
+        async with ledger.transaction() as connection:
+            left = await connection.execute(select(TurnRow.id))
+            assert len(left.all()) == 400
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_two_writers_of_the_same_prefixes_lose_nothing(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        other = Ledger(ledger_url, 600.0)
+
+        async def insert(into: Ledger, first: int) -> None:
+            for start in range(first, first + 200, 20):
+                turns = [
+                    at(n, 0, opened_at=START + timedelta(seconds=n), prefix=f"{n % 3:016}")
+                    for n in range(start, start + 20)
+                ]
+                await into.insert_turns(turns)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(insert(ledger, 0))
+            group.create_task(insert(other, 200))
+        kept = await rows_of(ledger)
+        assert sum(row[7] for row in kept["prefixes"]) == 400
+        await rebuild(ledger)
+        assert await rows_of(ledger) == kept
+        await other.close()
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_turns_from_before_there_were_sums_are_summed_once(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(1, 0), at(2, 1)])
+        kept = await rows_of(ledger)
+        async with ledger.transaction() as connection:
+            for table in SUMS:
+                await connection.execute(delete(table))
+        assert await sum_once(ledger)
+        assert await rows_of(ledger) == kept
+        assert not await sum_once(ledger)
+
+    loop.run(with_ledger(ledger_url, check))

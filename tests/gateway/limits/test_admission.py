@@ -1,0 +1,242 @@
+"""Admission with clocks that the tests move: who may start, what is reserved, what is settled."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
+from gateway.base.grants import Limits
+from gateway.base.record import TurnRecord
+from gateway.limits import admission as module
+from gateway.limits.admission import Admission
+from gateway.prompt.ask import Principal
+
+START = datetime(2026, 11, 30, 23, 0, tzinfo=UTC)
+
+
+@dataclass
+class Gate:
+    """An Admission, its clocks, and turns of one workspace."""
+
+    limits: Limits
+    workspace: str = "w"
+    seconds: float = 0.0
+    count: int = 0
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(
+            lambda: self.seconds, lambda: START + timedelta(seconds=self.seconds)
+        )
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.workspace, "k", "s", limits=self.limits)
+
+    def turn(self, estimate: int = 1, **counts: int) -> None:
+        """One turn from its admission to its close."""
+        self.count += 1
+        turn_id = f"t{self.count}"
+        with self.admission.admitted(turn_id, self.principal, estimate, 0) as place:
+            place.is_open = True
+        self.admission.settle(self.record(turn_id, **counts))
+
+    def record(self, turn_id: str, **counts: int) -> TurnRecord:
+        return TurnRecord(
+            id=turn_id,
+            instance="i",
+            workspace=self.workspace,
+            key_id="k",
+            model="m",
+            stream=False,
+            opened_at=START + timedelta(seconds=self.seconds),
+            **counts,  # type: ignore[arg-type]
+        )
+
+    def remaining(self) -> int:
+        rate = self.admission.rates(self.principal).tokens
+        assert rate is not None
+        return rate.remaining
+
+
+def test_requests_over_the_limit_are_told_when_to_come_again() -> None:
+    gate = Gate(Limits(requests_per_minute=2))
+    gate.turn()
+    gate.turn()
+    with pytest.raises(RateLimited, match="limit of 2 requests per minute") as refused:
+        gate.turn()
+    assert refused.value.retry_after == 30
+    gate.seconds += 29.9
+    with pytest.raises(RateLimited) as refused:
+        gate.turn()
+    assert refused.value.retry_after == 1
+    gate.seconds += 0.1
+    gate.turn()
+
+
+def test_a_refused_request_takes_nothing() -> None:
+    gate = Gate(Limits(requests_per_minute=10, tokens_per_minute=100))
+    gate.turn(100, input_tokens=100)
+    for _ in range(20):
+        with pytest.raises(RateLimited, match="100 tokens per minute"):
+            gate.turn(50)
+    requests = gate.admission.rates(gate.principal).requests
+    assert requests is not None and requests.remaining == 9
+    assert gate.admission.in_flight == 0
+
+
+def test_the_close_replaces_the_estimate_by_what_counted() -> None:
+    gate = Gate(Limits(tokens_per_minute=1000))
+    with gate.admission.admitted("t", gate.principal, 400, 0) as place:
+        place.is_open = True
+        assert gate.remaining() == 600
+    record = gate.record(
+        "t",
+        input_tokens=10,
+        cache_read_tokens=5000,
+        cache_write_5m_tokens=20,
+        cache_write_1h_tokens=30,
+        output_tokens=40,
+    )
+    gate.admission.settle(record)
+    assert gate.remaining() == 900
+    gate.admission.settle(record)
+    assert gate.remaining() == 900, "settled twice"
+
+
+def test_more_than_was_reserved_is_a_debt_that_later_turns_wait_for() -> None:
+    gate = Gate(Limits(tokens_per_minute=600))
+    gate.turn(1, input_tokens=1200)
+    with pytest.raises(RateLimited) as refused:
+        gate.turn(1)
+    assert refused.value.retry_after == 61, "600 in debt, and one token"
+
+
+def test_a_prompt_of_any_length_can_start_when_the_bucket_is_full() -> None:
+    gate = Gate(Limits(tokens_per_minute=100))
+    gate.turn(1_000_000, input_tokens=50)
+    assert gate.remaining() == 50
+
+
+def test_cache_reads_soon_reserve_next_to_nothing() -> None:
+    gate = Gate(Limits(tokens_per_minute=1000))
+    for _ in range(20):
+        gate.seconds += 60
+        gate.turn(900, cache_read_tokens=890, output_tokens=9)
+    for _ in range(20):
+        gate.turn(900, cache_read_tokens=890, output_tokens=9)
+    assert gate.remaining() == 1000 - 21 * 9
+
+
+def test_a_turn_that_was_never_opened_gives_everything_back() -> None:
+    gate = Gate(Limits(tokens_per_minute=1000, max_concurrency=1))
+    with (
+        pytest.raises(ConnectionError),
+        gate.admission.admitted("t", gate.principal, 400, 0),
+    ):
+        raise ConnectionError
+    assert gate.remaining() == 1000
+    gate.turn()
+
+
+def test_concurrency_is_of_one_workspace_and_ends_with_the_turn() -> None:
+    gate = Gate(Limits(max_concurrency=2))
+    other = Principal("other", "k", "s", limits=gate.limits)
+    with ExitStack() as stack:
+        for number in range(2):
+            stack.enter_context(gate.admission.admitted(f"a{number}", gate.principal, 1, 0))
+        with pytest.raises(RateLimited, match="2 concurrent requests") as refused:
+            gate.turn()
+        assert refused.value.retry_after == 1
+        stack.enter_context(gate.admission.admitted("b", other, 1, 0))
+    gate.turn()
+    assert gate.admission.in_flight == 0
+
+
+def test_the_month_ends_a_spend_limit() -> None:
+    gate = Gate(Limits(monthly_spend=100))
+    gate.turn(cost=99)
+    gate.turn(cost=1)
+    with pytest.raises(SpendLimitReached):
+        gate.turn()
+    gate.seconds += 3600
+    gate.turn(cost=1)
+
+
+def test_unpriced_turns_cost_nothing() -> None:
+    gate = Gate(Limits(monthly_spend=1))
+    for _ in range(3):
+        gate.turn(input_tokens=1_000_000)
+
+
+def test_the_ledgers_spend_and_ours_never_count_a_turn_twice() -> None:
+    gate = Gate(Limits(monthly_spend=100))
+    month = module.month_of(START)
+    gate.turn(cost=40)
+    gate.admission.learn_spend(month, {"w": 40})
+    gate.turn(cost=40)
+    gate.admission.learn_spend(month, {"w": 80})
+    gate.turn()
+    gate.admission.learn_spend(month, {"w": 130})
+    with pytest.raises(SpendLimitReached):
+        gate.turn()
+    gate.seconds += 3600
+    gate.admission.learn_spend(month, {"w": 130})
+    gate.turn()
+
+
+def test_the_gateways_own_bounds_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(Limits())
+    with (
+        pytest.raises(Overloaded),
+        gate.admission.admitted("t", gate.principal, 1, module.MAX_BACKLOG),
+    ):
+        pass
+    monkeypatch.setattr(module, "MAX_ADMITTED", 1)
+    with gate.admission.admitted("a", gate.principal, 1, 0), pytest.raises(Overloaded):
+        gate.turn()
+    gate.turn()
+
+
+def test_memory_is_bounded_and_who_is_limited_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ACCOUNTS", 10)
+    gate = Gate(Limits(requests_per_minute=1))
+    gate.turn()
+    for number in range(100):
+        gate.admission.rates(Principal(f"w{number}", "k", "s"))
+    assert len(gate.admission._accounts) <= 10
+    with pytest.raises(RateLimited):
+        gate.turn()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["admit", "close", "wait"]),
+            st.integers(1, 500),
+            st.integers(0, 800),
+        ),
+        max_size=60,
+    )
+)
+def test_what_is_taken_is_what_was_counted(steps: list[tuple[str, int, int]]) -> None:
+    """After every turn has closed, a bucket that never filled up again is short of exactly what
+    the turns counted."""
+    gate = Gate(Limits(tokens_per_minute=1_000_000_000))
+    opened: list[str] = []
+    counted = 0
+    for number, (step, estimate, used) in enumerate(steps):
+        if step == "admit":
+            with gate.admission.admitted(f"t{number}", gate.principal, estimate, 0) as place:
+                place.is_open = True
+            opened.append(f"t{number}")
+        elif step == "close" and opened:
+            gate.admission.settle(gate.record(opened.pop(0), input_tokens=used))
+            counted += used
+    for turn_id in opened:
+        gate.admission.settle(gate.record(turn_id))
+    assert gate.remaining() == 1_000_000_000 - counted

@@ -1,0 +1,76 @@
+"""The token bucket, on a clock that the tests move."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.bucket import TokenBucket
+
+LIMITS = st.integers(1, 10_000)
+STEPS = st.lists(
+    st.tuples(st.floats(0, 200, allow_nan=False), st.integers(1, 20_000)), min_size=1, max_size=60
+)
+
+
+@given(LIMITS, STEPS)
+def test_no_stretch_of_time_lets_more_through_than_its_share(
+    per_minute: int, steps: list[tuple[float, int]]
+) -> None:
+    """Between any two moments at most a full bucket and what they refill, whatever is asked."""
+    now, bucket = 0.0, TokenBucket.full(per_minute, 0.0)
+    taken: list[tuple[float, int]] = []
+    for pause, asked in steps:
+        now += pause
+        amount = min(asked, per_minute)
+        if bucket.wait(amount, now) == 0:
+            bucket.take(amount, now)
+            taken.append((now, amount))
+    for first, (start, _) in enumerate(taken):
+        total = 0
+        for moment, amount in taken[first:]:
+            total += amount
+            assert total <= per_minute + per_minute * (moment - start) / 60 + 1e-3
+
+
+@given(LIMITS, STEPS)
+def test_who_waits_as_long_as_was_said_gets_it_and_no_sooner(
+    per_minute: int, steps: list[tuple[float, int]]
+) -> None:
+    now, bucket = 0.0, TokenBucket.full(per_minute, 0.0)
+    for pause, asked in steps:
+        now += pause
+        seconds = bucket.wait(asked, now)
+        if seconds > 1e-3:
+            assert bucket.wait(asked, now + seconds * 0.99) > 0
+            now += seconds
+            assert bucket.wait(asked, now) == 0
+        bucket.take(min(asked, per_minute), now)
+
+
+@given(LIMITS, st.lists(st.integers(-20_000, 20_000), max_size=40))
+def test_giving_back_never_makes_more_than_full_and_debt_is_paid_in_time(
+    per_minute: int, amounts: list[int]
+) -> None:
+    bucket, level = TokenBucket.full(per_minute, 0.0), float(per_minute)
+    for amount in amounts:
+        bucket.take(amount, 0.0)
+        level = min(level - amount, per_minute)
+        assert bucket.level == level and bucket.remaining(0.0) == max(0, int(level))
+    until_full = (per_minute - level) * 60 / per_minute
+    assert abs(bucket.full_in(0.0) - until_full) < 1e-3
+    assert bucket.remaining(until_full + 1) == per_minute
+
+
+def test_a_clock_that_goes_back_gives_nothing() -> None:
+    bucket = TokenBucket.full(60, 100.0)
+    bucket.take(60, 100.0)
+    assert bucket.wait(1, 40.0) == 1.0
+    assert bucket.wait(1, 100.0) == 1.0
+
+
+def test_another_limit_keeps_what_was_used() -> None:
+    bucket = TokenBucket.full(100, 0.0)
+    bucket.take(30, 0.0)
+    bucket.resize(50, 0.0)
+    assert bucket.remaining(0.0) == 20
+    bucket.resize(200, 0.0)
+    assert bucket.remaining(0.0) == 170

@@ -1,0 +1,167 @@
+"""The waiting queue: who is next, what it is bounded by, who makes way."""
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.fair_queue import Bounds, FairQueue, QueueFull, Waiting
+
+SMALL = Bounds(turns=8, tokens=100, workspace_turns=5, workspace_tokens=60)
+WORKSPACES = ("a", "b", "c", "d")
+
+Turn = Waiting[int]
+
+
+def anything(_: str | None) -> bool:
+    return True
+
+
+def turn(workspace: str, number: int = 0, tokens: int = 1, kind: str | None = None) -> Turn:
+    return Waiting(workspace, kind, tokens, number)
+
+
+def popped(queue: FairQueue[int]) -> list[Turn]:
+    found = []
+    while (waiting := queue.pop(anything)) is not None:
+        found.append(waiting)
+    return found
+
+
+def test_who_comes_now_and_then_is_next_however_many_another_has_waiting() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(400):
+        queue.push(turn("flood", number, 50))
+    for _ in range(5):
+        for _ in range(10):
+            assert (waiting := queue.pop(anything)) is not None and waiting.workspace == "flood"
+        queue.push(turn("single", tokens=50))
+        after = [queue.pop(anything) for _ in range(2)]
+        assert "single" in [waiting.workspace for waiting in after if waiting is not None]
+
+
+def test_a_workspaces_turns_stay_in_order_and_one_that_waited_before_goes_first() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(5):
+        queue.push(turn("a", number))
+    queue.push(turn("a", 99), is_first=True)
+    assert [waiting.item for waiting in popped(queue)] == [99, 0, 1, 2, 3, 4]
+
+
+def test_a_turn_that_can_go_does_not_wait_behind_one_that_cannot() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(3):
+        queue.push(turn("a", number, kind="full"))
+        queue.push(turn("a", 10 + number, kind="free"))
+    queue.push(turn("b", 20, kind="full"))
+    found = [queue.pop(lambda kind: kind == "free") for _ in range(4)]
+    assert [waiting and waiting.item for waiting in found] == [10, 11, 12, None]
+    assert len(queue) == 4
+
+
+def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
+    queue: FairQueue[int] = FairQueue(SMALL)
+    for number in range(5):
+        queue.push(turn("flood", number))
+    with pytest.raises(QueueFull, match="workspace_full"):
+        queue.push(turn("flood", 5))
+    for number in range(3):
+        queue.push(turn("other", number))
+    assert [victim.item for victim in queue.push(turn("single", 7))] == [4]
+    assert queue.turns_of("flood") == 4 and len(queue) == SMALL.turns
+    assert [victim.item for victim in queue.push(turn("single", 8, tokens=1))] == [3]
+    # The three now have 3, 3 and 2: who would have as many as the others displaces nobody.
+    with pytest.raises(QueueFull, match="queue_full"):
+        queue.push(turn("single", 9))
+    assert queue.turns_of("single") == 2 and len(queue) == SMALL.turns
+
+
+def test_one_long_prompt_is_let_in_and_none_beyond_the_total() -> None:
+    queue: FairQueue[int] = FairQueue(SMALL)
+    queue.push(turn("a", tokens=90))
+    assert queue.num_tokens == 90
+    queue.pop(anything)
+    with pytest.raises(QueueFull, match="queue_full"):
+        queue.push(turn("a", tokens=101))
+    assert len(queue) == queue.num_tokens == queue.num_workspaces == 0
+
+
+@given(
+    st.lists(st.integers(1, 500), min_size=60, max_size=60),
+    st.lists(st.integers(1, 500), min_size=60, max_size=60),
+)
+def test_two_that_always_wait_get_the_same_tokens(first: list[int], second: list[int]) -> None:
+    """The bound of start-time fair queueing: at every moment they differ by one turn of each."""
+    queue: FairQueue[int] = FairQueue()
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        queue.push(turn("a", number, a))
+        queue.push(turn("b", number, b))
+    served: Counter[str] = Counter()
+    while queue.num_workspaces == 2:
+        waiting = queue.pop(anything)
+        assert waiting is not None
+        served[waiting.workspace] += waiting.tokens
+        assert abs(served["a"] - served["b"]) <= max(first) + max(second)
+
+
+@given(st.data())
+def test_whatever_comes_its_bounds_hold_and_every_turn_leaves_once(data: st.DataObject) -> None:
+    queue: FairQueue[int] = FairQueue(SMALL)
+    inside: dict[int, Turn] = {}
+    order: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    for number in range(data.draw(st.integers(0, 60))):
+        match data.draw(st.sampled_from(("push", "push", "pop", "leave"))):
+            case "push":
+                _push(queue, data, number, inside, order)
+            case "pop":
+                kinds = data.draw(st.sets(st.sampled_from((None, "x"))))
+                waiting = queue.pop(kinds.__contains__)
+                if waiting is None:
+                    assert not any(one.kind in kinds for one in inside.values())
+                else:
+                    lane = order[waiting.workspace, waiting.kind]
+                    assert lane[0] == waiting.item and waiting.kind in kinds
+                    lane.remove(waiting.item)
+                    del inside[waiting.item]
+            case "leave" if inside:
+                waiting = inside.pop(data.draw(st.sampled_from(sorted(inside))))
+                order[waiting.workspace, waiting.kind].remove(waiting.item)
+                assert queue.remove(waiting) and not queue.remove(waiting)
+        assert len(queue) == len(inside) <= SMALL.turns
+        assert queue.num_tokens == sum(one.tokens for one in inside.values()) <= SMALL.tokens
+        for workspace in WORKSPACES:
+            mine = [one for one in inside.values() if one.workspace == workspace]
+            assert queue.turns_of(workspace) == len(mine) <= SMALL.workspace_turns
+            assert len(mine) <= 1 or sum(o.tokens for o in mine) <= SMALL.workspace_tokens
+    assert {waiting.item for waiting in popped(queue)} == set(inside)
+    assert queue.num_workspaces == 0
+
+
+def _push(
+    queue: FairQueue[int],
+    data: st.DataObject,
+    number: int,
+    inside: dict[int, Turn],
+    order: dict[tuple[str, str | None], list[int]],
+) -> None:
+    waiting = turn(
+        data.draw(st.sampled_from(WORKSPACES)),
+        number,
+        data.draw(st.integers(1, 70)),
+        data.draw(st.sampled_from((None, "x"))),
+    )
+    before = dict(inside)
+    held = Counter(one.workspace for one in inside.values())
+    try:
+        victims = queue.push(waiting)
+    except QueueFull:
+        assert len(queue) == len(before), "a refusal changes nothing"
+        return
+    for victim in victims:
+        assert victim.workspace != waiting.workspace
+        assert held[victim.workspace] >= 1
+        del inside[victim.item]
+        assert order[victim.workspace, victim.kind].pop() == victim.item, "the newest"
+    inside[number] = waiting
+    order[waiting.workspace, waiting.kind].append(number)

@@ -1,0 +1,188 @@
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.main import main
+from gateway.prices.money import dollars, per_token
+from gateway.prices.pricing import HOSTED, PriceBook, PriceError, TokenCounts, load_prices
+
+TODAY = date(2026, 11, 21)
+
+
+@pytest.mark.parametrize(
+    "model, counts, expected",
+    [
+        pytest.param(
+            "claude-sonnet-4-6",
+            TokenCounts(input=54, write_5m=2000, output=100),
+            "$0.009162",
+            id="V120",
+        ),
+        pytest.param(
+            "claude-sonnet-4-6",
+            TokenCounts(input=54, read=2000, output=100),
+            "$0.002262",
+            id="V121",
+        ),
+        pytest.param(
+            "claude-opus-5-5",
+            TokenCounts(input=50, read=100_000, output=210),
+            "$0.0244",
+            id="V122",
+        ),
+        pytest.param(
+            "claude-opus-5",
+            TokenCounts(input=34, write_1h=3000, write_5m=500),
+            "$0.033295",
+            id="V123",
+        ),
+        pytest.param(
+            "claude-haiku-5-5",
+            TokenCounts(input=4, read=99_996, output=500),
+            "$0.00125036",
+            id="V124",
+        ),
+        pytest.param(
+            "claude-haiku-5-5",
+            TokenCounts(input=4, read=99_997, output=500),
+            "$0.00625185",
+            id="V125",
+        ),
+    ],
+)
+def test_a_turn_costs_what_the_sheet_says(model: str, counts: TokenCounts, expected: str) -> None:
+    price = load_prices(HOSTED).find(model, TODAY)
+    assert price is not None
+    assert dollars(price.cost(counts).actual) == expected
+
+
+def test_an_unknown_model_has_no_price() -> None:
+    assert load_prices(HOSTED).find("gpt-oss", TODAY) is None
+
+
+def test_a_price_holds_from_its_date_on() -> None:
+    prices = load_prices(HOSTED)
+    before = prices.find("claude-sonnet-5-5", date(2026, 10, 6))
+    after = prices.find("claude-sonnet-5-5", date(2026, 10, 7))
+    assert before is not None and after is not None
+    assert (before.rates.read, after.rates.read) == (200, 100)
+    assert after.id.startswith("claude-sonnet-5-5@2026-10-07#") and after.id != before.id
+    assert prices.find("claude-sonnet-5-5", date(2020, 1, 1)) is None
+
+
+def test_writes_that_nobody_reads_save_less_than_nothing() -> None:
+    price = load_prices(HOSTED).find("claude-sonnet-5", TODAY)
+    assert price is not None
+    assert dollars(price.cost(TokenCounts(write_5m=1000)).saved) == "-$0.0005"
+    assert dollars(price.cost(TokenCounts(write_1h=1000)).saved) == "-$0.002"
+    assert dollars(price.cost(TokenCounts(write_5m=1000, read=1000)).saved) == "$0.0013"
+
+
+@pytest.mark.parametrize("price", ["0.0001", "-1", "NaN", "Infinity", "a dollar"])
+def test_a_price_that_is_not_exact_is_refused(price: str) -> None:
+    with pytest.raises(ValueError):
+        per_token(price)
+
+
+GOOD = """
+[[price]]
+model = "large"
+from = 2026-01-01
+aliases = ["qwen3-*"]
+input = "1"
+write_5m = "1.25"
+write_1h = "2"
+read = "0.1"
+output = "5"
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "entry", "field"),
+    [
+        (('input = "1"', "input = 1"), "price 1 (`large`)", "input"),
+        (('input = "1"', 'input = "1,25"'), "price 1 (`large`)", "input"),
+        (('read = "0.1"', ""), "price 1 (`large`)", "read"),
+        (('read = "0.1"', 'read = "-0.1"'), "price 1 (`large`)", "-0.1"),
+        (("2026-01-01", '"2026-01-01"'), "price 1 (`large`)", "from"),
+        (('"large"', '"a@b"'), "price 1", "model"),
+        (('["qwen3-*"]', '"qwen3-*"'), "price 1 (`large`)", "aliases"),
+        (('read = "0.1"', 'read = "0.1"\nreed = "1"'), "price 1 (`large`)", "unknown field `reed`"),
+        (
+            ('output = "5"', 'output = "5"\n[[price.band]]\nabove_prompt_tokens = 5'),
+            "price 1 (`large`), band 1",
+            "above_prompt_tokens",
+        ),
+        (('output = "5"', 'output = "5"' + GOOD), "price of `large`", "2 times"),
+        (("[[price]]", "[price]"), "price", "[[price]]"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_name_entry_and_field(
+    tmp_path: Path, change: tuple[str, str], entry: str, field: str
+) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(GOOD.replace(*change, 1))
+    with pytest.raises(PriceError) as raised:
+        load_prices(path)
+    assert any(
+        line.startswith(str(path)) and entry in line and field in line
+        for line in str(raised.value).splitlines()
+    ), raised.value
+
+
+@pytest.mark.parametrize("text", ["[[price", "", "\xff"])
+def test_what_is_no_price_file_is_told_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(PriceError, match=r"prices\.toml"):
+        load_prices(path)
+    with pytest.raises(PriceError):
+        load_prices(tmp_path / "none.toml")
+
+
+def test_an_alias_is_a_pattern_and_a_name_goes_before(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(GOOD + GOOD.replace('"large"', '"qwen3-8b"').replace('"qwen3-*"', ""))
+    prices = load_prices(path)
+    found = {model: prices.find(model, TODAY) for model in ("qwen3-32b", "qwen3-8b", "llama")}
+    assert found["qwen3-32b"] is not None and found["qwen3-32b"].model == "large"
+    assert found["qwen3-8b"] is not None and found["qwen3-8b"].model == "qwen3-8b"
+    assert found["llama"] is None
+
+
+def test_a_changed_file_is_taken_over_and_a_wrong_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(GOOD)
+    book = PriceBook(path)
+    before = book.find("large", TODAY)
+    assert before is not None and not book.refresh()
+    path.write_text(GOOD.replace('output = "5"', 'output = "50.5"'))
+    assert book.refresh()
+    after = book.find("large", TODAY)
+    assert after is not None and after.rates.output == 50_500
+    assert after.id != before.id
+    path.write_text("[[price]]\n")
+    with pytest.raises(PriceError):
+        book.refresh()
+    assert book.find("large", TODAY) == after
+
+
+def test_hosted_prices_are_nobodys_own_cost() -> None:
+    book = PriceBook()
+    assert book.find("claude-sonnet-5", TODAY) is None
+    assert book.hosted.find("claude-sonnet-5", TODAY) is not None
+    assert book.hosted.source is not None and book.hosted.as_of is not None
+
+
+def test_the_program_lists_and_checks_prices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(GOOD)
+    assert main(["prices", "check", str(path)]) == 0
+    path.write_text(GOOD.replace("output", "outputs"))
+    assert main(["prices", "check", str(path)]) == 2
+    assert "output: must be a price" in capsys.readouterr().err
+    assert main(["prices", "list"]) == 0
+    assert "comparison only" in capsys.readouterr().out

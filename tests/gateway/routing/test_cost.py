@@ -1,0 +1,139 @@
+"""Where a prompt is placed: cost, load, and agreement without talking."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.protocol import ChainHeld, HeldName, Snapshot, Tier
+from gateway.routing.cost import Candidate, Load, Prompt, Weights, place
+from gateway.routing.held import Holdings, PrefixEnd
+
+WEIGHTS = Weights()
+NOW = 10.0
+SIZES = [1000, 2000, 4000, 8000]
+
+
+def prompt(name: str = "p", affinity: str | None = None) -> Prompt:
+    ends = [PrefixEnd(f"{name}.{i}", size) for i, size in enumerate(SIZES)]
+    return Prompt(ends=ends, tokens=SIZES[-1], affinity=affinity)
+
+
+def engine(
+    number: int, depth: int = 0, *, name: str = "p", tier: Tier = "device", num_leased: int = 0
+) -> Candidate:
+    names = [HeldName(f"{name}.{i}", SIZES[i]) for i in range(depth)]
+    chain = ChainHeld(
+        seq=1,
+        names=names,
+        tier=tier,
+        num_leased=num_leased,
+        lease_seconds=300 if num_leased else None,
+    )
+    holdings = Holdings()
+    holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain] if names else []), NOW)
+    load = Load(WEIGHTS.fade_seconds)
+    return Candidate(identity=f"http://engine-{number}", holdings=holdings, load=load)
+
+
+@given(st.lists(st.integers(0, len(SIZES)), min_size=1, max_size=6))
+def test_among_idle_engines_the_one_that_holds_most_takes_it(depths: list[int]) -> None:
+    engines = [engine(number, depth) for number, depth in enumerate(depths)]
+    placement = place(prompt(), engines, WEIGHTS, NOW)
+    most = SIZES[max(depths) - 1] if max(depths) else 0
+    assert placement.available == placement.offer.coverage.held == most
+    assert placement.offer.to_prefill == SIZES[-1] - most
+
+
+def test_a_lease_goes_before_content_that_may_go_any_moment() -> None:
+    engines = [engine(0, 4), engine(1, 4, num_leased=4), engine(2, 4)]
+    assert place(prompt(), engines, WEIGHTS, NOW).chosen == 1
+
+
+def test_what_must_be_copied_back_counts_less_than_what_is_at_hand() -> None:
+    engines = [engine(0, 3, tier="host"), engine(1, 3)]
+    assert place(prompt(), engines, WEIGHTS, NOW).chosen == 1
+    assert place(prompt(), [engine(0, 3, tier="host"), engine(1)], WEIGHTS, NOW).chosen == 0
+
+
+def test_when_the_holder_is_overloaded_the_lighter_one_that_holds_most_takes_it() -> None:
+    engines = [engine(0, 4), engine(1, 3), engine(2)]
+    for number in range(40):
+        engines[0].load.assign(f"t{number}", 8000, NOW)
+    assert place(prompt(), engines, WEIGHTS, NOW).chosen == 1
+
+
+def test_unknown_prefixes_spread_and_every_gateway_chooses_the_same() -> None:
+    engines = [engine(number) for number in range(4)]
+    others = list(reversed([engine(number) for number in range(4)]))
+    chosen = Counter[str]()
+    for number in range(200):
+        here = engines[place(prompt(f"p{number}"), engines, WEIGHTS, NOW).chosen].identity
+        there = others[place(prompt(f"p{number}"), others, WEIGHTS, NOW).chosen].identity
+        assert here == there
+        chosen[here] += 1
+    assert len(chosen) == 4 and max(chosen.values()) < 100
+
+
+def test_a_key_decides_where_nothing_is_held() -> None:
+    engines = [engine(number) for number in range(8)]
+    keyed = {place(prompt(f"p{n}", "key"), engines, WEIGHTS, NOW).chosen for n in range(32)}
+    assert len(keyed) == 1
+    engines = [engine(number, 4 if number == 3 else 0) for number in range(8)]
+    assert place(prompt(affinity="key"), engines, WEIGHTS, NOW).chosen == 3
+
+
+def test_what_an_engine_said_too_long_ago_does_not_count() -> None:
+    engines = [engine(0, 4), engine(1, 1)]
+    engines[1].holdings.heard_at = NOW + 100
+    assert place(prompt(), engines, WEIGHTS, NOW + 100).offer.coverage.held == SIZES[0]
+
+
+ACTS = st.sampled_from(["assign", "started", "ended", "returned"])
+
+
+@given(st.lists(st.tuples(ACTS, st.integers(0, 5), st.integers(0, 9000)), max_size=60))
+def test_whatever_way_turns_end_no_load_is_left_over(steps: list[tuple[str, int, int]]) -> None:
+    load = Load(600.0)
+    waiting: dict[str, int] = {}
+    for act, number, tokens in steps:
+        turn = f"t{number}"
+        if act == "assign":
+            if turn not in waiting:
+                load.assign(turn, tokens, NOW)
+                waiting[turn] = tokens
+        elif act == "started":
+            load.started(turn, tokens, NOW)
+            waiting.pop(turn, None)
+        else:
+            waiting.pop(turn, None)
+            load.ended(turn) if act == "ended" else load.returned(turn, NOW)
+        assert load.num_waiting_tokens == sum(waiting.values())
+        assert load.recent(NOW) >= 0
+    for number in range(6):
+        load.ended(f"t{number}")
+    assert load.num_running == load.num_waiting_tokens == 0
+
+
+def test_recent_load_fades_and_a_refused_turn_leaves_none() -> None:
+    load = Load(600.0)
+    load.assign("t", 1000, 0.0)
+    assert load.recent(600.0) == pytest.approx(1000 / 2.718281828)
+    load.assign("u", 5000, 0.0)
+    load.returned("u", 0.0)
+    assert load.recent(0.0) == pytest.approx(1000)
+
+
+def test_what_others_sent_counts_once_however_late_our_own_is_known() -> None:
+    load = Load(1e9)
+    load.observe(1000, 0.0)
+    assert load.recent(0.0) == 0, "from before this gateway looked"
+    load.assign("t", 500, 0.0)
+    for _ in range(5):
+        # The engine has counted our turn; its answer is still on its way to us.
+        load.observe(1500, 0.0)
+    load.started("t", 500, 0.0)
+    load.observe(1500, 0.0)
+    load.observe(2200, 0.0)
+    assert load.recent(0.0) == pytest.approx(500 + 700, rel=1e-3)

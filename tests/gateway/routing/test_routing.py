@@ -1,0 +1,180 @@
+"""Which engine a turn goes to."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from engine.protocol import (
+    Capability,
+    ChainHeld,
+    Description,
+    HeldName,
+    InputUsage,
+    Receipt,
+    Snapshot,
+    Started,
+)
+from gateway.base.catalogue import Model
+from gateway.base.errors import InvalidRequest, NoEngineReady
+from gateway.dialects.openai.ask import chat_ask_of
+from gateway.dialects.openai.decode import decode_chat
+from gateway.prompt.ask import Ask, Principal, TurnId
+from gateway.routing.breaker import FAILURES, Breaker
+from gateway.routing.cost import Load
+from gateway.routing.held import Holdings
+from gateway.routing.router import Router, TokenRates
+
+NOW = 100.0
+
+
+@dataclass
+class Candidate:
+    url: str
+    description: Description | None
+    is_draining: bool = False
+    holdings: Holdings = field(default_factory=Holdings)
+    load: Load = field(default_factory=lambda: Load(600.0))
+    breaker: Breaker = field(default_factory=Breaker)
+
+    def hold(self, *digests: str) -> None:
+        names = [HeldName(digest, 16) for digest in digests]
+        self.holdings.apply(Snapshot(seq=1, epoch="e", chains=[ChainHeld(seq=1, names=names)]), NOW)
+
+
+def candidate(number: int, *capabilities: Capability) -> Candidate:
+    description = Description(
+        backend="synthetic",
+        model="m",
+        epoch="e",
+        max_context_tokens=100,
+        block_size=16,
+        num_blocks=8,
+        granularity=1,
+        min_cache_tokens=16,
+        capabilities=list(capabilities),
+    )
+    return Candidate(f"http://engine-{number}", description)
+
+
+def choose(ask: Ask, engines: list[Candidate], tried: tuple[str, ...] = ()) -> Candidate:
+    return Router().choose(ask, engines, NOW, tried).engine
+
+
+ENGINES = [candidate(number) for number in range(8)]
+
+
+def ask(text: str, key: str | None = None, scope: str = "scope", n: int = 1) -> Ask:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "n": n}
+    decoded = decode_chat(msgspec.json.encode({**body, "prompt_cache_key": key}))
+    model = Model(id="m", display_name="m")
+    return chat_ask_of(decoded, Principal("w", "k", scope), model, arrived=0.0)
+
+
+def test_without_a_key_the_first_segment_decides() -> None:
+    chosen = {choose(ask(f"prompt {i}"), ENGINES).url for i in range(64)}
+    assert len(chosen) > 1
+    assert len({choose(ask("one prompt"), ENGINES).url for _ in range(8)}) == 1
+
+
+def test_one_key_prefers_one_engine_whatever_the_prompt() -> None:
+    chosen = {choose(ask(f"prompt {i}", key="k"), ENGINES).url for i in range(64)}
+    assert len(chosen) == 1
+    [url] = chosen
+    rest = [engine for engine in ENGINES if engine.url != url]
+    assert len({choose(ask(f"prompt {i}", key="k"), rest).url for i in range(64)}) == 1
+
+
+def test_a_key_means_nothing_beyond_its_workspace() -> None:
+    chosen = {choose(ask("p", key="k", scope=f"scope {i}"), ENGINES).url for i in range(64)}
+    assert len(chosen) > 1
+
+
+def test_a_key_changes_neither_names_nor_scope() -> None:
+    plain, keyed = ask("p"), ask("p", key="k")
+    assert keyed.plan.names == plain.plan.names
+    request = keyed.generate_request(TurnId("id"), 0.0, ())
+    assert request.scope == "scope"
+
+
+def test_more_than_one_choice_needs_the_capability() -> None:
+    with pytest.raises(InvalidRequest, match=r"^n: "):
+        choose(ask("p", n=2), ENGINES)
+    assert choose(ask("p", n=2), [candidate(0, "multiple_choices")])
+
+
+def test_thinking_is_asked_of_engines_that_can() -> None:
+    thinks = msgspec.structs.replace(ask("p"), thinking=True)
+    assert not thinks.count_request([]).thinking
+    assert thinks.count_request(["thinking"]).thinking
+
+
+def test_a_prompt_goes_where_most_of_it_is_held_on_every_gateway() -> None:
+    prompt = ask("word " * 4000)
+    digests = [name.digest for name in prompt.plan.names]
+    engines = [candidate(number) for number in range(4)]
+    engines[1].hold(*digests[:1])
+    engines[2].hold(*digests)
+    choices = [Router().choose(prompt, engines, NOW) for _ in range(2)]
+    assert {choice.engine.url for choice in choices} == {engines[2].url}
+    assert choices[0].captured == choices[0].available == choices[0].tokens
+    assert choices[0].to_prefill == 0
+
+
+def test_a_draining_holder_gets_nothing_and_its_tokens_are_available_not_captured() -> None:
+    prompt = ask("word " * 4000)
+    engines = [candidate(number) for number in range(3)]
+    engines[0].hold(*[name.digest for name in prompt.plan.names])
+    engines[0].is_draining = True
+    choice = Router().choose(prompt, engines, NOW)
+    assert choice.engine.url != engines[0].url
+    assert (choice.available, choice.captured) == (choice.tokens, 0)
+
+
+def test_an_engine_is_tried_once_and_an_open_breaker_only_where_nothing_else_is_left() -> None:
+    engines = [candidate(number) for number in range(2)]
+    first = choose(ask("p"), engines)
+    (other,) = [engine for engine in engines if engine is not first]
+    assert choose(ask("p"), engines, (first.url,)) is other
+    with pytest.raises(NoEngineReady):
+        choose(ask("p"), engines, (first.url, other.url))
+    for number in range(FAILURES):
+        first.breaker.failed(f"turn-{number}", NOW)
+    assert choose(ask("p"), engines) is other
+    assert choose(ask("p"), engines, (other.url,)) is first
+
+
+def test_an_engine_that_can_goes_before_one_that_cannot() -> None:
+    able = candidate(0, "multiple_choices")
+    others = [candidate(number) for number in range(1, 8)]
+    assert choose(ask("p", n=2), [*others, able]) is able
+
+
+def test_token_rates_follow_what_long_prompts_had() -> None:
+    rates = TokenRates()
+    assert rates.of("m") == 0.25
+    rates.learn("m", 10, 40)
+    assert rates.of("m") < 0.3, "a short prompt is mostly template"
+    for _ in range(200):
+        rates.learn("m", 100_000, 20_000)
+    assert rates.of("m") == pytest.approx(0.2, rel=0.01)
+    assert rates.of("other") == 0.25
+
+
+def test_estimates_become_the_engines_counts_at_names() -> None:
+    prompt = ask("word " * 4000)
+    engine = candidate(0)
+    digests = [name.digest for name in prompt.plan.names]
+    assert len(digests) >= 3
+    engine.hold(*digests[:2])
+    choice = Router().choose(prompt, [engine], NOW)
+    offsets = [100 * (index + 1) for index in range(len(digests))]
+    started = Started(
+        request_id="r",
+        epoch="e",
+        usage=InputUsage(input_tokens=offsets[-1]),
+        breakpoints=[],
+        receipt=Receipt(name_tokens=offsets, num_held=0),
+    )
+    assert choice.exact(choice.captured, started) == 200
+    assert choice.exact(0, started) == 0

@@ -1,0 +1,245 @@
+"""Sample data: a month that could have been, marked for good, and never mixed with real turns."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from anthropic import Anthropic, PermissionDeniedError
+from openai import OpenAI
+from openai import PermissionDeniedError as OpenAIPermissionDeniedError
+from sqlalchemy import func, select
+
+from gateway.base.errors import InvalidRequest, SampleData
+from gateway.base.record import TurnRecord
+from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import migrate
+from gateway.cli.seed import fill_sample
+from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.keys import Keys
+from gateway.ledger.reads import samples as queries_samples
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Queries
+from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
+from gateway.ledger.upkeep import rebuild
+from gateway.prices.pricing import PriceBook
+from gateway.prompt.fingerprint import compare, unpack
+from gateway.sample.cast import APPS, MACHINES
+from gateway.sample.month import Month
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_gateway
+from tests.postgres import new_database
+
+UNTIL = datetime(2026, 11, 21, 18, tzinfo=UTC)
+NUM_TURNS = 1500
+ALL = Range(since_ms=0, until_ms=2**45)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings:
+    url = ""
+    if request.param == "postgres":
+        url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
+    made = DatabaseSettings(data=tmp_path, database_url=url)
+    migrate(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def month() -> list[TurnRecord]:
+    return list(Month(UNTIL, 9_000, 1, PriceBook()).records())
+
+
+def ask(database: DatabaseSettings, work: Callable[[Ledger], Any]) -> Any:
+    return asyncio.run(with_ledger(database.ledger_url, work))
+
+
+async def rows(ledger: Ledger, query: Any) -> list[Any]:
+    async with ledger.transaction() as connection:
+        return list((await connection.execute(query)).all())
+
+
+def a_turn() -> TurnRecord:
+    return TurnRecord(
+        id="msg_real",
+        instance="i",
+        workspace="default",
+        key_id="k",
+        model="m",
+        stream=False,
+        opened_at=UNTIL,
+        outcome="stop",
+        input_tokens=10,
+    )
+
+
+def test_a_month_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    def made(seed: int) -> list[TurnRecord]:
+        return list(Month(UNTIL, 500, seed, PriceBook()).records())
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)
+
+
+def test_a_month_is_one_that_the_contract_allows(month: list[TurnRecord]) -> None:
+    assert len({turn.id for turn in month}) == len(month)
+    assert all(UNTIL - timedelta(days=30) <= turn.opened_at < UNTIL for turn in month)
+    for turn in month:
+        counts = (turn.input_tokens, turn.cache_read_tokens, turn.automatic_tokens)
+        assert min(*counts, turn.computed_tokens, turn.output_tokens) >= 0
+        written = turn.cache_write_5m_tokens + turn.cache_write_1h_tokens
+        prompt = turn.input_tokens + turn.cache_read_tokens + written
+        assert turn.computed_tokens == prompt - turn.cache_read_tokens - turn.automatic_tokens
+        if turn.miss_reason in ("no_breakpoint", "below_minimum"):
+            assert turn.cache_read_tokens == written == 0
+        if turn.captured_tokens is not None and turn.available_tokens is not None:
+            assert turn.captured_tokens <= turn.available_tokens
+
+
+def test_a_month_shows_what_the_dashboard_is_for(month: list[TurnRecord]) -> None:
+    saved: Counter[str] = Counter()
+    for turn in month:
+        saved[turn.workspace] += (turn.cost_without_cache or 0) - (turn.cost or 0)
+    assert saved["coding"] > 0 > saved["prototype"]
+    assert all(turn.cost is None for turn in month if turn.workspace == "evaluation")
+    assert {app.workspace for app in APPS} == {turn.workspace for turn in month}
+    assert {m.name for m in MACHINES} <= {turn.engine for turn in month}
+    reasons = {turn.miss_reason for turn in month}
+    assert reasons >= {None, "cold", "ttl_expired", "no_breakpoint", "routed_elsewhere"}
+    assert any(turn.outcome.endswith("_error") for turn in month)
+    assert len({turn.epoch for turn in month if turn.engine == "engine-2"}) == 4
+    days = Counter(turn.opened_at.weekday() >= 5 for turn in month)
+    assert days[False] / 22 > 2 * days[True] / 8, "weekends are quiet"
+
+
+def test_a_turn_that_grew_is_known_as_one_by_its_fingerprint(month: list[TurnRecord]) -> None:
+    grown = [turn for turn in month if turn.workspace == "coding" and not turn.miss_reason]
+    pairs = [
+        compare(unpack(earlier.fingerprint), unpack(later.fingerprint))
+        for earlier, later in pairwise(grown)
+        if earlier.fingerprint and later.fingerprint
+    ]
+    assert None in pairs, "two neighbours of one talk differ in nothing but length"
+    assert any(pair is not None and pair.kind == "messages_changed" for pair in pairs)
+
+
+def test_a_filled_database_has_the_products_own_sums(database: DatabaseSettings) -> None:
+    count = fill_sample(database, UNTIL, NUM_TURNS, 1)
+    totals = ask(database, lambda ledger: Queries(ledger).totals(ALL))
+    assert totals.requests == count
+    sums = select(func.sum(TurnRow.cost_nano), func.sum(TurnRow.cache_read_tokens))
+    ((cost, read),) = ask(database, lambda ledger: rows(ledger, sums))
+    assert (totals.cost_nano, totals.cache_read_tokens) == (cost, read)
+    prefixes = select(PrefixRow.__table__).order_by(PrefixRow.workspace_id, PrefixRow.prefix)
+    before = ask(database, lambda ledger: rows(ledger, prefixes))
+    ask(database, rebuild)
+    assert ask(database, lambda ledger: rows(ledger, prefixes)) == before
+    assert any(row.gaps_5m for row in before) and any(row.gaps_1h for row in before)
+
+
+def test_restarts_and_samples_are_found_among_all_turns(database: DatabaseSettings) -> None:
+    fill_sample(database, UNTIL, 4000, 1)
+    query = select(TurnRow.engine, TurnRow.epoch, TurnRow.opened_ms).order_by(TurnRow.opened_ms)
+    turns = ask(database, lambda ledger: rows(ledger, query.where(TurnRow.epoch.is_not(None))))
+    expected = set()
+    for name in {turn.engine for turn in turns}:
+        own = [turn for turn in turns if turn.engine == name]
+        expected |= {
+            (name, later.epoch, earlier.opened_ms, later.opened_ms)
+            for earlier, later in pairwise(own)
+            if earlier.epoch != later.epoch
+        }
+    names = [machine.name for machine in MACHINES]
+    of = Range(since_ms=turns[0].opened_ms, until_ms=turns[-1].opened_ms + 1)
+    found = ask(database, lambda ledger: queries_samples.epochs(ledger, of, names))
+    assert len(expected) == sum(len(machine.restarts) for machine in MACHINES)
+    assert {(each.engine, each.epoch, each.last_ms, each.first_ms) for each in found} == expected
+    lost = select(func.count()).where(TurnRow.miss_reason == "engine_restart")
+    ((count,),) = ask(database, lambda ledger: rows(ledger, lost))
+    assert sum(each.lost.requests for each in found) == count
+    sampled = ask(database, lambda ledger: queries_samples.samples(ledger, of, 400))
+    assert 200 < len(sampled) <= 400 and len({each.id for each in sampled}) == len(sampled)
+    days = {each.opened_ms // 86_400_000 for each in sampled}
+    assert len(days) > 25, "of the whole range, not of its end"
+
+
+def test_nothing_real_comes_into_a_database_of_samples(database: DatabaseSettings) -> None:
+    count = fill_sample(database, UNTIL, NUM_TURNS, 1)
+    with pytest.raises(SampleData):
+        ask(database, lambda ledger: ledger.insert_turns([a_turn()]))
+    assert ask(database, lambda ledger: Queries(ledger).totals(ALL)).requests == count
+
+
+@pytest.mark.parametrize("what", ["turns", "workspace", "samples"])
+def test_samples_come_into_an_empty_database_only(database: DatabaseSettings, what: str) -> None:
+    match what:
+        case "turns":
+            ask(database, lambda ledger: ledger.insert_turns([a_turn()]))
+        case "workspace":
+            ask(database, lambda ledger: Keys(ledger).create("hf-key", "somebody", "k", UNTIL))
+        case "samples":
+            fill_sample(database, UNTIL, 200, 1)
+    before = ask(database, lambda ledger: rows(ledger, select(TurnRow.id)))
+    with pytest.raises(InvalidRequest):
+        fill_sample(database, UNTIL, NUM_TURNS, 2)
+    assert ask(database, lambda ledger: rows(ledger, select(TurnRow.id))) == before
+    if what != "samples":
+        ask(database, lambda ledger: ledger.insert_turns([a_turn()]))
+
+
+def test_the_command_says_what_it_did_and_what_it_refuses(tmp_path: Path) -> None:
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "HOLDFAST_DATA": str(tmp_path)}
+        command = [sys.executable, "-m", "gateway", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    assert run("migrate").returncode == 0
+    made = run("seed", "--turns", "300", "--seed", "7")
+    assert made.returncode == 0 and "sample data" in made.stdout
+    again = run("seed")
+    assert again.returncode == 1 and "already" in again.stderr
+    assert run("seed", "--turns", "0").returncode == 2
+
+
+def test_a_gateway_on_samples_shows_them_and_serves_no_turn(tmp_path: Path) -> None:
+    database = DatabaseSettings(data=tmp_path)
+    migrate(database)
+    count = fill_sample(database, datetime.now(UTC), 400, 1)
+    engine = ScriptedEngine()
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        with Anthropic(base_url=url, api_key=API_KEY, max_retries=0, timeout=30) as client:
+            messages = [{"role": "user", "content": "Hello"}]
+            with pytest.raises(PermissionDeniedError, match="sample data"):
+                client.messages.create(model="m", max_tokens=5, messages=messages)  # type: ignore[arg-type]
+        with (
+            OpenAI(base_url=f"{url}/v1", api_key=API_KEY, max_retries=0, timeout=30) as openai,
+            pytest.raises(OpenAIPermissionDeniedError, match="sample data"),
+        ):
+            openai.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+        assert not engine.requests
+        headers = {"x-api-key": ADMIN_KEY}
+        since = int((datetime.now(UTC) - timedelta(days=40)).timestamp() * 1000)
+        usage = httpx.get(f"{url}/admin/v1/usage?since_ms={since}", headers=headers).json()
+        assert usage["totals"]["requests"] == count
+    keys = ask(database, lambda ledger: rows(ledger, select(ApiKeyRow.workspace_id)))
+    assert "default" not in {row.workspace_id for row in keys}, "no real key comes in"
+
+
+def test_a_gateway_notices_that_its_database_became_one_of_samples(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+        fill_sample(DatabaseSettings(data=tmp_path), UNTIL, 200, 1)
+        eventually(lambda: httpx.get(f"{url}/v1/models", headers=headers).status_code == 403)

@@ -1,0 +1,291 @@
+"""Turns that go on at another engine before their first byte, over real sockets."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.protocol import ErrorReply, TextDelta
+from gateway.routing.breaker import FAILURES
+from tests.gateway.admin_client import Admin
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+
+
+@dataclass
+class Pair:
+    """A gateway in front of two scripted engines; `engine-0` is the first."""
+
+    url: str
+    first: ScriptedEngine
+    second: ScriptedEngine
+    first_url: str
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self.url)
+
+    def ask(self, text: str, path: str = "messages", **changes: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": text}]
+        return httpx.post(
+            f"{self.url}/v1/{path}",
+            json=body(messages=messages, **changes),
+            headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
+            timeout=30,
+            trust_env=False,
+        )
+
+    def ask_until(self, engine: ScriptedEngine, name: str, **changes: Any) -> httpx.Response:
+        """Ask new things until one of them was sent to this engine first; return its answer."""
+        for number in range(60):
+            before = len(engine.requests) + len(engine.refused)
+            reply = self.ask(f"{name} {number}", **changes)
+            if len(engine.requests) + len(engine.refused) > before:
+                return reply
+        raise AssertionError("no turn went there")
+
+    def engine(self, name: str) -> dict[str, Any]:
+        return next(one for one in self.admin.get("engines") if one["name"] == name)
+
+    def metric(self, line: str) -> float:
+        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(line))
+
+    def turn(self, turn_id: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+
+        def look() -> bool:
+            found[:] = [t for t in self.admin.get("turns") if t["id"] == turn_id]
+            return bool(found)
+
+        eventually(look)
+        assert len(found) == 1
+        return found[0]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    first, second = ScriptedEngine(), ScriptedEngine()
+    with (
+        serve(first) as first_url,
+        serve(second) as second_url,
+        serve_gateway(tmp_path, first_url, second_url) as url,
+    ):
+        yield Pair(url, first, second, first_url)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Pair]:
+    """No turn may wait."""
+    first, second = ScriptedEngine(), ScriptedEngine()
+    with (
+        serve(first) as first_url,
+        serve(second) as second_url,
+        serve_gateway(tmp_path, first_url, second_url, queue_seconds=0.0) as url,
+    ):
+        yield Pair(url, first, second, first_url)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(
+    pair: Pair, stream: bool
+) -> None:
+    pair.first.breaks_early, pair.first.num_heartbeats = True, 1
+    reply = pair.ask_until(pair.first, "breaks", stream=stream)
+    assert reply.status_code == 200
+    assert "Hello" in reply.text and '"error"' not in reply.text
+    request = pair.first.requests[-1].request_id
+    assert pair.second.requests[-1].request_id == f"{request}.2"
+    row = pair.turn(request)
+    assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+    # Both engines are told that their counts are settled; only one of them is charged.
+    eventually(lambda: request in pair.first.acked and f"{request}.2" in pair.second.acked)
+    assert pair.metric('holdfast_gateway_reconciled_turns_total{result="retried"}') == 1
+    assert pair.metric('holdfast_gateway_retries_total{reason="lost"}') == 1
+    assert '"engine":"engine-1"' in reply.text
+
+
+@pytest.mark.parametrize("code", ["overloaded", "not_ready"])
+def test_an_engine_that_is_full_passes_its_turn_on(pair: Pair, code: Any) -> None:
+    pair.first.refusal = ErrorReply(code, "no")
+    reply = pair.ask_until(pair.first, "full")
+    assert reply.status_code == 200
+    assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
+    assert pair.engine("engine-0")["breaker"] == "closed", "a refusal is an answer"
+    assert pair.engine("engine-0")["routing"]["recent_tokens"] == 0
+
+
+@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+def test_when_all_are_full_and_none_may_wait_each_was_asked_once(
+    impatient: Pair, path: str, status: int
+) -> None:
+    pair = impatient
+    pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
+    reply = pair.ask("p", path=path)
+    assert reply.status_code == status
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+    assert len(pair.first.refused) == len(pair.second.refused) == 1
+    assert {engine["routing"]["running"] for engine in pair.admin.get("engines")} == {0}
+
+
+def test_a_turn_that_every_engine_refused_waits_until_one_takes_it(pair: Pair) -> None:
+    pair.first.refusal = pair.second.refusal = ErrorReply("overloaded", "no")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(pair.ask, "p")
+        eventually(lambda: pair.metric("holdfast_gateway_waiting_turns") == 1)
+        pair.second.refusal = None
+        assert asked.result(30).status_code == 200
+    assert pair.metric("holdfast_gateway_waiting_turns") == 0
+    assert pair.metric("holdfast_gateway_waited_seconds_count") >= 1
+    assert pair.engine("engine-1")["breaker"] == "closed"
+
+
+@pytest.mark.parametrize("path, status", [("messages", 529), ("chat/completions", 503)])
+def test_when_all_engines_are_away_the_client_hears_at_once_when_to_come_again(
+    pair: Pair, path: str, status: int
+) -> None:
+    pair.first.is_ready = pair.second.is_ready = False
+    eventually(lambda: {e["status"] for e in pair.admin.get("engines")} == {"starting"})
+    reply = pair.ask("p", path=path)
+    assert reply.status_code == status and reply.headers["retry-after"] == "5"
+    assert "no engine is ready" in reply.json()["error"]["message"]
+
+
+def test_what_the_prompt_is_to_blame_for_is_not_tried_elsewhere(pair: Pair) -> None:
+    pair.first.refusal = pair.second.refusal = ErrorReply("prompt_too_long", "200 tokens > 100")
+    assert pair.ask("p").status_code == 400
+    assert len(pair.first.refused) + len(pair.second.refused) == 1
+
+
+def test_after_the_first_byte_a_loss_is_the_streams_error(pair: Pair) -> None:
+    for engine in (pair.first, pair.second):
+        engine.script = lambda _request, _usage: [TextDelta("Hel"), 3.0, b""]
+    reply = pair.ask("p", stream=True)
+    assert reply.status_code == 200
+    assert "Hel" in reply.text and "event: error" in reply.text
+    assert len(pair.first.requests) + len(pair.second.requests) == 1
+
+
+@pytest.mark.parametrize("dialect", ["messages", "chat/completions"])
+def test_an_answer_in_one_piece_begins_anew_until_it_is_whole(pair: Pair, dialect: str) -> None:
+    """What the first engine had begun to say is neither in the answer nor on the bill."""
+    pair.first.script = lambda _request, _usage: [TextDelta("Half"), b""]
+    reply = pair.ask_until(pair.first, "half", path=dialect)
+    assert reply.status_code == 200
+    assert "Hello there" in reply.text and "Half" not in reply.text
+    request = pair.first.requests[-1].request_id
+    assert pair.second.requests[-1].request_id == f"{request}.2"
+    row = pair.turn(request)
+    assert (row["engine"], row["outcome"], row["output_tokens"]) == ("engine-1", "stop", 2)
+    eventually(lambda: request in pair.first.acked and f"{request}.2" in pair.second.acked)
+    assert not [turn for turn in pair.admin.get("turns") if turn["outcome"] != "stop"]
+
+
+def test_an_engine_that_fails_by_its_own_doing_passes_its_turn_on(pair: Pair) -> None:
+    pair.first.refusal = ErrorReply("internal", "no")
+    reply = pair.ask_until(pair.first, "fails")
+    assert reply.status_code == 200
+    assert pair.turn(reply.json()["id"])["engine"] == "engine-1"
+    assert pair.metric('holdfast_gateway_retries_total{reason="failed"}') == 1
+
+
+def test_the_breaker_opens_lets_a_probe_through_and_closes(pair: Pair) -> None:
+    pair.first.breaks_early = True
+    for number in range(FAILURES):
+        assert pair.ask_until(pair.first, f"breaks {number}").status_code == 200
+    seen = pair.engine("engine-0")
+    assert seen["times_opened"] == 1 and seen["breaker"] in ("open", "half_open")
+    assert pair.metric('holdfast_gateway_engine_breaker{engine="engine-0"}') > 0
+    pair.first.breaks_early = False
+
+    def is_closed() -> bool:
+        assert pair.ask_until(pair.first, "probe").status_code == 200
+        return bool(pair.engine("engine-0")["breaker"] == "closed")
+
+    eventually(lambda: pair.engine("engine-0")["breaker"] == "half_open")
+    eventually(is_closed)
+
+
+def test_a_new_process_starts_with_a_clean_slate(pair: Pair) -> None:
+    pair.first.breaks_early = True
+    for number in range(FAILURES):
+        pair.ask_until(pair.first, f"breaks {number}")
+    pair.first.breaks_early, pair.first.epoch = False, "epoch-2"
+    eventually(lambda: pair.engine("engine-0")["description"]["epoch"] == "epoch-2")
+    assert pair.engine("engine-0")["breaker"] == "closed"
+    assert pair.engine("engine-0")["routing"]["recent_tokens"] == 0
+
+
+def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
+    assert pair.admin.post("engines/engine-0/drain")["is_draining"] is True
+    for number in range(12):
+        assert pair.ask(f"drained {number}").status_code == 200
+    assert not pair.first.requests
+    assert pair.admin.post("engines/engine-0/resume")["is_draining"] is False
+    pair.ask_until(pair.first, "resumed")
+
+    headers = {"x-api-key": pair.admin.key}
+    engine = f"{pair.url}/admin/v1/engines/engine-0"
+    eventually(lambda: pair.engine("engine-0")["routing"]["running"] == 0)
+    assert httpx.delete(engine, headers=headers, trust_env=False).status_code == 200
+    assert httpx.delete(engine, headers=headers, trust_env=False).status_code == 404
+    pair.first.requests.clear()
+    for number in range(12):
+        assert pair.ask(f"removed {number}").status_code == 200
+    assert not pair.first.requests
+    assert [one["name"] for one in pair.admin.get("engines")] == ["engine-1"]
+
+    assert pair.admin.post("engines", {"url": pair.first_url + "/"})["name"] == "engine-2"
+    pair.ask_until(pair.first, "added")
+
+
+def test_an_engine_with_running_turns_is_not_removed(pair: Pair) -> None:
+    for engine in (pair.first, pair.second):
+        engine.wait_seconds = 60.0
+    with httpx.stream(
+        "POST",
+        f"{pair.url}/v1/messages",
+        json=body(stream=True),
+        headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
+        timeout=30,
+        trust_env=False,
+    ):
+        name = "engine-0" if pair.first.requests else "engine-1"
+        reply = httpx.delete(
+            f"{pair.url}/admin/v1/engines/{name}",
+            headers={"x-api-key": pair.admin.key},
+            trust_env=False,
+        )
+        assert reply.status_code == 400 and "turns run there" in reply.text
+
+
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        ({"url": "engine:8100"}, "url: must be an http(s) URL"),
+        ({"url": "http://"}, "url: must be an http(s) URL"),
+        ({}, "url: field required"),
+        ({"url": "http://e", "name": "x"}, "name: unknown field"),
+    ],
+)
+def test_a_bad_address_is_named(pair: Pair, given: dict[str, str], reason: str) -> None:
+    assert reason in pair.admin.post("engines", given, 400)["error"]["message"]
+
+
+def test_engines_are_for_admins_and_no_engine_is_there_twice(pair: Pair) -> None:
+    with_model_key = Admin(pair.url, API_KEY)
+    with_model_key.post("engines", {"url": "http://e"}, 403)
+    with_model_key.post("engines/engine-0/drain", status=403)
+    with_model_key.get("engines", 403)
+    pair.admin.post("engines/engine-9/drain", status=404)
+    said = pair.admin.post("engines", {"url": pair.first_url}, 400)
+    assert said["error"]["message"] == "url: this engine is there already"
+
+
+def test_an_engine_without_events_is_learned_from_its_answers(pair: Pair) -> None:
+    eventually(lambda: {e["routing"]["source"] for e in pair.admin.get("engines")} == {"learned"})

@@ -1,0 +1,152 @@
+"""Turns that wait at the gateway while its engine is full, over real sockets."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.turn.gate import Pace
+from tests.gateway.admin_client import Admin
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine, say
+from tests.gateway.serving import API_KEY, eventually, serve, serve_gateway
+
+# One that computes one turn at a time gets one more: it does not wait for the gateway.
+NUM_PLACES = 2
+
+
+@dataclass
+class Served:
+    url: str
+    engine: ScriptedEngine
+    pool: ThreadPoolExecutor
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self.url)
+
+    def ask(self, text: str, key: str = API_KEY, patience: float = 60) -> httpx.Response:
+        return httpx.post(
+            f"{self.url}/v1/messages",
+            json=body(messages=[{"role": "user", "content": text}]),
+            headers={"x-api-key": key, "anthropic-version": "2023-06-01"},
+            timeout=httpx.Timeout(60, read=patience),
+            trust_env=False,
+        )
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
+        return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(name))
+
+    @property
+    def num_waiting(self) -> float:
+        return self.metric("holdfast_gateway_waiting_turns ")
+
+    def fill(self) -> None:
+        """Have the engine busy with as many turns as it is given."""
+        for number in range(NUM_PLACES):
+            self.pool.submit(self.ask, f"first {number}")
+        eventually(lambda: len(self.engine.running) == NUM_PLACES)
+
+
+@contextmanager
+def served(tmp_path: Path, engine: ScriptedEngine, **settings: Any) -> Iterator[Served]:
+    with ExitStack() as stack:
+        url = stack.enter_context(serve(engine))
+        gateway = stack.enter_context(serve_gateway(tmp_path, url, **settings))
+        pool = stack.enter_context(ThreadPoolExecutor(32))
+        try:
+            yield Served(gateway, engine, pool)
+        finally:
+            engine.holds = False
+
+
+def test_what_an_engine_cannot_run_waits_here_and_goes_on_when_it_can(tmp_path: Path) -> None:
+    with served(tmp_path, ScriptedEngine(holds=True, max_running=1)) as one:
+        one.fill()
+        asked = [one.pool.submit(one.ask, f"then {number}") for number in range(5)]
+        eventually(lambda: one.num_waiting == 5)
+        assert len(one.engine.requests) == NUM_PLACES
+        assert len(one.admin.get("engines")) == 1
+        one.engine.holds = False
+        assert {reply.result(30).status_code for reply in asked} == {200}
+        assert one.num_waiting == 0 and one.metric("holdfast_gateway_waited_seconds_count") == 5
+
+
+def test_who_hangs_up_leaves_at_once_and_leaves_no_row(tmp_path: Path) -> None:
+    with served(tmp_path, ScriptedEngine(holds=True, max_running=1)) as one:
+        one.fill()
+        with pytest.raises(httpx.ReadTimeout):
+            one.ask("gone", patience=1)
+        eventually(lambda: one.num_waiting == 0)
+        assert one.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES
+        assert len(one.engine.requests) == NUM_PLACES
+
+
+def test_who_waited_too_long_is_told_when_to_come_again(tmp_path: Path) -> None:
+    engine = ScriptedEngine(holds=True, max_running=1)
+    with served(tmp_path, engine, queue_seconds=0.5) as one:
+        one.fill()
+        reply = one.ask("late")
+        assert reply.status_code == 529
+        assert reply.json()["error"] == {"type": "overloaded_error", "message": "Overloaded"}
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        assert one.metric('holdfast_gateway_refused_turns_total{reason="deadline"}') == 1
+        assert one.metric("holdfast_gateway_journal_backlog ") == NUM_PLACES, "it left no row"
+
+
+def test_another_workspace_is_next_however_many_wait_before_it(tmp_path: Path) -> None:
+    engine = ScriptedEngine(holds=True, max_running=1)
+    with served(tmp_path, engine) as one:
+        one.admin.workspace("other")
+        _, key = one.admin.make_key("other")
+        one.fill()
+        flood = [one.pool.submit(one.ask, f"flood {number}") for number in range(12)]
+        eventually(lambda: one.num_waiting == 12)
+        single = one.pool.submit(one.ask, "single", key)
+        eventually(lambda: one.num_waiting == 13)
+        engine.script = say("done")
+        engine.holds = False
+        assert {reply.result(30).status_code for reply in [*flood, single]} == {200}
+        texts = [request.prompt.messages[0].parts[0].text for request in engine.requests]  # type: ignore[union-attr]
+        assert texts.index("single") <= NUM_PLACES + 1, texts
+
+
+def test_prefill_that_waits_at_an_engine_is_bounded_too(tmp_path: Path) -> None:
+    """It does not tell how many it runs; two turns it always gets."""
+    engine = ScriptedEngine(holds=True)
+    with served(tmp_path, engine, engine_queue_tokens=1) as one:
+        asked = [one.pool.submit(one.ask, f"prompt {number}") for number in range(6)]
+        eventually(lambda: one.num_waiting == 4 and len(engine.requests) == 2)
+        engine.holds = False
+        assert {reply.result(30).status_code for reply in asked} == {200}
+
+
+def test_an_engine_that_goes_away_sets_free_who_waits_for_it(tmp_path: Path) -> None:
+    engine = ScriptedEngine(holds=True, max_running=1)
+    with served(tmp_path, engine) as one:
+        one.fill()
+        asked = one.pool.submit(one.ask, "waits")
+        eventually(lambda: one.num_waiting == 1)
+        engine.is_ready = False
+        reply = asked.result(30)
+        assert reply.status_code == 529 and "no engine is ready" in reply.text
+
+
+def test_the_pace_tells_how_long_more_will_take() -> None:
+    pace = Pace(10.0)
+    assert pace.seconds(1, 0.0) == float("inf")
+    for number in range(400):
+        pace.count(number / 4)
+    assert pace.seconds(20, 100.0) == pytest.approx(5.0, rel=0.1), "four a second"
+    assert pace.seconds(20, 110.0) > 10.0, "it has not moved for a while"
+    assert pace.seconds(1, 1000.0) == float("inf")
+    fresh = Pace(10.0)
+    for number in range(8):
+        fresh.count(500 + number / 4)
+    assert fresh.seconds(20, 502.0) == pytest.approx(5.0, rel=0.2), "also soon after it began"
