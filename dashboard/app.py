@@ -12,7 +12,7 @@ from dashboard.access.sessions import Session
 from dashboard.ui import filters, viewer
 from dashboard.views.catalogue import SECTIONS, entries
 
-STYLE = Path(__file__).parent / "style.css"
+STYLE = Path(__file__).parent / "ui" / "style.css"
 
 
 def pages() -> dict[str, list[Any]]:

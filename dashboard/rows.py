@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any
 
-from dashboard.admin.shapes.savings import Comparison, Prefix, Waterfall
+from dashboard.admin.shapes.savings import HostedCost, Prefix, Waterfall
 from dashboard.admin.shapes.turns import Turn
 from dashboard.admin.shapes.usage import Bucket, Group, Usage
 from dashboard.admin.shapes.workspaces import Key, Workspace
@@ -157,7 +157,7 @@ def _dollars(nano: int | None) -> float | None:
     return None if nano is None else nano / NANO
 
 
-def hosted_table(found: Sequence[Comparison]) -> list[Row]:
+def hosted_table(found: Sequence[HostedCost]) -> list[Row]:
     return [
         {
             "Model": each.model,

@@ -16,7 +16,7 @@ from uvicorn.config import STARTUP_FAILURE
 from engine.backends.base import Backend, Parts, Progress
 from engine.backends.looped import LoopedBackend
 from engine.clock import Clock, ManualClock, MonotonicClock
-from engine.serve.health import EngineHost
+from engine.serve.health import ServedEngine
 from engine.serve.process import Server
 from engine.serve.server import create_app
 from engine.settings import Settings
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # uvicorn takes the signal while it serves, and raises it again when everything has ended.
     signal.signal(signal.SIGTERM, end)
-    host = EngineHost(fail)
+    host = ServedEngine(fail)
     app = create_app(
         _backend_factory(settings),
         settings.secret.get_secret_value(),
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if server.started else STARTUP_FAILURE
 
 
-def _backend_factory(settings: Settings) -> Callable[[EngineHost], Backend]:
+def _backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
     clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
     if settings.backend == "vllm":
         from engine.backends.vllm.backend import VllmBackend

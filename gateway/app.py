@@ -36,7 +36,7 @@ from gateway.http.health import HealthController
 from gateway.http.messages import MessagesController
 from gateway.http.models import ModelsController
 from gateway.http.services import Services
-from gateway.journal.charge import Accounts
+from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -53,12 +53,12 @@ from gateway.routing.cost import Weights
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.router import Router
-from gateway.turn.diagnostics import Diagnostics
+from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.gate import Gate
 from gateway.turn.ids import Ids
 from gateway.turn.turn import TurnService
-from gateway.turn.why_missed import Residency
+from gateway.turn.why_missed import LastHolders
 
 _SETTLE_SECONDS = 3.0
 _STOP_SECONDS = 6.0
@@ -134,8 +134,8 @@ async def _start(
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, clock)
-    accounts = Accounts(prices, metrics, admission.settle)
-    reconciler = Reconciler(journal, fleet.engines, metrics, accounts.settle, clock.monotonic)
+    billing = Billing(prices, metrics, admission.count_used)
+    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
     background = Background()
@@ -158,7 +158,7 @@ async def _start(
         clock=clock,
     )
     return Services(
-        turns=_turn_service(dispatcher, admission, accounts, queries, background),
+        turns=_turn_service(dispatcher, admission, billing, queries, background),
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -177,7 +177,7 @@ async def _start(
 def _turn_service(
     dispatcher: Dispatcher,
     admission: Admission,
-    accounts: Accounts,
+    billing: Billing,
     queries: Queries,
     background: Background,
 ) -> TurnService:
@@ -186,11 +186,11 @@ def _turn_service(
         journal=dispatcher.journal,
         reconciler=dispatcher.reconciler,
         admission=admission,
-        accounts=accounts,
+        billing=billing,
         metrics=dispatcher.metrics,
         background=background,
-        diagnostics=Diagnostics(queries.fingerprint, background),
-        residency=Residency(dispatcher.fleet.epoch_of),
+        diagnostics=PromptComparer(queries.fingerprint, background),
+        residency=LastHolders(dispatcher.fleet.epoch_of),
         clock=dispatcher.clock,
     )
 

@@ -18,10 +18,10 @@ from engine.backends.generation import QueuedGeneration
 from engine.backends.memory import MemoryScan
 from engine.backends.queries import check_prompt, check_request, new_query, new_samples
 from engine.backends.reports import entry_infos, snapshot_of
-from engine.cache.block import Digest
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
+from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
@@ -40,7 +40,7 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
-from engine.schedule.books import Accounts, block_stats, lease_stats
+from engine.schedule.books import Books, block_stats, lease_stats
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
 from engine.schedule.output import OutputParser
@@ -184,11 +184,11 @@ class LoopedBackend:
 
     async def unacknowledged(self) -> list[FinalCounts]:
         loaded = self._ready()
-        return await self._call(loaded, loaded.accounts.unacknowledged)
+        return await self._call(loaded, loaded.books.unacknowledged)
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
         loaded = self._ready()
-        await self._call(loaded, partial(loaded.accounts.acknowledge, request_ids))
+        await self._call(loaded, partial(loaded.books.acknowledge, request_ids))
 
     async def advance_clock(self, seconds: float) -> float:
         clock = self._clock
@@ -231,11 +231,11 @@ class LoopedBackend:
             max_step_tokens=settings.max_step_tokens or parts.step_tokens,
             max_running=settings.max_running,
         )
-        accounts = Accounts()
+        books = Books()
         lifecycle = Lifecycle(
             cache,
             scheduler,
-            accounts,
+            books,
             self._clock,
             epoch=description.epoch,
             max_waiting=settings.max_waiting,
@@ -244,7 +244,7 @@ class LoopedBackend:
         )
         self._scheduler = scheduler
         loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
-        return Loaded(description, parts.renderer, cache, accounts, lifecycle, loop)
+        return Loaded(description, parts.renderer, cache, books, lifecycle, loop)
 
     def _whole(self, description: Description) -> Description:
         """With this start's epoch and what the clock can do."""
@@ -291,12 +291,12 @@ class LoopedBackend:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             blocks=block_stats(cache),
-            counters=loaded.accounts.counters(cache, scheduler),
+            counters=loaded.books.counters(cache, scheduler),
             leases=lease_stats(cache),
             num_entries=len(cache.entries),
             num_leases=len(cache.entries.leases),
-            unacknowledged=loaded.accounts.num_unacknowledged,
-            prefill_seconds=loaded.accounts.prefill_seconds,
+            unacknowledged=loaded.books.num_unacknowledged,
+            prefill_seconds=loaded.books.prefill_seconds,
             host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
             host_blocks_used=cache.host.num_used if cache.host is not None else 0,
         )
@@ -307,7 +307,7 @@ class Loaded:
     description: Description
     renderer: Renderer
     cache: PrefixCache
-    accounts: Accounts
+    books: Books
     lifecycle: Lifecycle
     loop: Loop
 

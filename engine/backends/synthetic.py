@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine.backends.base import Parts, Progress
-from engine.cache.block import BlockId, TokenId
+from engine.cache.ids import BlockId, TokenId
 from engine.protocol import (
     Delta,
     Description,

@@ -1,21 +1,43 @@
-"""The words of the block pool: ids, digests and the block itself."""
+"""The block, and the entry that stands on blocks."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NewType
+from typing import Protocol
 
+from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.protocol import EntryState, MissReason, Ttl
 
-if TYPE_CHECKING:
-    from engine.cache.fairness import Holding
-    from engine.cache.free_list import FreeList, StaleQueue
-    from engine.cache.pool import BlockPool
 
-BlockId = NewType("BlockId", int)
-TokenId = int
-Digest = NewType("Digest", bytes)
-"""A 16-byte keyed chain digest: of a scope and all tokens up to a point."""
-NOBODY = Digest(b"")
-"""Owns what is allocated for no scope in particular."""
+class Home(Protocol):
+    """What a block asks of the pool that it belongs to; it is `pool.BlockPool`."""
+
+    is_host: bool
+
+    def acquire(self, block: "Block") -> None: ...
+    def release(self, block: "Block") -> None: ...
+    def requeue(self, block: "Block") -> None: ...
+
+
+class Queue(Protocol):
+    """What unreferenced blocks wait in; it is one of `free_list`."""
+
+    def append(self, block: "Block") -> None: ...
+    def remove(self, block: "Block") -> None: ...
+
+
+class Share(Protocol):
+    """What one scope holds of a pool; it is `fairness.ScopeShare`."""
+
+    held: int
+    rank: int
+
+    @property
+    def owner(self) -> Digest: ...
+    @property
+    def cached(self) -> Queue: ...
+    @property
+    def stale(self) -> Queue: ...
+    @property
+    def best_effort(self) -> Queue: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -28,12 +50,12 @@ class Block:
     `last_use` numbers releases by whoever computed with it. `dependents` are the best-effort
     entries that die with the block's content, `names` the gateway's names anchored here. `home` is
     the pool it belongs to, `index` its place in the chain that it was allocated for, `owner` the
-    digest of that chain's empty prefix, so of its scope. `holding` counts it for the owner; None
+    digest of that chain's empty prefix, so of its scope. `share` counts it for the owner; None
     when nothing of use is in it.
     """
 
     block_id: BlockId
-    home: "BlockPool"
+    home: Home
     index: int = 0
     owner: Digest = NOBODY
     ref_count: int = 0
@@ -44,8 +66,8 @@ class Block:
     tokens: bytearray = field(default_factory=bytearray)
     dependents: "set[Entry]" = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
-    holding: "Holding | None" = None
-    queue: "FreeList | StaleQueue | None" = None
+    share: Share | None = None
+    queue: Queue | None = None
     before: "Block | None" = None
     after: "Block | None" = None
 

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from engine.cache.block import Digest, TokenId
+from engine.cache.ids import Digest, TokenId
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from engine.cache.block import Block, Digest, Entry
+from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
+from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.pool import BlockPool

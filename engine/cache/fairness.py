@@ -10,13 +10,14 @@ than the other: so whoever holds no more than an equal part of the pool loses no
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
-from engine.cache.block import Block, Digest
+from engine.cache.block import Block
 from engine.cache.free_list import FreeList, StaleQueue, Total
+from engine.cache.ids import Digest
 
 _SPARE = 64
 
 
-class Holding:
+class ScopeShare:
     """What one scope holds: `held` blocks, of which those in the queues have no reference.
 
     `cached` is by the time of coming, which is that of the last use; what was spared after its last
@@ -47,48 +48,49 @@ class Holding:
         return (self.cached or self.best_effort).pop()
 
 
-class Holdings:
+class ScopeShares:
     """All scopes with something in one pool, by the digest of their empty prefix."""
 
     def __init__(self) -> None:
         self.cached, self.best_effort = Total(), Total()
-        self._by_owner: dict[Digest, Holding] = {}
-        # A heap of (-rank, a number that makes them differ, holding). An entry may say too much,
-        # or be superseded; it never says too little of a holding with something to reclaim.
-        self._largest: list[tuple[int, int, Holding]] = []
+        self._by_owner: dict[Digest, ScopeShare] = {}
+        # A heap of (-rank, a number that makes them differ, share). An entry may say too much,
+        # or be superseded; it never says too little of a share with something to reclaim.
+        self._largest: list[tuple[int, int, ScopeShare]] = []
         self._pushes = 0
 
-    def __iter__(self) -> Iterator[Holding]:
+    def __iter__(self) -> Iterator[ScopeShare]:
         return iter(self._by_owner.values())
 
     def take(self, block: Block) -> None:
         """Its owner holds this block, which nobody held, from now on."""
-        holding = self._by_owner.get(block.owner)
-        if holding is None:
-            holding = Holding(block.owner, self.cached, self.best_effort)
-            self._by_owner[block.owner] = holding
-        holding.held += 1
-        block.holding = holding
-        if holding.rank and holding.held > holding.rank:
-            self.rank(holding)
+        share = self._by_owner.get(block.owner)
+        if share is None:
+            share = ScopeShare(block.owner, self.cached, self.best_effort)
+            self._by_owner[block.owner] = share
+        share.held += 1
+        block.share = share
+        if share.rank and share.held > share.rank:
+            self.rank(share.owner)
 
     def give(self, block: Block) -> None:
         """Nothing of use is left in it: it is nobody's."""
-        holding = block.holding
-        assert holding is not None
-        holding.held -= 1
-        block.holding = None
-        if not holding.held:
-            del self._by_owner[holding.owner]
+        share = block.share
+        assert share is not None
+        share.held -= 1
+        block.share = None
+        if not share.held:
+            del self._by_owner[share.owner]
 
-    def rank(self, holding: Holding) -> None:
+    def rank(self, owner: Digest) -> None:
         """Something of it can be reclaimed, and it holds more than it is known to hold."""
-        holding.rank = holding.held
+        share = self._by_owner[owner]
+        share.rank = share.held
         self._pushes += 1
-        heappush(self._largest, (-holding.held, self._pushes, holding))
+        heappush(self._largest, (-share.held, self._pushes, share))
         if len(self._largest) > 2 * len(self._by_owner) + _SPARE:
-            ranked = [holding for holding in self if holding.rank]
-            self._largest = [(-holding.rank, i, holding) for i, holding in enumerate(ranked)]
+            ranked = [share for share in self if share.rank]
+            self._largest = [(-share.rank, i, share) for i, share in enumerate(ranked)]
             heapify(self._largest)
 
     def pop_victim(self, owner: Digest) -> Block | None:
@@ -101,26 +103,26 @@ class Holdings:
             return own.pop()
         return largest.pop()
 
-    def _find_largest(self) -> Holding | None:
+    def _find_largest(self) -> ScopeShare | None:
         """Of those with something to reclaim, the one that holds most; O(log n), amortized."""
         while self._largest:
-            negative, number, holding = self._largest[0]
-            if holding.rank != -negative:
+            negative, number, share = self._largest[0]
+            if share.rank != -negative:
                 heappop(self._largest)
-            elif not holding.is_reclaimable:
+            elif not share.is_reclaimable:
                 heappop(self._largest)
-                holding.rank = 0
-            elif holding.held != holding.rank:
-                holding.rank = holding.held
-                heapreplace(self._largest, (-holding.held, number, holding))
+                share.rank = 0
+            elif share.held != share.rank:
+                share.rank = share.held
+                heapreplace(self._largest, (-share.held, number, share))
             else:
-                return holding
+                return share
         return None
 
     def check(self) -> None:
         """Prove that what is looked for is found; raises AssertionError."""
-        known = {(-negative, id(holding)) for negative, _, holding in self._largest}
-        for owner, holding in self._by_owner.items():
-            assert holding.owner == owner and holding.held > 0
-            assert not holding.is_reclaimable or holding.rank >= holding.held
-            assert not holding.rank or (holding.rank, id(holding)) in known
+        known = {(-negative, id(share)) for negative, _, share in self._largest}
+        for owner, share in self._by_owner.items():
+            assert share.owner == owner and share.held > 0
+            assert not share.is_reclaimable or share.rank >= share.held
+            assert not share.rank or (share.rank, id(share)) in known

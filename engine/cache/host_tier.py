@@ -14,7 +14,8 @@ neither copied nor within the bound is dropped, as if there were no host tier.
 from collections import deque
 from typing import NamedTuple
 
-from engine.cache.block import Block, BlockId, Digest
+from engine.cache.block import Block
+from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
 from engine.cache.table import BlockCopy, BlockTable
 from engine.protocol import HeldName, Tier

@@ -4,7 +4,7 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that holds the most (`holdings.py`): of that cached content by least recent use, then content of
+  that holds the most (`shares.py`): of that cached content by least recent use, then content of
   best-effort entries that are not idle, by least recent use.
 It knows no torch, no clock and no I/O.
 """
@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.cache.block import NOBODY, Block, BlockId, Digest, Entry
+from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES
-from engine.cache.fairness import Holdings
+from engine.cache.fairness import ScopeShares
 from engine.cache.free_list import FreeList, StaleQueue, Total
+from engine.cache.ids import NOBODY, BlockId, Digest
 
 
 class NoFreeBlocks(Exception):
@@ -48,7 +49,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.blocks = [Block(BlockId(i), self) for i in range(num_blocks)]
-        self._num_empty, self._holdings = Total(), Holdings()
+        self._num_empty, self._shares = Total(), ScopeShares()
         self._empty = FreeList(self._num_empty)
         self._index: dict[Digest, Block] = {}
         self.num_leased = 0
@@ -68,22 +69,22 @@ class BlockPool:
     @property
     def num_reclaimable(self) -> int:
         """Blocks that could be allocated now."""
-        holdings = self._holdings
-        return self._num_empty.size + holdings.cached.size + holdings.best_effort.size
+        shares = self._shares
+        return self._num_empty.size + shares.cached.size + shares.best_effort.size
 
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         """A block with one reference and no content, for this place in a chain.
 
         `owner` is the digest of its scope's empty prefix. Raises NoFreeBlocks.
         """
-        block = self._empty.pop() if self._empty else self._holdings.pop_victim(owner)
+        block = self._empty.pop() if self._empty else self._shares.pop_victim(owner)
         if block is None:
             raise NoFreeBlocks
         self._forget_content(block)
-        if block.holding is not None:
-            self._holdings.give(block)
+        if block.share is not None:
+            self._shares.give(block)
         block.owner = owner
-        self._holdings.take(block)
+        self._shares.take(block)
         block.ref_count = 1
         block.index = index
         return block
@@ -92,8 +93,8 @@ class BlockPool:
         """Add a reference."""
         if block.queue is not None:
             block.queue.remove(block)
-            if block.holding is None:
-                self._holdings.take(block)
+            if block.share is None:
+                self._shares.take(block)
         elif block.ref_count == block.lease_count:
             self._num_lease_only -= 1
         block.ref_count += 1
@@ -229,27 +230,27 @@ class BlockPool:
     def _dequeue(self, block: Block) -> None:
         assert block.queue is not None
         block.queue.remove(block)
-        if block.holding is None:
-            self._holdings.take(block)
+        if block.share is None:
+            self._shares.take(block)
 
     def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
         """Sort in a block without references; `is_spent`: its last use was not just now."""
         if self.offer is not None and block.digest is not None:
             self.offer(block)
-        holding = block.holding
-        assert holding is not None
+        share = block.share
+        assert share is not None
         if any(not entry.is_idle for entry in block.dependents):
-            holding.best_effort.append(block)
+            share.best_effort.append(block)
         elif block.has_content:
-            (holding.stale if is_spent else holding.cached).append(block)
+            (share.stale if is_spent else share.cached).append(block)
         else:
             self._evicted_names.extend(block.names)
             block.names.clear()
-            self._holdings.give(block)
+            self._shares.give(block)
             self._empty.prepend(block)
             return
-        if holding.held > holding.rank:
-            self._holdings.rank(holding)
+        if share.held > share.rank:
+            self._shares.rank(share.owner)
 
     def _forget_content(self, block: Block) -> None:
         if block.has_content:
@@ -270,14 +271,14 @@ class BlockPool:
 
     def _queues(self) -> Iterator[FreeList | StaleQueue]:
         yield self._empty
-        for holding in self._holdings:
-            yield from (holding.cached, holding.stale, holding.best_effort)
+        for share in self._shares:
+            yield from (share.cached, share.stale, share.best_effort)
 
     # What others may know.
 
     def counts(self) -> PoolCounts:
-        free, holdings = self._num_empty.size, self._holdings
-        cached, best_effort = holdings.cached.size, holdings.best_effort.size
+        free, shares = self._num_empty.size, self._shares
+        cached, best_effort = shares.cached.size, shares.best_effort.size
         active = self.num_blocks - free - cached - best_effort - self._num_lease_only
         return PoolCounts(
             free=free,
@@ -297,22 +298,22 @@ class BlockPool:
             assert (block.ref_count == 0) == (block.block_id in queued)
             assert block.queue is queued.get(block.block_id)
             assert len(block.tokens) <= self.block_size * TOKEN_BYTES
-            if (holding := block.holding) is None:
+            if (share := block.share) is None:
                 assert block.queue is self._empty
                 assert not block.has_content and not block.names
-            elif block.queue is holding.cached or block.queue is holding.stale:
+            elif block.queue is share.cached or block.queue is share.stale:
                 assert block.has_content and all(entry.is_idle for entry in block.dependents)
-            elif block.queue is holding.best_effort:
+            elif block.queue is share.best_effort:
                 assert not all(entry.is_idle for entry in block.dependents)
             else:
-                assert block.queue is None and holding.owner == block.owner
+                assert block.queue is None and share.owner == block.owner
             if block.digest is not None:
                 assert self._index.get(block.digest) is block
                 assert len(block.tokens) == self.block_size * TOKEN_BYTES
         assert all(block.digest == digest for digest, block in self._index.items())
-        self._holdings.check()
-        held = Counter(block.holding.owner for block in self.blocks if block.holding is not None)
-        assert held == {holding.owner: holding.held for holding in self._holdings}
+        self._shares.check()
+        held = Counter(block.share.owner for block in self.blocks if block.share is not None)
+        assert held == {share.owner: share.held for share in self._shares}
         assert self.num_leased == sum(b.lease_count > 0 for b in self.blocks)
         assert self.num_idle == sum(block.is_idle for block in self.blocks)
         assert self.num_shared == sum(b.ref_count > 1 for b in self.blocks)

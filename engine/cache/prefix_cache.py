@@ -7,10 +7,11 @@ nothing of sampling, scheduling or time beyond the numbers it is given.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.block import Block, Digest, Entry, TokenId
+from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainHasher, PromptDigests
 from engine.cache.entries import Entries, Refresh
 from engine.cache.host_tier import HostTier
+from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.table import BlockCopy, BlockTable, Source

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.cache.block import Block, BlockId, Digest, TokenId
+from engine.cache.block import Block
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
+from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
 
 

@@ -1,6 +1,6 @@
 """One step's sequences, packed into one row of tokens, and where each finds its keys and values.
 
-Sequences with several new tokens are attended to one by one (`Chunk`); those with one new token
+Sequences with several new tokens are attended to one by one (`TokenRun`); those with one new token
 are padded and attended to together (`DecodeGroup`), grouped so that padding at most doubles the
 gathered blocks. Where several of them begin with the same blocks, these are read once for all of
 them (`SharedGroup`), as Hydragen and cascade inference do (arXiv 2402.05099).
@@ -22,7 +22,7 @@ _MIN_SAVED_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class TokenRun:
     """Row tokens [begin, end) are positions [start, start + end - begin) of one sequence."""
 
     begin: int
@@ -71,7 +71,7 @@ class Batch:
     positions: torch.Tensor
     slots: torch.Tensor
     sampled: torch.Tensor
-    chunks: Sequence[Chunk]
+    chunks: Sequence[TokenRun]
     decode_groups: Sequence[DecodeGroup]
     shared_groups: Sequence[SharedGroup]
 
@@ -95,7 +95,7 @@ def build_batch(
     sampled: list[int] = []
     positions: list[torch.Tensor] = []
     slots: list[torch.Tensor] = []
-    chunks: list[Chunk] = []
+    chunks: list[TokenRun] = []
     decoding: list[_Decode] = []
     for work in works:
         begin, end = len(token_ids), len(token_ids) + len(work.token_ids)
@@ -109,7 +109,7 @@ def build_batch(
         if end - begin == 1:
             decoding.append(_Decode(begin, work.start, table.numpy()))
         else:
-            chunk = Chunk(begin=begin, end=end, start=work.start, blocks=table.to(device))
+            chunk = TokenRun(begin=begin, end=end, start=work.start, blocks=table.to(device))
             chunks.append(chunk)
     shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
     return Batch(

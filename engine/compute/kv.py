@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.block import BlockId
+from engine.cache.ids import BlockId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.cache.block import BlockId
+from engine.cache.ids import BlockId
 from engine.compute.attention.step import ATTENTION_NAME, paged_attention
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import HostKv, KvLayout, KvPool

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from engine.cache.block import BlockId, TokenId
+from engine.cache.ids import BlockId, TokenId
 from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep
 from engine.compute.batch import build_batch
 from engine.compute.kv import HostKv, KvPool

@@ -12,7 +12,7 @@ MAX_UNACKNOWLEDGED = 65_536
 
 
 @dataclass(slots=True)
-class Accounts:
+class Books:
     """`prefill_seconds` sums what started requests spent between admission and first token."""
 
     totals: dict[str, int] = field(default_factory=dict)

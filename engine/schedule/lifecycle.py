@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.cache.block import Digest, TokenId
+from engine.cache.ids import Digest, TokenId
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock
 from engine.errors import DuplicateRequest, Overloaded
@@ -25,7 +25,7 @@ from engine.protocol import (
     LeaseEnded,
     Started,
 )
-from engine.schedule.books import Accounts
+from engine.schedule.books import Books
 from engine.schedule.request import RequestState, SequenceState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import new_boundaries
@@ -57,7 +57,7 @@ class Lifecycle:
         self,
         cache: PrefixCache,
         scheduler: Queue,
-        accounts: Accounts,
+        books: Books,
         clock: Clock,
         *,
         epoch: str,
@@ -67,7 +67,7 @@ class Lifecycle:
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
-        self._accounts = accounts
+        self._accounts = books
         self._clock = clock
         self._epoch = epoch
         self._max_waiting = max_waiting
@@ -250,7 +250,7 @@ class Lifecycle:
 
     def _close(self, request: RequestState, reason: FinishReason) -> None:
         assert request.started_at is not None
-        self._settle(request, reason)
+        self._close_books(request, reason)
         request.emit(
             Done(
                 request_id=request.request_id,
@@ -266,10 +266,10 @@ class Lifecycle:
                 self._scheduler.remove(sequence)
         if request.found is not None:
             self._cache.take_back(request.found)
-        self._settle(request, "cancelled" if code == "cancelled" else "failed")
+        self._close_books(request, "cancelled" if code == "cancelled" else "failed")
         request.emit(Failed(code=code, message=message))
 
-    def _settle(self, request: RequestState, reason: FinishReason) -> None:
+    def _close_books(self, request: RequestState, reason: FinishReason) -> None:
         del self._requests[request.request_id]
         self._accounts.ended(
             FinalCounts(

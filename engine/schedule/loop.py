@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.clock import Clock
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.runner import Runner, Work
-from engine.schedule.scheduler import Chunk, Scheduler
+from engine.schedule.scheduler import PrefillChunk, Scheduler
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class EngineLoop:
         self.lifecycle.finish_ended(self.scheduler.running)
         self.lifecycle.publish()
 
-    def _advance(self, chunk: Chunk, token: TokenId | None) -> None:
+    def _advance(self, chunk: PrefillChunk, token: TokenId | None) -> None:
         """Account for one computed chunk: the KV is there, maybe the response begins, one token."""
         sequence = chunk.sequence
         assert sequence.table.num_tokens == chunk.start
@@ -58,7 +58,7 @@ class EngineLoop:
             if token is not None:
                 self.lifecycle.take_token(sequence, token)
 
-    def _work(self, chunk: Chunk) -> Work:
+    def _work(self, chunk: PrefillChunk) -> Work:
         sequence, start = chunk.sequence, chunk.start
         samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
         return Work(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.protocol import Delta, FinishReason
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.cache.block import BlockId, TokenId
+from engine.cache.ids import BlockId, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

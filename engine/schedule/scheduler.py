@@ -20,7 +20,7 @@ from engine.schedule.waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
 
     A step may have several of one sequence, with content that is in memory between them.
@@ -67,7 +67,7 @@ class Scheduler:
             self._cache.let_go(sequence.request.found)
         sequence.table.release()
 
-    def schedule(self, now: float) -> list[Chunk]:
+    def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks; `copies` are to be made before them."""
         self._look_up_again()
         chunks = self._decode()
@@ -128,12 +128,14 @@ class Scheduler:
     def _is_computing(self, twin: Twin) -> bool:
         return twin.sequence in self.running and twin.sequence.table.num_tokens < twin.tokens
 
-    def _decode(self) -> list[Chunk]:
+    def _decode(self) -> list[PrefillChunk]:
         chunks = []
         for sequence in list(self.running):
             if sequence.num_pending == 1 and sequence in self.running:
                 if self._make_room(sequence):
-                    chunks.append(Chunk(sequence, sequence.table.num_tokens, 1, is_last=True))
+                    chunks.append(
+                        PrefillChunk(sequence, sequence.table.num_tokens, 1, is_last=True)
+                    )
         return [chunk for chunk in chunks if chunk.sequence in self.running]
 
     def _make_room(self, sequence: SequenceState) -> bool:
@@ -155,9 +157,9 @@ class Scheduler:
             else:
                 return True
 
-    def _prefills(self, budget: int, now: float) -> list[Chunk]:
+    def _prefills(self, budget: int, now: float) -> list[PrefillChunk]:
         """Who runs and who is next, the scope that got least first; of equals who runs."""
-        chunks: list[Chunk] = []
+        chunks: list[PrefillChunk] = []
         served = self.waiting.served
         prefilling = deque(sorted((s for s in self.running if s.num_pending > 1), key=served))
         candidate = self._next_waiting()
@@ -230,7 +232,7 @@ class Scheduler:
         return self._cache.entries.sacrifice()
 
 
-def _prefill(sequence: SequenceState, budget: int) -> Iterator[Chunk]:
+def _prefill(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
     """Up to the budget, but never across a boundary: equal prompts get equal chunks."""
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
         end = min(start + budget, stop)
@@ -238,7 +240,7 @@ def _prefill(sequence: SequenceState, budget: int) -> Iterator[Chunk]:
             if start < boundary < end:
                 end = boundary
                 break
-        yield Chunk(sequence, start, end - start, is_last=end == len(sequence.tokens))
+        yield PrefillChunk(sequence, start, end - start, is_last=end == len(sequence.tokens))
         budget -= end - start
         if end < stop or not budget:
             return

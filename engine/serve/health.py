@@ -22,7 +22,7 @@ class Readiness:
     ready: bool = False
 
 
-class EngineHost:
+class ServedEngine:
     """`on_failure` is called when the load or the engine thread fails: the process must end."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:

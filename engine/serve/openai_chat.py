@@ -33,7 +33,7 @@ from engine.protocol import (
     TextPart,
 )
 from engine.serve.bodies import decoder_of
-from engine.serve.health import EngineHost
+from engine.serve.health import ServedEngine
 
 OPENAI_SCOPE = "openai"
 
@@ -76,7 +76,7 @@ async def models() -> dict[str, Any]:
 
 
 @get("/health")
-async def health(host: NamedDependency[EngineHost]) -> Response[None]:
+async def health(host: NamedDependency[ServedEngine]) -> Response[None]:
     """As vLLM and SGLang have it: a status and no body."""
     return Response(None, status_code=200 if host.readiness.ready else 503)
 

@@ -9,7 +9,7 @@ import socket
 import uvicorn
 from litestar import Litestar
 
-from engine.serve.health import EngineHost
+from engine.serve.health import ServedEngine
 from engine.settings import Settings
 
 _KEEP_ALIVE_SECONDS = 75
@@ -20,7 +20,7 @@ or a request goes out on a connection that has just ended."""
 class Server(uvicorn.Server):
     """`host` is the one that `app` was made with."""
 
-    def __init__(self, app: Litestar, host: EngineHost, settings: Settings) -> None:
+    def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:
         self._engine = host
         super().__init__(
             uvicorn.Config(

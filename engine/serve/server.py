@@ -42,7 +42,7 @@ from engine.protocol import (
 )
 from engine.serve import openai_chat
 from engine.serve.bodies import decoder_of
-from engine.serve.health import EngineHost
+from engine.serve.health import ServedEngine
 
 log = structlog.get_logger()
 
@@ -134,14 +134,14 @@ async def healthz() -> dict[str, str]:
 
 
 @get("/readyz")
-async def readyz(host: NamedDependency[EngineHost]) -> Response[dict[str, Any]]:
+async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]]:
     body = msgspec.to_builtins(host.readiness)
     return Response(body, status_code=200 if host.readiness.ready else 503)
 
 
 @get("/metrics")
 async def render_metrics(
-    backend: EngineBackend, host: NamedDependency[EngineHost]
+    backend: EngineBackend, host: NamedDependency[ServedEngine]
 ) -> Response[bytes]:
     text = metrics.render(await backend.stats()) if host.readiness.ready else b""
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -168,8 +168,8 @@ def _provide_backend(state: State) -> Backend:
     return backend
 
 
-def _provide_host(state: State) -> EngineHost:
-    host: EngineHost = state.host
+def _provide_host(state: State) -> ServedEngine:
+    host: ServedEngine = state.host
     return host
 
 
@@ -206,9 +206,9 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def create_app(
-    backend_of: Callable[[EngineHost], Backend],
+    backend_of: Callable[[ServedEngine], Backend],
     secret: str,
-    host: EngineHost,
+    host: ServedEngine,
     *,
     speaks_openai: bool = False,
 ) -> Litestar:

@@ -9,7 +9,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.text.errors import TemplateRefused
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")

@@ -14,7 +14,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.errors import SchemaRefused
 from engine.protocol import GenerateRequest, Tool
 from engine.text.formats.reasoning import ReasoningFormat

@@ -8,7 +8,7 @@ from typing import Literal
 
 import structlog
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart
 from engine.schedule.output import OutputParser

@@ -18,7 +18,7 @@ from gateway.ledger.reads.turns import Turn, TurnFilter, page
 _SKEW_MS = 86_400_000
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class HitRates(msgspec.Struct, frozen=True, kw_only=True):
     """None where there is nothing to divide by."""
 
     token_hit_rate: float | None
@@ -33,7 +33,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     seconds: int
     bucket_seconds: int
     totals: Totals
-    rates: Rates
+    rates: HitRates
     saved_nano: int
     series: list[Bucket]
     miss_reasons: dict[str, int]
@@ -81,9 +81,9 @@ class AdminController(Controller):
         return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
 
 
-def rates_of(totals: Totals) -> Rates:
+def rates_of(totals: Totals) -> HitRates:
     marked = totals.prompt_tokens - totals.input_tokens
-    return Rates(
+    return HitRates(
         token_hit_rate=_share(totals.cache_read_tokens, totals.prompt_tokens),
         cacheable_hit_rate=_share(totals.cache_read_tokens, marked),
         request_hit_rate=_share(totals.requests_with_read, totals.requests),

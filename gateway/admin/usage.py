@@ -8,7 +8,7 @@ from litestar import Controller, get
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, QueryParameter
 
-from gateway.admin.overview import Rates, rates_of
+from gateway.admin.overview import HitRates, rates_of
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
 from gateway.http.services import Services
@@ -20,7 +20,7 @@ from gateway.ledger.reads.prefixes import PrefixReport
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.savings import (
     Avoided,
-    Comparison,
+    HostedCost,
     Priced,
     Waterfall,
     avoided,
@@ -57,10 +57,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int
     bucket_seconds: int
     totals: Totals
-    rates: Rates
+    rates: HitRates
     saved_nano: int
     before: Totals
-    rates_before: Rates
+    rates_before: HitRates
     saved_nano_before: int
     series: list[Bucket]
     miss_reasons: dict[str, int]
@@ -75,7 +75,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None
     model: str | None
     totals: Totals
-    rates: Rates
+    rates: HitRates
     saved_nano: int
 
 
@@ -89,7 +89,7 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
     until_ms: int
     own: Waterfall
-    hosted: list[Comparison]
+    hosted: list[HostedCost]
     avoided: list[Avoided]
     prefill_tokens_avoided: int
     prefill_seconds_avoided: float | None

@@ -7,11 +7,11 @@ from typing import Any
 
 from gateway.base.logs import configure
 from gateway.base.settings import load
-from gateway.cli.recovery import recover_instance, recover_journal, unsettled
+from gateway.cli.recovery import count_open_turns, recover_instance, recover_journal
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("recover", help="settle the turns of a gateway that is gone")
+    parser = commands.add_parser("recover", help="close the turns of a gateway that is gone")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--journal", type=Path, help="the directory of its journal")
     which.add_argument("--instance", help="its id, where the journal is lost too")
@@ -28,6 +28,6 @@ def _recover(options: argparse.Namespace) -> int:
     if options.instance is not None:
         print(asyncio.run(recover_instance(settings, options.instance)), "turns")
         return 0
-    for instance, count in sorted(asyncio.run(unsettled(settings)).items()):
+    for instance, count in sorted(asyncio.run(count_open_turns(settings)).items()):
         print(instance, count)
     return 0

@@ -20,7 +20,7 @@ from gateway.base.errors import GatewayError, NotFound
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
 from gateway.base.settings import Settings
-from gateway.journal.charge import Accounts
+from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -39,7 +39,7 @@ _INSTANCE = slice(len("msg_"), len("msg_") + 8)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """`closed` of the `turns` were still open; `left` could not be settled."""
+    """`closed` of the `turns` were still open; `left` could not be closed."""
 
     turns: int
     closed: int
@@ -55,7 +55,7 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     journal = Journal(directory, settings.journal_max_bytes)
     try:
         async with _parts(settings) as (fleet, ledger):
-            charge = Accounts(load_prices(), metrics).settle
+            charge = Billing(load_prices(), metrics).charge
             reconciler = Reconciler(journal, fleet.engines, metrics, charge, clock.monotonic)
             turns, closed = journal.backlog, await reconciler.recover()
             while reconciler.num_pending:
@@ -69,7 +69,7 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
         await journal.stop()
 
 
-async def unsettled(settings: Settings) -> Counter[str]:
+async def count_open_turns(settings: Settings) -> Counter[str]:
     """How many final counts the engines keep, by the instance of the gateway that asked."""
     async with _parts(settings) as (fleet, _):
         counts = [final for engine in fleet.ready for final in await engine.unacknowledged()]
@@ -88,7 +88,7 @@ async def recover_instance(settings: Settings, instance: str) -> int:
         keys = Keys(ledger)
         ring = KeyRing(keys, settings.master_secret, Clock(), None, settings.keys_stale_seconds)
         workspaces = {ring.scope_of(name): name for name in await keys.workspaces()}
-        accounts = Accounts(prices, Metrics())
+        billing = Billing(prices, Metrics())
         found = [
             (engine, final)
             for engine in fleet.ready
@@ -106,7 +106,7 @@ async def recover_instance(settings: Settings, instance: str) -> int:
                 if final.request_id in last
             ]
             for record in records:
-                accounts.settle(record)
+                billing.charge(record)
             if records:
                 await ledger.insert_turns(records)
             if counts:

@@ -28,23 +28,23 @@ def charge(record: TurnRecord, price: Price | None) -> None:
     record.cost, record.cost_without_cache = cost.actual, cost.without_cache
 
 
-class Accounts:
+class Billing:
     """Prices a closed turn and counts it in the metrics; called once for each turn.
 
-    `settled` is told afterwards, of whatever way the turn ended.
+    `charged` is told afterwards, of whatever way the turn ended.
     """
 
     def __init__(
         self,
         prices: PriceSheets | PriceBook,
         metrics: Metrics,
-        settled: Callable[[TurnRecord], None] = lambda record: None,
+        charged: Callable[[TurnRecord], None] = lambda record: None,
     ) -> None:
         self._prices = prices
         self._metrics = metrics
-        self._settled = settled
+        self._charged = charged
 
-    def settle(self, record: TurnRecord) -> None:
+    def charge(self, record: TurnRecord) -> None:
         charge(record, self._price(record))
         self._metrics.turns_by_outcome[record.outcome].inc()
         if record.num_removed:
@@ -55,7 +55,7 @@ class Accounts:
         self._metrics.count_tokens("cache_write_5m", record.cache_write_5m_tokens)
         self._metrics.count_tokens("cache_write_1h", record.cache_write_1h_tokens)
         self._metrics.count_tokens("output", record.output_tokens)
-        self._settled(record)
+        self._charged(record)
 
     def _price(self, record: TurnRecord) -> Price | None:
         """The record is opened with the model to price it by; pricing leaves the sheet's id."""

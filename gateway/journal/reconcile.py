@@ -86,7 +86,7 @@ class Reconciler:
         self._num_counts = 0
         self._log = get_logger("reconcile")
 
-    def settle(self, record: TurnRecord) -> None:
+    def take_over(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames; never awaits."""
         self._pending[record.id] = _Leftover(record, self._monotonic(), set())
 
@@ -141,13 +141,13 @@ class Reconciler:
             heard.add(engine.name)
             self._num_counts += len(counts)
             await self._match(engine, counts)
-            await self._settle_retired(engine, counts)
+            await self._close_retired(engine, counts)
             if is_sweep:
                 await self._sweep(engine, counts)
         await self._give_up(heard)
 
     async def finish(self, deadline_seconds: float) -> None:
-        """At shutdown: settle what can be settled soon; the rest stays open for the next start."""
+        """At shutdown: close what can be closed soon; the rest stays open for the next start."""
         deadline = self._monotonic() + deadline_seconds
         while self._pending and self._monotonic() < deadline:
             await self.step()
@@ -183,7 +183,7 @@ class Reconciler:
             record.thinking_tokens = final.thinking_tokens
             await self._close(leftover, "engine_counts")
 
-    async def _settle_retired(self, engine: Witness, counts: list[FinalCounts]) -> None:
+    async def _close_retired(self, engine: Witness, counts: list[FinalCounts]) -> None:
         """Acknowledge what retired requests used; forget those that left nothing."""
         mine = {i for i, retired in self._retired.items() if retired.engine == engine.name}
         if done := [final.request_id for final in counts if final.request_id in mine]:

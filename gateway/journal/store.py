@@ -189,7 +189,7 @@ class Store:
             return error
         for job, result in zip(jobs, results, strict=True):
             self._applied(job.kind, result)
-        _settle(jobs, results, None)
+        _answer(jobs, results, None)
         return None
 
     def _applied(self, kind: Kind, num_rows: Any) -> None:
@@ -210,7 +210,7 @@ class Store:
         if job.kind == "close":
             self._unclosed.append(job)
         else:
-            _settle([job], [None], error)
+            _answer([job], [None], error)
 
     def _recover(self) -> None:
         """Close what could not be closed, in the reserve's room; then see whether all is well."""
@@ -272,7 +272,7 @@ def _lock(directory: Path) -> Any:
     return file
 
 
-def _settle(jobs: Sequence[Job], results: Sequence[Any], error: Exception | None) -> None:
+def _answer(jobs: Sequence[Job], results: Sequence[Any], error: Exception | None) -> None:
     """Tell who waits for these jobs; they all come from one event loop, which is woken once."""
 
     def tell() -> None:

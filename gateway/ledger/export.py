@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import Range, settle
+from gateway.ledger.reads.ranges import Range, widen_to_days
 from gateway.ledger.reads.totals import Totals, totals_by
 from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page
 from gateway.ledger.sums.rollups import DAY_SECONDS
@@ -43,7 +43,7 @@ async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIter
         ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
     )
     async with ledger.transaction() as connection:
-        of = await settle(connection, of)
+        of = await widen_to_days(connection, of)
     # Day by day, so that a year of hours is never in memory.
     for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _DAY_MS):
         part = replace(

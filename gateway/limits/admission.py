@@ -1,7 +1,7 @@
 """Whether a turn may start now: the gateway's own bounds, and the limits of its workspace.
 
 Pure but for the clocks that are handed in. A turn's tokens are known when it ends, so its beginning
-reserves an estimate and `settle` puts that right with the engine's counts:
+reserves an estimate and `count_used` puts that right with the engine's counts:
 
 - the estimate is the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`),
 - times the share that this workspace's turns lately had in their estimates, since cache reads do
@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 
 from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS, Limits
-from gateway.base.rates import Rate, Rates
 from gateway.base.record import TurnRecord
+from gateway.base.standing import Standing, Standings
 from gateway.limits.bucket import TokenBucket
 from gateway.limits.fair_queue import MAX_TURNS
 from gateway.prompt.ask import Principal
@@ -44,7 +44,7 @@ class _Account:
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
     in_flight: int = 0
-    num_unsettled: int = 0
+    num_uncounted: int = 0
     counted_share: float = 1.0
     month: datetime | None = None
     spent: int = 0
@@ -62,13 +62,13 @@ class _Account:
     def is_idle(self, now: float) -> bool:
         """Whether a new account would say the same."""
         buckets = (self.requests, self.tokens)
-        busy = self.in_flight or self.num_unsettled or self.limits.monthly_spend is not None
+        busy = self.in_flight or self.num_uncounted or self.limits.monthly_spend is not None
         return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
 
 
 @dataclass(slots=True)
 class Place:
-    """One turn's place; once `is_open` is set, the turn's close settles it."""
+    """One turn's place; once `is_open` is set, the turn's close counts what it used."""
 
     is_open: bool = False
 
@@ -108,7 +108,7 @@ class Admission:
         self._reservations[turn_id] = reservation
         self._in_flight += 1
         account.in_flight += 1
-        account.num_unsettled += 1
+        account.num_uncounted += 1
         place = Place()
         try:
             yield place
@@ -118,7 +118,7 @@ class Admission:
             if not place.is_open:
                 self._put_right(turn_id, 0)
 
-    def settle(self, record: TurnRecord) -> None:
+    def count_used(self, record: TurnRecord) -> None:
         """A turn has closed: count what it used and cost. Also for turns of an earlier run."""
         counted = (
             record.input_tokens
@@ -142,11 +142,11 @@ class Admission:
             if account.month == month:
                 account.spent = max(account.spent, amount)
 
-    def rates(self, principal: Principal) -> Rates:
+    def rates(self, principal: Principal) -> Standings:
         """Where the workspace stands; None for what has no limit."""
         now = self._monotonic()
         account = self._account(principal.workspace, principal.limits)
-        return Rates(_rate(account.requests, now), _rate(account.tokens, now))
+        return Standings(_rate(account.requests, now), _rate(account.tokens, now))
 
     def _reserve(self, account: _Account, workspace: str, estimate: int) -> _Reservation:
         """Check everything, then take everything."""
@@ -177,7 +177,7 @@ class Admission:
         if (reservation := self._reservations.pop(turn_id, None)) is None:
             return
         account = self._account(reservation.workspace)
-        account.num_unsettled -= 1
+        account.num_uncounted -= 1
         if account.tokens is not None:
             account.tokens.take(counted - reservation.tokens, self._monotonic())
         if counted:
@@ -225,7 +225,7 @@ def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> Token
     return bucket
 
 
-def _rate(bucket: TokenBucket | None, now: float) -> Rate | None:
+def _rate(bucket: TokenBucket | None, now: float) -> Standing | None:
     if bucket is None:
         return None
-    return Rate(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))
+    return Standing(bucket.per_minute, bucket.remaining(now), bucket.full_in(now))

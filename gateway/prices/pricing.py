@@ -56,7 +56,7 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class TokenPrices:
     input: NanoDollars
     write_5m: NanoDollars
     write_1h: NanoDollars
@@ -67,7 +67,7 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Band:
     above_prompt_tokens: int
-    rates: Rates
+    rates: TokenPrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Price:
 
     model: str
     valid_from: date
-    rates: Rates
+    rates: TokenPrices
     bands: tuple[Band, ...] = ()
     aliases: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ class Price:
         digest = blake2b(prices, digest_size=4).hexdigest()
         return f"{self.model}@{self.valid_from.isoformat()}#{digest}"
 
-    def rates_above(self, prompt_tokens: int) -> Rates:
+    def rates_above(self, prompt_tokens: int) -> TokenPrices:
         """The rates of prompts longer than that; one of PROMPT_BANDS, or 0."""
         rates = self.rates
         for band in self.bands:
@@ -112,7 +112,7 @@ class Price:
         return cost_at(self.rates_above(counts.prompt - 1), counts)
 
 
-def cost_at(rates: Rates, counts: TokenCounts) -> Cost:
+def cost_at(rates: TokenPrices, counts: TokenCounts) -> Cost:
     """The cost of tokens, of one turn or many, at the same rates."""
     output = counts.output * rates.output
     actual = (
@@ -276,7 +276,7 @@ class _Reader:
                 made.append(Band(above, rates))
         return tuple(sorted(made, key=lambda band: band.above_prompt_tokens))
 
-    def _rates(self, entry: Mapping[str, Any], place: str) -> Rates | None:
+    def _rates(self, entry: Mapping[str, Any], place: str) -> TokenPrices | None:
         found = {}
         for name in _FIELDS:
             value = entry.get(name)
@@ -287,7 +287,7 @@ class _Reader:
                 found[name] = per_token(value)
             except ValueError as error:
                 self.problems.append(f"{place}: {name}: {error}")
-        return Rates(**found) if len(found) == len(_FIELDS) else None
+        return TokenPrices(**found) if len(found) == len(_FIELDS) else None
 
 
 def _is_day(value: object) -> bool:

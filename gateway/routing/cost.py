@@ -21,7 +21,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from gateway.routing.held import NOTHING, Coverage, Holdings, PrefixEnd
+from gateway.routing.held import NOTHING, Coverage, PrefixEnd, ResidencyIndex
 
 UNLEASED_CREDIT = 0.97
 DECODE_TOKENS = 16.0
@@ -124,7 +124,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One engine that could take the prompt. `identity` is the same on every gateway."""
 
     identity: str
-    holdings: Holdings
+    holdings: ResidencyIndex
     load: Load
 
 

@@ -50,7 +50,7 @@ from gateway.base.errors import (
 from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, limits
 from gateway.routing.cost import Load, Weights
-from gateway.routing.held import Holdings
+from gateway.routing.held import ResidencyIndex
 
 EngineStatus = Literal["starting", "ready", "down"]
 Reply = TypeVar("Reply")
@@ -175,7 +175,7 @@ class Engine:
         self.description: Description | None = None
         self.is_draining = False
         self.learns = learns
-        self.holdings = Holdings(capacity_tokens=0 if learns else None)
+        self.holdings = ResidencyIndex(capacity_tokens=0 if learns else None)
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
         self.monotonic = monotonic
@@ -264,7 +264,7 @@ class Engine:
     def learn(self) -> None:
         """Its holdings come from receipts from now on: it tells no events."""
         self.learns = True
-        self.holdings = Holdings(capacity_tokens=self._capacity)
+        self.holdings = ResidencyIndex(capacity_tokens=self._capacity)
 
     @property
     def _capacity(self) -> int:
@@ -278,7 +278,7 @@ class Engine:
         if before is not None and before.epoch == description.epoch:
             return
         if self.learns:
-            self.holdings = Holdings(capacity_tokens=self._capacity)
+            self.holdings = ResidencyIndex(capacity_tokens=self._capacity)
         elif self.holdings.epoch != description.epoch:
             self.holdings.forget()
         self.load.reset()

@@ -1,8 +1,8 @@
 """The residency index: which prefixes each engine holds, by name, from its events and our receipts.
 
 A name here is a hint for routing: a wrong one costs a hit and never gives one. Pure: time comes in,
-frames come in, nothing goes out. One `Holdings` is one engine in one epoch; it is replaced by a
-snapshot, brought forward by events, and ahead of them by what responses said.
+frames come in, nothing goes out. One `ResidencyIndex` is one engine in
+one epoch: a snapshot replaces it, events bring it forward, and responses may tell it sooner.
 """
 
 from collections import OrderedDict
@@ -43,7 +43,7 @@ class PrefixEnd(NamedTuple):
 
 
 @dataclass(slots=True)
-class Holding:
+class HeldChain:
     """`leased_until` on the monotonic clock, 0 without a lease.
 
     `own_tokens` beyond the name before it are known from receipts only, and used only where there
@@ -75,7 +75,7 @@ class Coverage:
 NOTHING = Coverage()
 
 
-class Holdings:
+class ResidencyIndex:
     """What one engine holds.
 
     With events it is what they say, bounded by `max_names`. Without (`capacity_tokens` given) it is
@@ -89,7 +89,7 @@ class Holdings:
         self.num_forgotten = 0
         self._capacity = capacity_tokens
         self._max_names = max_names
-        self._names: OrderedDict[str, Holding] = OrderedDict()
+        self._names: OrderedDict[str, HeldChain] = OrderedDict()
         self._tokens = 0
         # Name -> until when it is believed without an event.
         self._expected: OrderedDict[str, float] = OrderedDict()
@@ -166,7 +166,7 @@ class Holdings:
         offsets = [0, *receipt.name_tokens]
         # The deepest first: a chain is forgotten from its tail.
         for index in range(receipt.num_held - 1, -1, -1):
-            holding = Holding(
+            holding = HeldChain(
                 receipt.tier,
                 until if index < receipt.num_leased else 0.0,
                 max(offsets[index + 1] - offsets[index], 0),
@@ -227,12 +227,12 @@ class Holdings:
             leased_until = until if index < chain.num_leased else 0.0
             if before is not None:
                 leased_until = max(leased_until, before.leased_until)
-            self._put(digest, Holding(chain.tier, leased_until))
+            self._put(digest, HeldChain(chain.tier, leased_until))
         while len(self._names) > self._max_names:
             self._names.popitem(last=False)
             self.num_forgotten += 1
 
-    def _put(self, digest: str, holding: Holding) -> None:
+    def _put(self, digest: str, holding: HeldChain) -> None:
         self._drop(digest)
         self._names[digest] = holding
         self._tokens += holding.own_tokens

@@ -10,7 +10,7 @@ from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoE
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
 from gateway.routing.cost import Candidate, Load, Placement, Prompt, Weights, place
-from gateway.routing.held import Holdings, PrefixEnd
+from gateway.routing.held import PrefixEnd, ResidencyIndex
 
 # What a model is taken for before it has answered: 4 bytes a token, over so many tokens.
 _FIRST_TOKENS = 1024.0
@@ -24,7 +24,7 @@ class Routable(Protocol):
     url: str
     description: Description | None
     is_draining: bool
-    holdings: Holdings
+    holdings: ResidencyIndex
     load: Load
     breaker: Breaker
 

@@ -53,7 +53,7 @@ class Comparison:
         return Diagnosis("compared", compare(fingerprint, later))
 
 
-class Diagnostics:
+class PromptComparer:
     """`find` fetches a packed fingerprint from the ledger, by turn id and workspace."""
 
     def __init__(self, find: Find, background: Background, max_turns: int = MAX_TURNS) -> None:

@@ -16,16 +16,16 @@ from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, JournalUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.record import MODEL_CHARACTERS, TurnRecord
-from gateway.journal.charge import Accounts, Meter
+from gateway.journal.charge import Billing, Meter
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.limits.admission import Admission
 from gateway.prompt.ask import Ask, TurnId
 from gateway.routing.engine import Engine
-from gateway.turn.diagnostics import Comparison, Diagnosis, Diagnostics
+from gateway.turn.diagnostics import Comparison, Diagnosis, PromptComparer
 from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
 from gateway.turn.ids import Ids
-from gateway.turn.why_missed import Residency
+from gateway.turn.why_missed import LastHolders
 
 
 @dataclass(slots=True)
@@ -69,11 +69,11 @@ class TurnService:
     journal: Journal
     reconciler: Reconciler
     admission: Admission
-    accounts: Accounts
+    billing: Billing
     metrics: Metrics
     background: Background
-    diagnostics: Diagnostics
-    residency: Residency
+    diagnostics: PromptComparer
+    residency: LastHolders
     clock: Clock
     ids: Ids = field(default_factory=Ids)
 
@@ -143,7 +143,7 @@ class TurnService:
         except (asyncio.CancelledError, JournalUnavailable) as error:
             # It may be open on disk all the same, and nobody else would close it.
             record.outcome = getattr(error, "type", "client_disconnect")
-            self.accounts.settle(record)
+            self.billing.charge(record)
             self.journal.close_soon(record)
             raise
         return Turn(turn_id, ask, Meter(record), Dispatch(ask, record))
@@ -186,7 +186,7 @@ class TurnService:
     async def _close(self, turn: Turn) -> None:
         """Durable before the last event goes out; where it is not, that event never does."""
         turn.record.duration_seconds = self._seconds(turn)
-        self.accounts.settle(turn.record)
+        self.billing.charge(turn.record)
         turn.is_closed = True
         await self.journal.close(turn.record)
 
@@ -199,12 +199,12 @@ class TurnService:
         record.outcome = turn.outcome
         record.duration_seconds = self._seconds(turn)
         if not turn.dispatch.may_run:
-            self.accounts.settle(record)
+            self.billing.charge(record)
             self.journal.close_soon(record)
             return
         cancelling = self._cancel(turn.dispatch.engine, record.request_id)
         self.background.spawn(cancelling, "cancel")
-        self.reconciler.settle(record)
+        self.reconciler.take_over(record)
 
     async def _cancel(self, engine: Engine, request_id: str) -> None:
         try:

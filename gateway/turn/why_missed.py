@@ -19,7 +19,7 @@ EpochOf = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class LastHolder:
     """An entry stands on `engine`, in this epoch of it, until then on the monotonic clock."""
 
     engine: str
@@ -27,13 +27,13 @@ class Holding:
     until: float
 
 
-class Residency:
+class LastHolders:
     """`epoch_of` gives an engine's epoch by its name, None where it is not known."""
 
     def __init__(self, epoch_of: EpochOf, max_names: int = MAX_NAMES_KNOWN) -> None:
         self._epoch_of = epoch_of
         self._max_names = max_names
-        self._holdings: OrderedDict[str, Holding] = OrderedDict()
+        self._holders: OrderedDict[str, LastHolder] = OrderedDict()
 
     def learn(self, engine: str, started: Started, names: Iterable[Name], now: float) -> None:
         """Remember where the response says that entries stand."""
@@ -42,10 +42,12 @@ class Residency:
             digest = digests.get(report.segment)
             if digest is None or report.expires_in_seconds is None:
                 continue
-            self._holdings[digest] = Holding(engine, started.epoch, now + report.expires_in_seconds)
-            self._holdings.move_to_end(digest)
-        while len(self._holdings) > self._max_names:
-            self._holdings.popitem(last=False)
+            self._holders[digest] = LastHolder(
+                engine, started.epoch, now + report.expires_in_seconds
+            )
+            self._holders.move_to_end(digest)
+        while len(self._holders) > self._max_names:
+            self._holders.popitem(last=False)
 
     def explain(
         self, engine: str, epoch: str, digests: Iterable[str], now: float
@@ -55,15 +57,15 @@ class Residency:
         None where this gateway knows no better than the engine.
         """
         for digest in digests:
-            holding = self._holdings.get(digest)
-            if holding is None:
+            holder = self._holders.get(digest)
+            if holder is None:
                 continue
-            current = epoch if holding.engine == engine else self._epoch_of(holding.engine)
-            if holding.engine == engine and holding.epoch == current:
+            current = epoch if holder.engine == engine else self._epoch_of(holder.engine)
+            if holder.engine == engine and holder.epoch == current:
                 return None
-            if holding.until <= now:
+            if holder.until <= now:
                 return "ttl_expired"
-            if current is not None and holding.epoch != current:
+            if current is not None and holder.epoch != current:
                 return "engine_restart"
             return "routed_elsewhere"
         return None

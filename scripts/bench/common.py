@@ -42,7 +42,7 @@ from engine.protocol import (
     Started,
     TextPart,
 )
-from engine.schedule.books import Accounts
+from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
@@ -99,7 +99,7 @@ class SteppedEngine:
         self.lifecycle = Lifecycle(
             self.cache,
             self.scheduler,
-            Accounts(),
+            Books(),
             self.clock,
             epoch="bench",
             max_waiting=settings.max_waiting,

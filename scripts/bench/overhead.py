@@ -16,15 +16,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from engine.cache.block import TokenId
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
+from engine.cache.ids import TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache, Written
 from engine.cache.table import BlockTable
 from engine.protocol import MAX_NAMES, Breakpoint, HeldName, Message, Prompt, TextPart
-from engine.schedule.scheduler import Chunk
+from engine.schedule.scheduler import PrefillChunk
 from engine.text.renderer import ChatRenderer
 from scripts.bench.common import (
     DEMO_MODEL,
@@ -255,8 +255,10 @@ def measure_steps(context: int, repeats: int, profile: cProfile.Profile | None) 
     ]
 
 
-def timed(schedule: Callable[[float], list[Chunk]], times: Times) -> Callable[[float], list[Chunk]]:
-    def run(now: float) -> list[Chunk]:
+def timed(
+    schedule: Callable[[float], list[PrefillChunk]], times: Times
+) -> Callable[[float], list[PrefillChunk]]:
+    def run(now: float) -> list[PrefillChunk]:
         with times.measure():
             return schedule(now)
 

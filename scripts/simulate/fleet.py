@@ -12,7 +12,7 @@ import msgspec
 
 from engine.protocol import Event, InputUsage, Started
 from gateway.routing.cost import Candidate, Load, Prompt, Weights, place
-from gateway.routing.held import Holdings, PrefixEnd
+from gateway.routing.held import PrefixEnd, ResidencyIndex
 from scripts.simulate.engine import Job, Request, SimulatedEngine
 
 HONOURED_SECONDS = 300.0
@@ -84,7 +84,7 @@ class Gateway:
         self.candidates = [
             Candidate(
                 identity=f"engine-{number}",
-                holdings=Holdings(capacity_tokens=learned_capacity),
+                holdings=ResidencyIndex(capacity_tokens=learned_capacity),
                 load=Load(weights.fade_seconds),
             )
             for number in range(num_engines)

@@ -12,7 +12,7 @@ from litestar.routes import HTTPRoute
 
 from engine.backends.base import Backend
 from engine.protocol import Name
-from engine.serve.health import EngineHost
+from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from tests.conformance.engines import ROOT, SECRET, Engine, Refused, prompt
 
@@ -22,10 +22,10 @@ PROBES = {"/health", "/healthz", "/readyz", "/metrics"}
 def _routes(*, speaks_openai: bool) -> set[tuple[str, str]]:
     """Every method and path that the server has, from the application itself."""
 
-    def no_backend(_host: EngineHost) -> Backend:
+    def no_backend(_host: ServedEngine) -> Backend:
         raise AssertionError("nothing is started")
 
-    host = EngineHost(lambda: None)
+    host = ServedEngine(lambda: None)
     app = create_app(no_backend, SECRET, host, speaks_openai=speaks_openai)
     return {
         (method, path)

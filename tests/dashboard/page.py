@@ -97,10 +97,10 @@ class Visit:
 
     def open(self, path: str) -> Page:
         self.page.goto(self.url + path)
-        self.settle()
+        self.wait_until_still()
         return self.page
 
-    def settle(self) -> None:
+    def wait_until_still(self) -> None:
         shown = self.page.get_by_text("Updated").or_(self.page.get_by_test_id("stAlert"))
         shown.first.wait_for(timeout=WAIT_MS)
         self.page.locator(SETTLED).wait_for(timeout=WAIT_MS)

@@ -123,7 +123,7 @@ def test_a_link_leads_through_the_sign_in(site: Site, visits: list[Visit]) -> No
     assert "/login?next=" in page.url
     page.fill("#key", API_KEY)
     page.click("button")
-    visit.settle()
+    visit.wait_until_still()
     assert page.url == f"{site.url}/savings?range=6h"
     assert page.get_by_role("heading", name="Savings").is_visible()
 
@@ -132,7 +132,7 @@ def test_filters_stay_from_page_to_page(admin: Visit) -> None:
     page = admin.open("/?range=6h&workspace=default")
     page.get_by_role("link", name="Savings").click()
     page.get_by_role("heading", name="Savings", exact=True).wait_for(timeout=WAIT_MS)
-    admin.settle()
+    admin.wait_until_still()
     page.wait_for_url(re.compile("/savings.*range=6h"), timeout=WAIT_MS)
     assert "workspace=default" in page.url
 

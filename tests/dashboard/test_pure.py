@@ -9,7 +9,7 @@ from msgspec import structs
 
 from dashboard import rows
 from dashboard.admin.shapes.savings import Waterfall
-from dashboard.admin.shapes.usage import Bucket, Rates, Totals, Usage
+from dashboard.admin.shapes.usage import Bucket, HitRates, Totals, Usage
 from dashboard.advice import ADVICE, UNKNOWN, advice
 from dashboard.ui.colours import BLOCKS, HITS, MONEY, TOKENS, Theme
 from dashboard.ui.parts import as_csv
@@ -53,10 +53,10 @@ def usage(*savings: int) -> Usage:
         until_ms=len(savings) * 3_600_000 - 600_000,
         bucket_seconds=3600,
         totals=Totals(),
-        rates=Rates(),
+        rates=HitRates(),
         saved_nano=sum(savings),
         before=Totals(),
-        rates_before=Rates(),
+        rates_before=HitRates(),
         saved_nano_before=0,
         series=series,
         miss_reasons={},

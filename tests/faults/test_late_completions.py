@@ -23,7 +23,7 @@ from engine.protocol import (
 )
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.charge import Accounts
+from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prices.pricing import load_prices
@@ -55,7 +55,7 @@ def test_counts_in_any_order_close_each_turn_once(tmp_path: Path) -> None:
 
     def charge(turn: TurnRecord) -> None:
         settled[turn.id] += 1
-        Accounts(load_prices(), Metrics()).settle(turn)
+        Billing(load_prices(), Metrics()).charge(turn)
 
     async def check() -> dict[str, int]:
         journal, witness, metrics = Journal(tmp_path / "j"), Witness(), Metrics()
@@ -67,7 +67,7 @@ def test_counts_in_any_order_close_each_turn_once(tmp_path: Path) -> None:
                 case 0 if left:
                     turn = left.pop()
                     await journal.open(turn)
-                    reconciler.settle(turn)
+                    reconciler.take_over(turn)
                     truth[turn.id] = rng.randrange(1000)
                 case 1 if truth:  # true, late, or for the second time
                     known = rng.choice(list(truth))

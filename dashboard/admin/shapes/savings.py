@@ -14,7 +14,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     unexplained: int
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
     """The same tokens at a published price: no cost of anybody here."""
 
     model: str
@@ -26,7 +26,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 class Savings(msgspec.Struct, frozen=True, kw_only=True):
     own: Waterfall
-    hosted: list[Comparison]
+    hosted: list[HostedCost]
     prefill_tokens_avoided: int
     prefill_seconds_avoided: float | None
     gpu_hours_avoided: float | None

@@ -43,7 +43,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests > self.unpriced
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class HitRates(msgspec.Struct, frozen=True, kw_only=True):
     """Shares; None where there is nothing to divide by."""
 
     token_hit_rate: float | None = None
@@ -77,10 +77,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int
     bucket_seconds: int
     totals: Totals
-    rates: Rates
+    rates: HitRates
     saved_nano: int
     before: Totals
-    rates_before: Rates
+    rates_before: HitRates
     saved_nano_before: int
     series: list[Bucket]
     miss_reasons: dict[str, int]
@@ -103,5 +103,5 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None
     model: str | None
     totals: Totals
-    rates: Rates
+    rates: HitRates
     saved_nano: int

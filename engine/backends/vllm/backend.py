@@ -17,7 +17,7 @@ from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import Clock
 from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Memory, Stats
-from engine.schedule.books import Accounts
+from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
 from engine.sizing import NotSizable, kv_size
@@ -57,7 +57,7 @@ class VllmBackend(LoopedBackend):
         loaded, vllm = self._ready(), self._vllm
         assert vllm is not None
         core = await vllm.core.stats()
-        accounts, entries = loaded.accounts, loaded.cache.entries
+        books, entries = loaded.books, loaded.cache.entries
         return Stats(
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
@@ -73,7 +73,7 @@ class VllmBackend(LoopedBackend):
                 shared=core.shared,
             ),
             counters=Counters(
-                **accounts.totals,
+                **books.totals,
                 preempted_requests=vllm.counts.preempted,
                 evicted_blocks=core.evicted_blocks,
                 evicted_entries=entries.lifetimes.num_evicted,
@@ -82,8 +82,8 @@ class VllmBackend(LoopedBackend):
             leases=LeaseStats(blocks=core.leased_blocks, max_blocks=core.max_leased_blocks),
             num_entries=len(entries),
             num_leases=len(entries.leases),
-            unacknowledged=accounts.num_unacknowledged,
-            prefill_seconds=accounts.prefill_seconds,
+            unacknowledged=books.num_unacknowledged,
+            prefill_seconds=books.prefill_seconds,
         )
 
     async def memory(self) -> Memory:
@@ -105,11 +105,11 @@ class VllmBackend(LoopedBackend):
         cache = HeldCache(pool, entries, hasher)
         budget = int(description.num_blocks * settings.lease_share)
         turns = Turns(cache, parts.counts, max_leased_blocks=budget)
-        accounts = Accounts()
+        books = Books()
         lifecycle = Lifecycle(
             cache,
             turns,
-            accounts,
+            books,
             self._clock,
             epoch=description.epoch,
             max_waiting=settings.max_waiting,
@@ -118,7 +118,7 @@ class VllmBackend(LoopedBackend):
         )
         loop = VllmLoop(parts.core, cache, turns, lifecycle, self._clock, self._event_loop)
         self._vllm = _Vllm(parts.core, parts.counts)
-        return Loaded(description, parts.renderer, cache, accounts, lifecycle, loop)
+        return Loaded(description, parts.renderer, cache, books, lifecycle, loop)
 
     @staticmethod
     def _never(settings: Settings, progress: Progress) -> Any:

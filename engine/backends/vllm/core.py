@@ -20,7 +20,7 @@ from engine.backends.vllm.directive import (
     Loss,
     Report,
 )
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.schedule.runner import SampleParams
 
 _MAX_SEED = 2**63

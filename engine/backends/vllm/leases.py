@@ -112,7 +112,7 @@ class LeaseManager:
         """Keep a prefix whose blocks are hashed; None where they are not all there.
 
         A live entry of that key stays, leased if it can be now. `claim` is who wants it: see
-        `settle`.
+        `end_claim`.
         """
         found = self._find(want.key)
         hold = found or self._make(want, scope, block_hashes)
@@ -127,7 +127,7 @@ class LeaseManager:
         hold.claims.add(claim)
         return hold
 
-    def settle(self, hold: Hold, claim: str, *, is_started: bool) -> None:
+    def end_claim(self, hold: Hold, claim: str, *, is_started: bool) -> None:
         """Who claimed has ended: what nobody got a token for, and nobody claims any more, goes."""
         hold.claims.discard(claim)
         hold.is_confirmed |= is_started

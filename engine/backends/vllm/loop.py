@@ -116,7 +116,7 @@ class VllmLoop:
         self.lifecycle.start_if_first(sequence)
         self._cache.let_go(request.found)
         sequence.table.release()
-        self._turns.settle(request)
+        self._turns.end_wants(request)
         for fork in request.sequences[1:]:
             self._turns.add_fork(fork)
 

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
-from engine.cache.block import Block, Digest, Entry
+from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainHasher, PromptDigests
 from engine.cache.entries import Entries
+from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndReason
 from engine.cache.lookup import longest_hit
 from engine.cache.pool import BlockPool

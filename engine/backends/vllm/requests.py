@@ -18,7 +18,7 @@ MAX_ENDED = 4_096
 
 
 @dataclass(eq=False, slots=True)
-class RequestState:
+class TrackedRequest:
     """`found_tokens` is the last look-up's; what of it was reused is settled by admissions."""
 
     directive: Directive
@@ -43,9 +43,9 @@ class RequestTracker:
 
     def __init__(self, leases: LeaseManager) -> None:
         self._leases = leases
-        self._states: dict[str, RequestState] = {}
-        self._wanting: dict[str, RequestState] = {}
-        self._by_id: dict[str, RequestState] = {}
+        self._states: dict[str, TrackedRequest] = {}
+        self._wanting: dict[str, TrackedRequest] = {}
+        self._by_id: dict[str, TrackedRequest] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     # What the scheduler tells.
@@ -59,7 +59,7 @@ class RequestTracker:
             directive = msgspec.convert(params, Directive)
         except msgspec.ValidationError as error:
             return str(error)
-        state = RequestState(directive, request)
+        state = TrackedRequest(directive, request)
         directive.wants.sort(key=lambda want: want.tokens)
         self._leases.set_share(directive.scope, directive.lease_blocks)
         if directive.read is not None:
@@ -113,7 +113,7 @@ class RequestTracker:
         self._wanting.pop(request_id, None)
         self._unprotect(state)
         for hold in state.claims:
-            self._leases.settle(hold, request_id, is_started=state.is_started)
+            self._leases.end_claim(hold, request_id, is_started=state.is_started)
         our_id = state.directive.request_id
         if self._by_id.get(our_id) is state:
             self._ended[our_id] = None
@@ -165,7 +165,7 @@ class RequestTracker:
 
     # Inside.
 
-    def _readable(self, state: RequestState) -> int:
+    def _readable(self, state: TrackedRequest) -> int:
         """How much of the entry that it was to read the last look-up found."""
         directive = state.directive
         if directive.read is None or not state.was_protected:
@@ -175,7 +175,7 @@ class RequestTracker:
             return 0
         return min(state.found_tokens, directive.read_tokens)
 
-    def _take(self, state: RequestState, computed_tokens: int) -> None:
+    def _take(self, state: TrackedRequest, computed_tokens: int) -> None:
         directive, request = state.directive, state.request
         while state.num_taken < len(directive.wants):
             want = directive.wants[state.num_taken]
@@ -193,13 +193,13 @@ class RequestTracker:
                     state.claims.append(hold)
         del self._wanting[request.request_id]
 
-    def _want_again(self, state: RequestState) -> None:
+    def _want_again(self, state: TrackedRequest) -> None:
         """Preempted before its first token: what was lost with a reset is to be held anew."""
         if state.directive.wants:
             state.num_taken = 0
             self._wanting[state.request.request_id] = state
 
-    def _unprotect(self, state: RequestState) -> None:
+    def _unprotect(self, state: TrackedRequest) -> None:
         if state.protected is not None:
             self._leases.unprotect(state.protected)
             state.protected = None

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from engine.backends.vllm.core import StepCounts
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
-from engine.cache.block import Digest
 from engine.cache.digests import common_blocks
+from engine.cache.ids import Digest
 from engine.schedule.request import RequestState, SequenceState
 
 
@@ -66,13 +66,13 @@ class Turns:
         del self._sequences[sequence]
         request = sequence.request
         if sequence is request.leader:
-            self.settle(request)
+            self.end_wants(request)
             if request.found is not None:
                 self._cache.let_go(request.found)
         sequence.table.release()
         self.drop(sequence)
 
-    def settle(self, request: RequestState) -> None:
+    def end_wants(self, request: RequestState) -> None:
         """It began to answer, or never will: nothing waits for its wants any more."""
         directive = self._directives.pop(request.request_id, None)
         if directive is not None:

@@ -22,7 +22,7 @@ from engine.compute.attention.arithmetic import (
     first_visible_block,
     visible,
 )
-from engine.compute.batch import Batch, Chunk
+from engine.compute.batch import Batch, TokenRun
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvPool
 
@@ -129,7 +129,7 @@ def _check_arguments(
     return Layer(index=index, scaling=scaling, window=window, softcap=softcap)
 
 
-def _attend_chunk(query: torch.Tensor, chunk: Chunk, pool: KvPool, layer: Layer) -> torch.Tensor:
+def _attend_chunk(query: torch.Tensor, chunk: TokenRun, pool: KvPool, layer: Layer) -> torch.Tensor:
     """Attend several tokens (heads, tokens, head_dim) of one sequence to all before them."""
     first = first_visible_block(chunk.start, layer.window, pool.block_size)
     keys, values = pool.gather(layer.index, chunk.blocks[first:])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.protocol import Delta, FinishReason, ToolInputDelta, ToolUseStart
 from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.stops import StopFinder

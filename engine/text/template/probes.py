@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import (
     Message,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _REPLACEMENT = "\ufffd"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from engine.cache.block import TokenId
+from engine.cache.ids import TokenId
 
 # Special tokens are control tokens by declaration; others by looking like markup, as
 # `<tool_call>` or `[INST]` do. What remains (runs of spaces, names) is text.

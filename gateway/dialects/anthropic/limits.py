@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from gateway.base.rates import Rates
+from gateway.base.standing import Standings
 
 
-def limit_headers(rates: Rates, now: datetime) -> Iterator[tuple[str, str]]:
+def limit_headers(rates: Standings, now: datetime) -> Iterator[tuple[str, str]]:
     """`reset` is the time, RFC 3339, at which all of a limit is there again.
 
     There is one limit for all tokens. Input and output each end where it ends, so clients that

@@ -12,9 +12,9 @@ from gateway.dialects.openai.response import (
     Call,
     ChatCompletion,
     Choice,
-    Chunk,
     ChunkChoice,
     Completion,
+    CompletionChunk,
     FinishReason,
     Function,
     TextChoice,
@@ -58,7 +58,7 @@ class _ChosenText:
         )
 
 
-def collect_chat(chunks: Iterable[Chunk]) -> ChatCompletion:
+def collect_chat(chunks: Iterable[CompletionChunk]) -> ChatCompletion:
     """Raise EngineFailed where the chunks are not a whole response."""
     first, chosen, usage = None, dict[int, _ChosenText](), None
     for chunk in chunks:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from gateway.base.rates import Rates
+from gateway.base.standing import Standings
 
 
-def limit_headers(rates: Rates) -> Iterator[tuple[str, str]]:
+def limit_headers(rates: Standings) -> Iterator[tuple[str, str]]:
     """`reset` is how long until all of a limit is there again, such as `6m0s`."""
     for kind, rate in (("requests", rates.requests), ("tokens", rates.tokens)):
         if rate is not None:

@@ -85,7 +85,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | UnsetType = UNSET
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int

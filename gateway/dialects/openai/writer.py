@@ -23,9 +23,9 @@ from gateway.base.errors import EngineFailed
 from gateway.dialects.extension import Holdfast, extension_of
 from gateway.dialects.openai.response import (
     CallDelta,
-    Chunk,
     ChunkChoice,
     Completion,
+    CompletionChunk,
     Delta,
     FinishReason,
     FunctionDelta,
@@ -42,7 +42,7 @@ _REASONS: dict[EngineReason, FinishReason] = {
     "tool_use": "tool_calls",
     "context": "length",
 }
-ChunkT = TypeVar("ChunkT", Chunk, Completion)
+ChunkT = TypeVar("ChunkT", CompletionChunk, Completion)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,14 +109,14 @@ class Writer(Generic[ChunkT]):
         return taken
 
 
-class ChatWriter(Writer[Chunk]):
+class ChatWriter(Writer[CompletionChunk]):
     __slots__ = ()
 
-    def _begin(self) -> Iterator[Chunk]:
+    def _begin(self) -> Iterator[CompletionChunk]:
         for index in range(self.num_choices):
             yield self._delta(index, Delta(role="assistant", content=""))
 
-    def _say(self, frame: Frame) -> Iterator[Chunk]:
+    def _say(self, frame: Frame) -> Iterator[CompletionChunk]:
         match frame:
             case TextDelta(text=text):
                 yield self._delta(frame.choice, Delta(content=text))
@@ -132,7 +132,7 @@ class ChatWriter(Writer[Chunk]):
                 call = CallDelta(self._num_calls[choice], FunctionDelta(arguments=partial))
                 yield self._delta(choice, Delta(tool_calls=[call]))
 
-    def _finish(self, index: int, reason: FinishReason, stop: str | None) -> Chunk:
+    def _finish(self, index: int, reason: FinishReason, stop: str | None) -> CompletionChunk:
         return self._chunk(
             [
                 ChunkChoice(
@@ -144,14 +144,14 @@ class ChatWriter(Writer[Chunk]):
             ]
         )
 
-    def _usage(self, usage: Usage) -> Chunk:
+    def _usage(self, usage: Usage) -> CompletionChunk:
         return self._chunk([], usage)
 
-    def _delta(self, index: int, delta: Delta) -> Chunk:
+    def _delta(self, index: int, delta: Delta) -> CompletionChunk:
         return self._chunk([ChunkChoice(index=index, delta=delta)])
 
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> Chunk:
-        return Chunk(
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> CompletionChunk:
+        return CompletionChunk(
             id=self.response_id,
             created=self.created,
             model=self.model,

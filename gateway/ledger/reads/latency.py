@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import func, select, text, union_all
 
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import Part, Range, parts_of, settle
+from gateway.ledger.reads.ranges import Part, Range, parts_of, widen_to_days
 from gateway.ledger.schema import LatencyRollupRow, TurnRow
 from gateway.ledger.sums.rollups import (
     DAY_SECONDS,
@@ -59,7 +59,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 async def latency(ledger: Ledger, of: Range) -> Latency:
     async with ledger.transaction() as connection:
-        of = await settle(connection, of)
+        of = await widen_to_days(connection, of)
         is_short = of.seconds <= _MAX_RAW_SECONDS
         step = (3600 if is_short else DAY_SECONDS) * 1000
         parts = parts_of(of.since_ms, of.until_ms, [] if is_short else [DAY_SECONDS])

@@ -83,7 +83,7 @@ def widths_for(step_seconds: int | None) -> list[int]:
     return [width for width in widths if step_seconds is None or step_seconds % width == 0]
 
 
-async def settle(connection: AsyncConnection, wanted: Range) -> Range:
+async def widen_to_days(connection: AsyncConnection, wanted: Range) -> Range:
     """Widen a range to whole days where its turns may have been deleted."""
     horizon = await horizon_ms(connection)
     since, until = wanted.since_ms, wanted.until_ms

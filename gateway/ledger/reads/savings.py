@@ -10,7 +10,7 @@ from datetime import date
 import msgspec
 
 from gateway.ledger.reads.totals import Totals
-from gateway.prices.pricing import Price, PriceSheets, Rates, TokenCounts, cost_at
+from gateway.prices.pricing import Price, PriceSheets, TokenCounts, TokenPrices, cost_at
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     unexplained: int
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
     """What the same tokens would have cost at a published price: not what they cost here."""
 
     model: str
@@ -85,19 +85,19 @@ def waterfall(groups: Iterable[Priced], own: PriceSheets) -> Waterfall:
     )
 
 
-def comparisons(groups: Iterable[Priced], hosted: PriceSheets, on: date) -> list[Comparison]:
+def comparisons(groups: Iterable[Priced], hosted: PriceSheets, on: date) -> list[HostedCost]:
     """The whole traffic at each hosted model's price of that day, the cheapest first."""
     listed = list(groups)
     found = [_compare(listed, price, hosted) for price in hosted.current(on)]
     return sorted(found, key=lambda comparison: (comparison.nano, comparison.model))
 
 
-def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> Comparison:
+def _compare(groups: list[Priced], price: Price, hosted: PriceSheets) -> HostedCost:
     nano = without_cache = 0
     for group in groups:
         cost = cost_at(price.rates_above(group.prompt_above), counts_of(group.totals))
         nano, without_cache = nano + cost.actual, without_cache + cost.without_cache
-    return Comparison(
+    return HostedCost(
         model=price.model,
         price=price.id,
         source=hosted.source,
@@ -132,7 +132,7 @@ def avoided(engine: str | None, model: str, totals: Totals) -> Avoided:
     )
 
 
-def costs_by_class(rates: Rates, totals: Totals) -> dict[str, int]:
+def costs_by_class(rates: TokenPrices, totals: Totals) -> dict[str, int]:
     """What each class of tokens cost, in nano-dollars; they add up to the cost."""
     return {
         "uncached_input_tokens": totals.input_tokens * rates.input,

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import Range, reason_counts, settle, sums
+from gateway.ledger.reads.ranges import Range, reason_counts, sums, widen_to_days
 from gateway.ledger.schema import TurnRow
 
 _MAX_POINTS = 60
@@ -84,7 +84,7 @@ class Queries:
 
     async def totals(self, of: Range) -> Totals:
         async with self.ledger.transaction() as connection:
-            found = await totals_by(connection, await settle(connection, of), ())
+            found = await totals_by(connection, await widen_to_days(connection, of), ())
         return found.get((), Totals())
 
     async def totals_by(
@@ -93,12 +93,14 @@ class Queries:
         """For each combination of values of the dimensions `by` (`rollups.DIMENSIONS`); with a
         step for each interval too, whose start is the key's first value."""
         async with self.ledger.transaction() as connection:
-            return await totals_by(connection, await settle(connection, of), by, step_seconds)
+            return await totals_by(
+                connection, await widen_to_days(connection, of), by, step_seconds
+            )
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals aligned to the epoch; intervals without turns are there, with zeros."""
         async with self.ledger.transaction() as connection:
-            of = await settle(connection, of)
+            of = await widen_to_days(connection, of)
             width = width_seconds or bucket_seconds(int(of.seconds))
             found = await totals_by(connection, of, (), width)
         step = width * 1000
@@ -116,7 +118,7 @@ class Queries:
     async def reasons(self, of: Range) -> Reasons:
         counts: dict[str, Counter[str]] = {"miss": Counter(), "outcome": Counter()}
         async with self.ledger.transaction() as connection:
-            of = await settle(connection, of)
+            of = await widen_to_days(connection, of)
             for query in reason_counts(of):
                 for kind, value, requests in await connection.execute(query):
                     counts[kind][value] += int(requests)

@@ -6,8 +6,9 @@ from itertools import count
 
 import pytest
 
-from engine.cache.block import Block, Digest
+from engine.cache.block import Block
 from engine.cache.digests import pack
+from engine.cache.ids import Digest
 from tests.engine.cache.watched import WatchedPool
 from tests.engine.cache.world import World
 

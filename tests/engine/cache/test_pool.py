@@ -2,8 +2,9 @@
 
 import pytest
 
-from engine.cache.block import Block, Digest
+from engine.cache.block import Block
 from engine.cache.digests import pack
+from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool, NoFreeBlocks
 
 BLOCK_SIZE = 2

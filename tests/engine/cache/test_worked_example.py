@@ -1,8 +1,8 @@
 """The worked example of engine/README.md: ten blocks of four tokens, time 1 to time 7."""
 
-from engine.cache.block import TokenId
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
+from engine.cache.ids import TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool, PoolCounts
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache

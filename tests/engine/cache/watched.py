@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine.cache.block import NOBODY, Block, BlockId, Digest
+from engine.cache.block import Block
+from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.cache.pool import BlockPool
 
 

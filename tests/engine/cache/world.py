@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.block import Block, Digest, Entry
+from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
+from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndedLease
 from engine.cache.lookup import Segment
 from engine.cache.pool import NoFreeBlocks

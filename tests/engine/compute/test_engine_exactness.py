@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from engine.cache.block import BlockId, TokenId
+from engine.cache.ids import BlockId, TokenId
 from engine.protocol import Done
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import TinyModel, relative_difference

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.cache.block import BlockId
+from engine.cache.ids import BlockId
 from engine.schedule.runner import Work
 from tests.engine.compute.tiny import (
     GREEDY,

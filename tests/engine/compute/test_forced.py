@@ -9,7 +9,7 @@ import pytest
 
 from engine.backends.base import Parts
 from engine.backends.native import load_native
-from engine.cache.block import BlockId
+from engine.cache.ids import BlockId
 from engine.errors import InvalidRequest
 from engine.protocol import (
     Delta,

@@ -18,7 +18,7 @@ from transformers import (
     T5Config,
 )
 
-from engine.cache.block import BlockId
+from engine.cache.ids import BlockId
 from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep, paged_attention
 from engine.compute.batch import build_batch
 from engine.compute.errors import ModelRefused

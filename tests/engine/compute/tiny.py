@@ -17,7 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from engine.cache.block import BlockId
+from engine.cache.ids import BlockId
 from engine.compute.loading import LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work

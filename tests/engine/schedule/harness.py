@@ -11,10 +11,10 @@ from zlib import crc32
 
 import msgspec
 
-from engine.cache.block import BlockId, TokenId
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
+from engine.cache.ids import BlockId, TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
@@ -38,7 +38,7 @@ from engine.protocol import (
     TextPart,
     Ttl,
 )
-from engine.schedule.books import Accounts
+from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
@@ -183,12 +183,12 @@ class Harness:
         self.scheduler = Scheduler(
             self.cache, max_step_tokens=max_step_tokens, max_running=max_running
         )
-        self.accounts = Accounts()
+        self.books = Books()
         self.events: list[Event] = []
         self.lifecycle = Lifecycle(
             self.cache,
             self.scheduler,
-            self.accounts,
+            self.books,
             self.clock,
             epoch="e",
             max_waiting=max_waiting,

@@ -13,7 +13,7 @@ from engine.protocol import FinalCounts, InputUsage
 from gateway.base.errors import EngineTimeout, LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.charge import Accounts
+from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -107,8 +107,8 @@ def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_p
             output_tokens=7,
         )
         witness = Witness(known)
-        accounts = Accounts(load_prices(), metrics)
-        reconciler = Reconciler(journal, [witness], metrics, accounts.settle, lambda: now[0])
+        billing = Billing(load_prices(), metrics)
+        reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: now[0])
         assert await reconciler.recover() == 3
         await reconciler.step()
         (closed,) = await journal.closed_turns(10)
@@ -133,8 +133,8 @@ def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(tmp_path:
         await journal.open(record(journal, 1))
         witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
         witness.is_silent = True
-        accounts = Accounts(load_prices(), Metrics())
-        reconciler = Reconciler(journal, [witness], Metrics(), accounts.settle, lambda: now[0])
+        billing = Billing(load_prices(), Metrics())
+        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
         await reconciler.recover()
         now[0] = 60.0
         await reconciler.step()
@@ -164,8 +164,8 @@ def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left
             for turn_id in (mine, open_one.id, "msg_ffffffff0001")
         ]
         witness = Witness(*counts)
-        accounts = Accounts(load_prices(), Metrics())
-        reconciler = Reconciler(journal, [witness], Metrics(), accounts.settle, lambda: 0.0)
+        billing = Billing(load_prices(), Metrics())
+        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: 0.0)
         await reconciler.step(is_sweep=True)
         assert witness.acked == [mine]
         await journal.stop()

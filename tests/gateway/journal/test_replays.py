@@ -11,7 +11,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import migrate
-from gateway.journal.charge import Accounts
+from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -46,7 +46,7 @@ def test_replayed_drains_and_late_or_unknown_counts_change_no_row(tmp_path: Path
     async def check() -> None:
         journal, ledger, metrics = Journal(tmp_path / "j"), Ledger(settings.ledger_url), Metrics()
         witness = Witness()
-        charge = Accounts(load_prices(), metrics).settle
+        charge = Billing(load_prices(), metrics).charge
         reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
 
         async def acknowledge(_engine: str, _turn_ids: list[str]) -> None: ...
@@ -73,7 +73,7 @@ def test_replayed_drains_and_late_or_unknown_counts_change_no_row(tmp_path: Path
                     await journal.close(changed)
                     await drain.step()
                 case 2:
-                    reconciler.settle(changed)
+                    reconciler.take_over(changed)
                     await reconciler.step()
                     await drain.step()
                 case _:

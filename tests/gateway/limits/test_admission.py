@@ -43,7 +43,7 @@ class Gate:
         turn_id = f"t{self.count}"
         with self.admission.admitted(turn_id, self.principal, estimate, 0) as place:
             place.is_open = True
-        self.admission.settle(self.record(turn_id, **counts))
+        self.admission.count_used(self.record(turn_id, **counts))
 
     def record(self, turn_id: str, **counts: int) -> TurnRecord:
         return TurnRecord(
@@ -102,9 +102,9 @@ def test_the_close_replaces_the_estimate_by_what_counted() -> None:
         cache_write_1h_tokens=30,
         output_tokens=40,
     )
-    gate.admission.settle(record)
+    gate.admission.count_used(record)
     assert gate.remaining() == 900
-    gate.admission.settle(record)
+    gate.admission.count_used(record)
     assert gate.remaining() == 900, "settled twice"
 
 
@@ -235,8 +235,8 @@ def test_what_is_taken_is_what_was_counted(steps: list[tuple[str, int, int]]) ->
                 place.is_open = True
             opened.append(f"t{number}")
         elif step == "close" and opened:
-            gate.admission.settle(gate.record(opened.pop(0), input_tokens=used))
+            gate.admission.count_used(gate.record(opened.pop(0), input_tokens=used))
             counted += used
     for turn_id in opened:
-        gate.admission.settle(gate.record(turn_id))
+        gate.admission.count_used(gate.record(turn_id))
     assert gate.remaining() == 1_000_000_000 - counted

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.protocol import ChainHeld, HeldName, Snapshot, Tier
 from gateway.routing.cost import Candidate, Load, Prompt, Weights, place
-from gateway.routing.held import Holdings, PrefixEnd
+from gateway.routing.held import PrefixEnd, ResidencyIndex
 
 WEIGHTS = Weights()
 NOW = 10.0
@@ -31,7 +31,7 @@ def engine(
         num_leased=num_leased,
         lease_seconds=300 if num_leased else None,
     )
-    holdings = Holdings()
+    holdings = ResidencyIndex()
     holdings.apply(Snapshot(seq=1, epoch="e", chains=[chain] if names else []), NOW)
     load = Load(WEIGHTS.fade_seconds)
     return Candidate(identity=f"http://engine-{number}", holdings=holdings, load=load)

@@ -29,8 +29,8 @@ from gateway.routing.held import (
     NOTHING,
     STALE_SECONDS,
     Coverage,
-    Holdings,
     PrefixEnd,
+    ResidencyIndex,
 )
 
 LEASE_SECONDS = 300.0
@@ -122,7 +122,7 @@ def test_the_index_is_what_the_engine_holds_whatever_gets_lost(
     """Frames get lost, connections break, the engine restarts; its own log replays or snapshots."""
 
     async def check() -> None:
-        log, model, holdings = EventLog("epoch-0"), Model(), Holdings()
+        log, model, holdings = EventLog("epoch-0"), Model(), ResidencyIndex()
         lost = 0
 
         async def reconnect() -> None:
@@ -162,13 +162,13 @@ def test_the_index_is_what_the_engine_holds_whatever_gets_lost(
     asyncio.run(check())
 
 
-def begun(holdings: Holdings, *chains: ChainHeld) -> Holdings:
+def begun(holdings: ResidencyIndex, *chains: ChainHeld) -> ResidencyIndex:
     assert holdings.apply(Snapshot(seq=1, epoch="e", chains=list(chains)), 0.0)
     return holdings
 
 
 def test_a_missing_event_is_noticed_and_a_repeated_one_changes_nothing() -> None:
-    holdings = begun(Holdings())
+    holdings = begun(ResidencyIndex())
     assert not holdings.apply(chain_of(0, 1, seq=3), 0.0)
     assert holdings.seq == 1 and len(holdings) == 0
     assert holdings.apply(chain_of(0, 1, seq=2), 0.0)
@@ -178,7 +178,7 @@ def test_a_missing_event_is_noticed_and_a_repeated_one_changes_nothing() -> None
 
 
 def test_what_was_said_too_long_ago_is_not_believed() -> None:
-    holdings = Holdings()
+    holdings = ResidencyIndex()
     assert holdings.is_stale(0.0)
     begun(holdings)
     assert not holdings.is_stale(STALE_SECONDS)
@@ -189,13 +189,13 @@ def test_what_was_said_too_long_ago_is_not_believed() -> None:
 
 def test_a_lease_counts_until_it_runs_out() -> None:
     held = chain_of(0, 3, num_leased=2, lease_seconds=10.0)
-    holdings = begun(Holdings(), held)
+    holdings = begun(ResidencyIndex(), held)
     assert holdings.coverage(ends_of(0), 9.0) == Coverage(48, 0, 32)
     assert holdings.coverage(ends_of(0), 11.0) == Coverage(48, 0, 0)
 
 
 def test_an_expected_prefix_counts_until_taken_back_or_too_old() -> None:
-    holdings = begun(Holdings())
+    holdings = begun(ResidencyIndex())
     holdings.expect(ends_of(0, 2), 0.0)
     assert holdings.coverage(ends_of(0), 1.0).device == 32
     assert holdings.coverage(ends_of(0), EXPECTED_SECONDS + 1) == NOTHING
@@ -216,14 +216,14 @@ def started(num_held: int, epoch: str = "e", chain: int = 0) -> tuple[Started, l
 
 
 def test_a_receipt_counts_until_the_event_should_have_come() -> None:
-    holdings = begun(Holdings())
+    holdings = begun(ResidencyIndex())
     holdings.learn(*started(2), 0.0)
     assert holdings.coverage(ends_of(0), CONFIRM_SECONDS - 1).device == 32
     assert holdings.coverage(ends_of(0), CONFIRM_SECONDS + 1) == NOTHING
 
 
 def test_without_events_the_least_recently_used_is_forgotten_beyond_the_capacity() -> None:
-    holdings = Holdings(capacity_tokens=2 * DEPTH * 16)
+    holdings = ResidencyIndex(capacity_tokens=2 * DEPTH * 16)
     for chain in (0, 1):
         holdings.learn(*started(DEPTH, chain=chain), 0.0)
     holdings.touch(ends_of(0))
@@ -235,6 +235,6 @@ def test_without_events_the_least_recently_used_is_forgotten_beyond_the_capacity
 
 
 def test_memory_is_bounded_and_what_is_forgotten_is_counted() -> None:
-    holdings = Holdings(max_names=4)
+    holdings = ResidencyIndex(max_names=4)
     begun(holdings, *(chain_of(chain, 3) for chain in range(3)))
     assert len(holdings) == 4 and holdings.num_forgotten == 5

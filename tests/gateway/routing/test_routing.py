@@ -22,7 +22,7 @@ from gateway.dialects.openai.decode import decode_chat
 from gateway.prompt.ask import Ask, Principal, TurnId
 from gateway.routing.breaker import FAILURES, Breaker
 from gateway.routing.cost import Load
-from gateway.routing.held import Holdings
+from gateway.routing.held import ResidencyIndex
 from gateway.routing.router import Router, TokenRates
 
 NOW = 100.0
@@ -33,7 +33,7 @@ class Candidate:
     url: str
     description: Description | None
     is_draining: bool = False
-    holdings: Holdings = field(default_factory=Holdings)
+    holdings: ResidencyIndex = field(default_factory=ResidencyIndex)
     load: Load = field(default_factory=lambda: Load(600.0))
     breaker: Breaker = field(default_factory=Breaker)
 

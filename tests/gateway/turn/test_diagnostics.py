@@ -16,7 +16,7 @@ from gateway.cli.main import main
 from gateway.dialects.anthropic.ask import ask_of
 from gateway.dialects.anthropic.decode import decode_messages
 from gateway.prompt.ask import Ask, Compared, Principal
-from gateway.turn.diagnostics import Diagnosis, Diagnostics
+from gateway.turn.diagnostics import Diagnosis, PromptComparer
 from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -158,7 +158,7 @@ def comparing(workspace: str, previous: str) -> Ask:
 async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
     """Not even the time that an answer takes tells them apart."""
     background = Background()
-    diagnostics = Diagnostics(never, background)
+    diagnostics = PromptComparer(never, background)
     theirs, nobodys = "msg_" + "1" * 28, "msg_" + "0" * 28
     fingerprint = comparing("owner", nobodys).fingerprint(5)
     diagnostics.remember("owner", theirs, fingerprint)
@@ -177,7 +177,7 @@ async def test_what_is_anothers_takes_the_way_of_what_is_not_there() -> None:
 async def test_nobody_waits_for_the_database() -> None:
     ask = comparing("w", "msg_" + "0" * 28)
     background = Background()
-    comparison = Diagnostics(never, background).begin(ask)
+    comparison = PromptComparer(never, background).begin(ask)
     assert comparison is not None
     await asyncio.sleep(0)
     assert comparison.diagnosis(ask.fingerprint(5)) == Diagnosis("unfinished")

@@ -1,5 +1,5 @@
 from engine.protocol import BreakpointReport, InputUsage, Name, Receipt, Started
-from gateway.turn.why_missed import Residency
+from gateway.turn.why_missed import LastHolders
 
 A = "a" * 16
 NAMES = [Name(A, 0)]
@@ -16,8 +16,8 @@ def started(epoch: str, seconds: float | None = 300.0, segment: int = 0) -> Star
     )
 
 
-def make(epochs: dict[str, str], max_names: int = 10) -> Residency:
-    return Residency(epochs.get, max_names)
+def make(epochs: dict[str, str], max_names: int = 10) -> LastHolders:
+    return LastHolders(epochs.get, max_names)
 
 
 def test_the_same_engine_in_the_same_epoch_explains_nothing() -> None:

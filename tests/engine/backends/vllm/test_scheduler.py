@@ -227,9 +227,9 @@ def test_what_two_were_writing_stays_if_one_of_them_started(
     want = directive.Want(key="entry", tokens=320, expires_at=1.0)
     holds = [sim.leases.hold(want, "scope", request.block_hashes, name) for name in ("one", "two")]
     assert holds[0] is holds[1] is not None
-    sim.leases.settle(holds[0], "one", is_started=False)
+    sim.leases.end_claim(holds[0], "one", is_started=False)
     assert sim.states() == {"entry": "leased"}
-    sim.leases.settle(holds[0], "two", is_started=is_second_started)
+    sim.leases.end_claim(holds[0], "two", is_started=is_second_started)
     assert sim.states() == ({"entry": "leased"} if is_second_started else {})
     sim.drain()
     sim.check_refs()

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Rate(NamedTuple):
+class Standing(NamedTuple):
     """`reset_seconds` until all of `limit` is there again, if nothing more is used."""
 
     limit: int
@@ -11,6 +11,6 @@ class Rate(NamedTuple):
     reset_seconds: float
 
 
-class Rates(NamedTuple):
-    requests: Rate | None
-    tokens: Rate | None
+class Standings(NamedTuple):
+    requests: Standing | None
+    tokens: Standing | None

@@ -1,0 +1,10 @@
+"""The identifiers of the cache: which block, which token, which prefix."""
+
+from typing import NewType
+
+BlockId = NewType("BlockId", int)
+TokenId = int
+Digest = NewType("Digest", bytes)
+"""A 16-byte keyed chain digest: of a scope and all tokens up to a point."""
+NOBODY = Digest(b"")
+"""The owner of blocks that are allocated for no scope in particular."""
