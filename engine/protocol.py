@@ -357,6 +357,8 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one request used, kept until acknowledged. `usage` None: it ended before it started.
 
+    `prefilled_tokens` of its prompt had gone through the model when it ended before it started,
+    each place counted once; it is 0 beside a `usage`, which has the same in `computed_tokens`.
     `scope` is the request's: whose it was, should its gateway be lost with all that it knew.
     """
 
@@ -366,6 +368,7 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     usage: InputUsage | None = None
     output_tokens: int = 0
     thinking_tokens: int = 0
+    prefilled_tokens: int = 0
     scope: str = ""
 
 
@@ -405,7 +408,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     `prefix_order` says whether tools are rendered before the system prompt or where the model's
     own template puts them. `epoch` changes with every start: nothing of an older one is held.
     `max_running` sequences are computed together at most, 0 where the engine does not tell: what is
-    sent beyond waits there.
+    sent beyond waits there. `longest_token_bytes` of text, as UTF-8, become one token at most, so a
+    prompt of n bytes has n / that many tokens at least; 0 where the engine does not tell, or where
+    its tokenizer leaves text out.
     """
 
     backend: Literal["native", "vllm", "synthetic"]
@@ -426,6 +431,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     default_top_k: int = 0
     ttl_scale: float = 1.0
     max_running: int = 0
+    longest_token_bytes: int = 0
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -8,14 +8,16 @@ from engine.protocol import InputUsage
 
 # What the ledger's column holds.
 MODEL_CHARACTERS = 128
+CLIENT_LEFT = "client_disconnect"
 
 
 class TurnRecord(msgspec.Struct, kw_only=True):
     """One turn as journal and ledger keep it. Written twice: at the opening and at the close.
 
     `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
-    never started are 0. Money is in nano-dollars and None where the model has no price.
-    `fingerprint` is packed (`prefix/fingerprint.py`); `num_removed` nonces were left out of the
+    never started are 0, but for what a client that left had the engine compute: see
+    `take_prefill`. Money is in nano-dollars and None where the model has no price.
+    `fingerprint` is packed (`prompt/fingerprint.py`); `num_removed` nonces were left out of the
     prompt. `prefix` is the name (16 hex digits, keyed by scope) of the deepest prefix that the
     client marked, `prefix_ttl` what it marked it with. `stop_reason` is the engine's word for why
     it stopped, also where the outcome is another (`cancelled` of a client that left).
@@ -78,6 +80,13 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         self.available_tokens = self.captured_tokens = None
         self.thinking_tokens = 0
         self.take_usage(InputUsage(input_tokens=0))
+
+    def take_prefill(self, num_tokens: int) -> None:
+        """What an engine computed of a prompt whose answer never began. A client that left pays it
+        as uncached input; where the engine or the gateway failed it is nobody's to pay."""
+        self.computed_tokens = num_tokens
+        if self.outcome == CLIENT_LEFT:
+            self.input_tokens = num_tokens
 
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens

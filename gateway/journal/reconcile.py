@@ -178,6 +178,8 @@ class Reconciler:
             record.engine, record.epoch = engine.name, final.epoch
             if final.usage is not None:
                 record.take_usage(final.usage)
+            else:
+                record.take_prefill(final.prefilled_tokens)
             record.stop_reason = final.reason
             record.output_tokens = final.output_tokens
             record.thinking_tokens = final.thinking_tokens

@@ -15,7 +15,7 @@ from gateway.base.background import Background
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, JournalUnavailable
 from gateway.base.metrics import Metrics
-from gateway.base.record import MODEL_CHARACTERS, TurnRecord
+from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing, Meter
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
@@ -46,7 +46,7 @@ class Turn:
     meter: Meter
     dispatch: Dispatch
     is_closed: bool = False
-    outcome: str = "client_disconnect"
+    outcome: str = CLIENT_LEFT
     comparison: Comparison | None = None
     findings: Findings = field(default_factory=Findings)
 
@@ -142,7 +142,7 @@ class TurnService:
             await self.journal.open(record)
         except (asyncio.CancelledError, JournalUnavailable) as error:
             # It may be open on disk all the same, and nobody else would close it.
-            record.outcome = getattr(error, "type", "client_disconnect")
+            record.outcome = getattr(error, "type", CLIENT_LEFT)
             self.billing.charge(record)
             self.journal.close_soon(record)
             raise

@@ -133,7 +133,7 @@ class ScriptedEngine:
         stop = self.running[request.request_id] = asyncio.Event()
         watcher = asyncio.ensure_future(_watch(receive, stop))
         usage, reports = self._look_up(request)
-        sent = 0
+        sent, has_started = 0, False
         try:
             await send(
                 {
@@ -160,6 +160,7 @@ class ScriptedEngine:
                 receipt=Receipt(name_tokens=[0] * len(request.names), num_held=0),
                 miss_reason=None if usage.cache_read_tokens else "cold",
             )
+            has_started = not stop.is_set()
             for step in [started, *self.script(request, usage)]:
                 if isinstance(step, float):
                     await _pause(step, stop)
@@ -180,8 +181,9 @@ class ScriptedEngine:
                 request_id=request.request_id,
                 epoch=self.epoch,
                 reason="cancelled" if stop.is_set() else "stop",
-                usage=usage,
+                usage=usage if has_started else None,
                 output_tokens=sent,
+                prefilled_tokens=0 if has_started else usage.computed_tokens,
             )
 
     def _look_up(self, request: GenerateRequest) -> tuple[InputUsage, list[BreakpointReport]]:

@@ -127,6 +127,40 @@ def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_p
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(
+    ("outcome", "is_paid"), [("client_disconnect", True), ("timeout_error", False)]
+)
+def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_input(
+    tmp_path: Path, outcome: str, is_paid: bool
+) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        final = FinalCounts(
+            request_id=turn.id, epoch="e", reason="cancelled", prefilled_tokens=3_000
+        )
+        witness, metrics = Witness(final), Metrics()
+        charged: list[TurnRecord] = []
+        billing = Billing(load_prices(), metrics, charged.append)
+        reconciler = Reconciler(journal, [witness], metrics, billing.charge, lambda: 0.0)
+        turn.outcome = outcome
+        reconciler.take_over(turn)
+        await reconciler.step()
+        (closed,) = await journal.closed_turns(10)
+        await journal.stop()
+        paid = 3_000 if is_paid else 0
+        assert (closed.outcome, closed.input_tokens, closed.computed_tokens) == (
+            outcome,
+            paid,
+            3_000,
+        )
+        assert closed.cost == paid * 1000 and closed.cache_read_tokens == 0
+        assert charged[0].input_tokens == paid, "it counts against rates and spend"
+
+    asyncio.run(check())
+
+
 def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(tmp_path: Path) -> None:
     async def check() -> None:
         journal, now = Journal(tmp_path), [0.0]
