@@ -181,10 +181,14 @@ class ScriptedEngine:
                 request_id=request.request_id,
                 epoch=self.epoch,
                 reason="cancelled" if stop.is_set() else "stop",
-                usage=usage if has_started else None,
-                output_tokens=sent,
-                prefilled_tokens=0 if has_started else usage.computed_tokens,
+                **self._counts(usage, sent, has_started),
             )
+
+    @staticmethod
+    def _counts(usage: InputUsage, sent: int, has_started: bool) -> dict[str, Any]:
+        if has_started:
+            return {"usage": usage, "output_tokens": sent}
+        return {"prefilled_tokens": usage.computed_tokens}
 
     def _look_up(self, request: GenerateRequest) -> tuple[InputUsage, list[BreakpointReport]]:
         ends = segment_tokens(request.prompt)
