@@ -60,7 +60,8 @@ def files() -> list[Path]:
             and not name.endswith(".egg-info")
             and (not name.startswith(".") or name in (".ci", ".streamlit"))
         ]
-        found += [Path(folder, name) for name in names]
+        # In a worktree `.git` is a file with a path in it, and the environment may be a link.
+        found += [Path(folder, name) for name in names if name not in SKIPPED_FOLDERS]
     return found
 
 
