@@ -24,7 +24,7 @@ from gateway.dialects.openai.request import (
     CompletionRequest,
 )
 
-_WIRE = "gateway.wire."
+_WIRE = "gateway.dialects."
 _ENVELOPES: dict[Dialect, Any] = {"anthropic": ErrorBody, "openai": openai.ErrorBody}
 _ID_HEADERS: dict[Dialect, str] = {"anthropic": "request-id", "openai": "x-request-id"}
 # Fields that these bodies have besides their types', see `wire/openai/request.py`.

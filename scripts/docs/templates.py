@@ -43,7 +43,7 @@ from engine.text.renderer import ChatRenderer
 ROOT = Path(__file__).resolve().parents[2]
 
 README = ROOT / "engine" / "README.md"
-TEMPLATES = ROOT / "tests" / "engine" / "prompt" / "chat_templates"
+TEMPLATES = ROOT / "tests" / "engine" / "text" / "chat_templates"
 DEMO_MODEL = ROOT / "engine" / "demo_model"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
 _CONTROL = re.compile(r"<\|\w+\|>|\[/?[A-Z_]+\]|<｜[^｜]+｜>|<(?:start|end)_of_turn>|</?think>")

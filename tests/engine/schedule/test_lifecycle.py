@@ -35,7 +35,7 @@ def test_max_tokens_zero_reads_and_writes_and_samples_nothing() -> None:
     assert [type(frame).__name__ for frame in sent.frames] == ["Started", "Finished", "Done"]
     assert started(sent).usage.cache_write_1h_tokens == 9
     assert all(work.sample is None for step in engine.runner.steps for work in step)
-    assert engine.accounts.unacknowledged()[0].output_tokens == 0
+    assert engine.books.unacknowledged()[0].output_tokens == 0
 
 
 def test_the_second_request_reads_what_the_first_wrote() -> None:
@@ -93,7 +93,7 @@ def test_cancelled_before_it_started_it_writes_nothing(steps: int) -> None:
     assert [type(frame).__name__ for frame in sent.frames] == ["Failed"]
     assert len(engine.entries) == 0
     assert engine.pool.counts().active == 0
-    counts = engine.accounts.unacknowledged()[0]
+    counts = engine.books.unacknowledged()[0]
     assert (counts.reason, counts.usage, counts.output_tokens) == ("cancelled", None, 0)
     engine.check_idle()
 
@@ -107,7 +107,7 @@ def test_cancelled_after_it_started_its_entry_stands() -> None:
     assert isinstance(sent.frames[-1], Done)
     assert len(engine.entries.leases) == 1
     assert engine.pool.counts().active == 0
-    counts = engine.accounts.unacknowledged()[0]
+    counts = engine.books.unacknowledged()[0]
     assert counts.reason == "cancelled" and counts.usage == started(sent).usage
     assert counts.output_tokens == len(sent.answer()) == 2
 
@@ -139,8 +139,8 @@ def test_a_request_id_is_refused_while_it_runs_and_until_it_is_acknowledged() ->
     engine.finish(sent)
     with pytest.raises(DuplicateRequest):
         engine.send(words(0, 9), request_id="one")
-    engine.accounts.acknowledge(["one", "unknown"])
-    engine.accounts.acknowledge(["one"])
+    engine.books.acknowledge(["one", "unknown"])
+    engine.books.acknowledge(["one"])
     engine.finish(engine.send(words(0, 9), request_id="one"))
 
 
@@ -152,7 +152,7 @@ def test_beyond_the_waiting_bound_a_request_is_refused_and_nothing_changes() -> 
     with pytest.raises(Overloaded):
         engine.send(words(0, 9), marks={0: "5m"}, request_id="refused")
     assert [block.ref_count for block in engine.pool.blocks] == before
-    assert not engine.accounts.has("refused")
+    assert not engine.books.has("refused")
     engine.finish(*waiting)
 
 
@@ -185,7 +185,7 @@ def test_final_counts_are_bounded_and_the_oldest_goes_first() -> None:
     engine = Harness()
     sent = engine.send(words(0, 5), words(5, 5), marks={1: "5m"}, max_tokens=3)
     engine.finish(sent)
-    (counts,) = engine.accounts.unacknowledged()
+    (counts,) = engine.books.unacknowledged()
     assert counts.usage == started(sent).usage
     assert (counts.reason, counts.output_tokens, counts.epoch) == ("length", 3, "e")
 
@@ -194,7 +194,7 @@ def test_the_totals_are_the_sums_of_what_the_responses_said() -> None:
     engine = Harness()
     sents = [engine.send(words(0, 5), words(10 * i, 6), marks={0: "1h", 1: "5m"}) for i in range(6)]
     engine.finish(*sents)
-    totals = engine.accounts.totals
+    totals = engine.books.totals
     for name in ("input_tokens", "cache_read_tokens", "cache_write_1h_tokens", "computed_tokens"):
         assert totals[name] == sum(getattr(started(sent).usage, name) for sent in sents)
     computed = sum(len(work.token_ids) for step in engine.runner.steps for work in step)
@@ -237,4 +237,4 @@ def test_no_way_out_leaves_a_request_without_a_last_frame() -> None:
     for sent in (*sents, late):
         last = [frame for frame in sent.frames if isinstance(frame, Done | Failed)]
         assert last == [sent.frames[-1]]
-    assert engine.accounts.num_unacknowledged == 4
+    assert engine.books.num_unacknowledged == 4

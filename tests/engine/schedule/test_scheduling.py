@@ -138,7 +138,7 @@ def test_a_lease_is_sacrificed_when_nothing_can_run_otherwise() -> None:
     engine.finish(engine.send(words(500, 31), marks={0: "1h"}, max_tokens=1))
     engine.finish(engine.send(words(100, 40), max_tokens=1))
     engine.step()
-    assert engine.accounts.totals["leases_sacrificed"] == 1
+    assert engine.books.totals["leases_sacrificed"] == 1
     assert len(engine.entries.leases) == 0
 
 
@@ -150,7 +150,7 @@ def test_waiting_holds_are_given_up_before_a_lease() -> None:
     holder = engine.send(words(600, 23), marks={0: "5m"}, max_tokens=1)
     engine.finish(first, holder)
     assert len(engine.entries.leases) >= 1
-    assert "leases_sacrificed" not in engine.accounts.totals
+    assert "leases_sacrificed" not in engine.books.totals
 
 
 def random_run(seed: int) -> None:
@@ -194,7 +194,7 @@ def random_run(seed: int) -> None:
     for sent in sents:
         if isinstance(sent.frames[-1], Done):
             assert len(sent.finishes) == len(sent.state.sequences)
-    assert engine.accounts.num_unacknowledged == len(sents)
+    assert engine.books.num_unacknowledged == len(sents)
     engine.check_idle()
 
 

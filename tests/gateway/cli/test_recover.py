@@ -13,7 +13,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable
 from gateway.base.settings import Settings
 from gateway.cli.main import migrate
-from gateway.cli.recovery import recover_instance, recover_journal, unsettled
+from gateway.cli.recovery import count_open_turns, recover_instance, recover_journal
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
@@ -90,7 +90,7 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
             ids = ["msg_deadbeef01", "msg_deadbeef02", "msg_deadbeef02.2", "msg_0123456701"]
             for turn_id, of in zip(ids, (scope, "f" * 32, "f" * 32, scope), strict=True):
                 engine.final[turn_id] = counts_of(turn_id, of)
-            assert await unsettled(settings) == {"deadbeef": 3, "01234567": 1}
+            assert await count_open_turns(settings) == {"deadbeef": 3, "01234567": 1}
             assert await recover_instance(settings, "deadbeef") == 3
             assert await recover_instance(settings, "deadbeef") in (0, 3)
 
