@@ -53,12 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn takes the signal while it serves, and raises it again when everything has ended.
     signal.signal(signal.SIGTERM, end)
     host = ServedEngine(fail)
-    app = create_app(
-        _backend_factory(settings),
-        settings.secret.get_secret_value(),
-        host,
-        speaks_openai=settings.backend == "synthetic",
-    )
+    app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host)
     server = Server(app, host, settings)
     with suppress(KeyboardInterrupt):
         server.run()
@@ -67,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if server.started else STARTUP_FAILURE
 
 
-def _backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
+def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
+    """What makes the backend that the settings ask for, once the server starts."""
     clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
     if settings.backend == "vllm":
         from engine.backends.vllm.backend import VllmBackend

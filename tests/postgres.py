@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import psycopg
 import pytest
 
-from tests.e2e.stack import free_port
+from scripts.stack import free_port
 
 NOBODY = "postgres"
 

@@ -34,7 +34,7 @@ HOMES = {
         "gateway/http/",
         "gateway/admin/",
         "engine/serve/",
-        "scripts/bench/gateway_floor.py",
+        "scripts/bench/",
         "tests/",
     ),
     "prometheus_client": ("gateway/base/metrics.py", "engine/metrics.py", "tests/"),

@@ -40,7 +40,6 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
-from engine.serve import openai_chat
 from engine.serve.bodies import decoder_of
 from engine.serve.health import ServedEngine
 
@@ -173,7 +172,8 @@ def _provide_host(state: State) -> ServedEngine:
     return host
 
 
-def _guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
+def guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
+    """Let through who sends the engine secret; others get a 401."""
     wanted = f"Bearer {secret}".encode()
 
     def check_secret(
@@ -209,8 +209,6 @@ def create_app(
     backend_of: Callable[[ServedEngine], Backend],
     secret: str,
     host: ServedEngine,
-    *,
-    speaks_openai: bool = False,
 ) -> Litestar:
     """The application over one backend, which is made and loaded when the server starts."""
 
@@ -235,20 +233,12 @@ def create_app(
         drop,
         advance_clock,
     ]
-    if speaks_openai:
-        handlers += [
-            openai_chat.models,
-            openai_chat.chat_completions,
-            openai_chat.render_chat,
-        ]
     calls = Router(
         path="/v1",
-        guards=[_guard(secret)],
+        guards=[guard(secret)],
         route_handlers=handlers,
     )
     probes: list[HTTPRouteHandler] = [healthz, readyz, render_metrics]
-    if speaks_openai:
-        probes.append(openai_chat.health)
     return Litestar(
         [calls, *probes],
         lifespan=[lifespan],

@@ -39,7 +39,7 @@ from scripts.bench.agent_prompts import (
     with_marker,
 )
 from scripts.bench.common import machine_line, table
-from tests.e2e.stack import API_KEY, running_stack
+from scripts.stack import API_KEY, running_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
-from tests.e2e.stack import running_stack
+from scripts.stack import running_stack
 from tests.isolation import probes
 
 ROOT = Path(__file__).resolve().parents[2]

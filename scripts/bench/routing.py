@@ -31,6 +31,7 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 
+from scripts.bench.routers import PEERS_PYTHON, install
 from scripts.bench.routing_load import (
     BLOCK_TOKENS,
     Ceilings,
@@ -39,16 +40,14 @@ from scripts.bench.routing_load import (
     run_load,
 )
 from scripts.bench.routing_subjects import (
-    PEERS_PYTHON,
     SUBJECTS,
     TWO_GATEWAYS,
     Ours,
     Peer,
     Started,
-    install,
     running_engines,
 )
-from tests.e2e.stack import ENGINE_SECRET
+from scripts.stack import ENGINE_SECRET
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,15 +1,8 @@
-"""Who is measured by bench_routing.py: our gateway in its modes, and other people's routers.
+"""Who is measured by `scripts.bench.routing`: our gateway in its modes, and other people's routers.
 
-Those come from PyPI (dependency group `peers` of pyproject.toml) and run in `.venv-peers`, each as
-its own documentation starts it for plain OpenAI workers. What is set besides addresses stands in
-`SUBJECTS`; everything else is the default of that version.
+What is set besides addresses stands in `SUBJECTS` and in `routers.py`.
 """
 
-import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,26 +10,21 @@ from pathlib import Path
 
 import httpx
 
+from scripts.bench import routers
 from scripts.bench.routing_load import Marks
-from tests.e2e.stack import (
+from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
-    MASTER_SECRET,
+    Process,
+    Readiness,
+    engine_environment,
     free_port,
     python,
-    run,
-    start,
-    wait_until_ready,
+    serving,
+    serving_gateway,
+    wait_for,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-VENV = ROOT / ".venv-peers"
-PEERS_PYTHON = VENV / "bin" / "python"
-START_SECONDS = 120.0
-# LiteLLM pins releases of these that are as new as itself, which not every index has yet.
-OVERRIDES = ("certifi", "litellm-enterprise", "litellm-proxy-extras")
-
-Process = subprocess.Popen[bytes]
 Command = Callable[[int, Sequence[str], Path], list[str]]
 """From a port, the engines' URLs and a folder of its own."""
 
@@ -61,30 +49,21 @@ class Ours:
 
     @contextmanager
     def running(self, engines: Sequence[str], folder: Path) -> Iterator[Started]:
+        settings = {
+            "HOLDFAST_ROUTING_EVENTS": str(self.events).lower(),
+            "HOLDFAST_LOG_LEVEL": "warning",
+        }
         with ExitStack() as stack:
-            urls, processes = [], []
-            for number in range(self.gateways):
-                port = free_port()
-                environment = {
-                    "HOLDFAST_PORT": str(port),
-                    "HOLDFAST_DATA": str(folder / f"data-{number}"),
-                    "HOLDFAST_ENGINES": ",".join(engines),
-                    "HOLDFAST_API_KEY": API_KEY,
-                    "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
-                    "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
-                    "HOLDFAST_ROUTING_EVENTS": str(self.events).lower(),
-                    "HOLDFAST_LOG_LEVEL": "warning",
-                }
-                (folder / f"data-{number}").mkdir()
-                run([*python("gateway"), "migrate"], environment)
-                log = folder / f"gateway-{number}.log"
-                process = start([*python("gateway"), "serve"], environment, log)
-                stack.callback(stop, process)
-                urls.append(f"http://127.0.0.1:{port}")
-                processes.append(process)
-            for url, process in zip(urls, processes, strict=True):
-                wait_until_ready(url, process)
-            yield Started(urls, API_KEY, processes)
+            servers = [
+                stack.enter_context(
+                    serving_gateway(
+                        folder / f"data-{i}", engines, settings, folder / f"gateway-{i}.log"
+                    )
+                )
+                for i in range(self.gateways)
+            ]
+            urls = [server.wait().url for server in servers]
+            yield Started(urls, API_KEY, [server.process for server in servers])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,140 +76,68 @@ class Peer:
 
     @contextmanager
     def running(self, engines: Sequence[str], folder: Path) -> Iterator[Started]:
-        """Raise RuntimeError where it ends, TimeoutError where it does not get ready."""
-        port = free_port()
-        log = folder / "peer.log"
-        process = start(self.command(port, engines, folder), self.environment, log)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_for_answer(url, self.key, process, log)
-            yield Started([url], self.key, [process])
-        finally:
-            stop(process)
+        """Raises StartError where it ends or does not get ready."""
+        port, log = free_port(), folder / "peer.log"
+        command = self.command(port, engines, folder)
+        with serving(command, self.environment, port, log=log) as server:
+            wait_for(lambda: _passes_on(server.url, self.key), server.process, log)
+            yield Started([server.url], self.key, [server.process])
 
 
-def _wait_for_answer(url: str, key: str, process: Process, log: Path) -> None:
-    """Until it passes a request on: some listen before they know their workers."""
-    deadline = time.monotonic() + START_SECONDS
+def _passes_on(url: str, key: str) -> Readiness:
+    """Whether a request gets through: some routers listen before they know their workers."""
     body = {"model": "synthetic", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
     headers = {"authorization": f"Bearer {key}"}
-    reply = "nothing"
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"it ended: {log.read_text(errors='replace')[-2000:]}")
-        try:
-            answer = httpx.post(
-                f"{url}/v1/chat/completions", json=body, headers=headers, timeout=20
-            )
-            if answer.status_code == 200:
-                return
-            reply = answer.text
-        except httpx.TransportError as error:
-            reply = repr(error)
-        time.sleep(0.2)
-    raise TimeoutError(f"not ready: {reply[:500]}: {log.read_text(errors='replace')[-2000:]}")
-
-
-def stop(process: Process) -> None:
-    process.terminate()
     try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=20)
+    except httpx.TransportError as error:
+        return Readiness(False, repr(error))
+    return Readiness(answer.status_code == 200, answer.text[:200])
 
 
 @contextmanager
 def running_engines(number: int, num_blocks: int, folder: Path) -> Iterator[list[str]]:
     """Fresh synthetic engines: the defaults but for the pool's size."""
+    settings = {"ENGINE_NUM_BLOCKS": str(num_blocks), "ENGINE_LOG_LEVEL": "warning"}
     with ExitStack() as stack:
-        urls, processes = [], []
+        servers = []
         for index in range(number):
             port = free_port()
-            environment = {
-                "ENGINE_SECRET": ENGINE_SECRET,
-                "ENGINE_PORT": str(port),
-                "ENGINE_NUM_BLOCKS": str(num_blocks),
-                "ENGINE_LOG_LEVEL": "warning",
-            }
+            environment = engine_environment(port, settings)
             log = folder / f"engine-{index}.log"
-            process = start([*python("engine"), "--backend", "synthetic"], environment, log)
-            stack.callback(stop, process)
-            urls.append(f"http://127.0.0.1:{port}")
-            processes.append(process)
-        for url, process in zip(urls, processes, strict=True):
-            wait_until_ready(url, process)
-        yield urls
+            command = python("scripts.bench.openai_engine")
+            servers.append(stack.enter_context(serving(command, environment, port, log=log)))
+        yield [server.wait().url for server in servers]
 
 
-def _sglang(policy: str, *more: str) -> Command:
-    return _router(["-m", "sglang_router.launch_router"], policy, *more)
+def _router(name: str, policy: str = "cache_aware") -> Command:
+    return lambda port, engines, _folder: routers.rust_router(
+        name, port, engines, policy, key=ENGINE_SECRET
+    )
 
 
-def _smg(policy: str, *more: str) -> Command:
-    return _router(["-m", "smg", "launch"], policy, *more)
+def _litellm(marks: Marks = "none", **settings: object) -> Peer:
+    return Peer(
+        lambda port, engines, folder: routers.litellm(
+            port, "synthetic", engines, folder, key=ENGINE_SECRET, settings=settings
+        ),
+        marks=marks,
+        environment=routers.LITELLM_ENVIRONMENT | {"LITELLM_MASTER_KEY": f"sk-{API_KEY}"},
+        key=f"sk-{API_KEY}",
+    )
 
-
-def _vllm(policy: str, *more: str) -> Command:
-    return _router(["-m", "vllm_router.launch_router"], policy, *more)
-
-
-def _router(module: list[str], policy: str, *more: str) -> Command:
-    """All three descend from one command line."""
-
-    def command(port: int, engines: Sequence[str], _folder: Path) -> list[str]:
-        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-        workers = ["--worker-urls", *engines, "--api-key", ENGINE_SECRET]
-        return [str(PEERS_PYTHON), *module, *listen, *workers, "--policy", policy, *more]
-
-    return command
-
-
-def _litellm(**router_settings: object) -> Command:
-    def command(port: int, engines: Sequence[str], folder: Path) -> list[str]:
-        deployments = [
-            {
-                "model_name": "synthetic",
-                "litellm_params": {
-                    "model": "openai/synthetic",
-                    "api_base": f"{url}/v1",
-                    "api_key": ENGINE_SECRET,
-                },
-            }
-            for url in engines
-        ]
-        settings = {"model_list": deployments, "router_settings": router_settings}
-        path = folder / "litellm.yaml"  # which JSON is
-        path.write_text(json.dumps(settings))
-        program = [str(VENV / "bin" / "litellm"), "--config", str(path), "--host", "127.0.0.1"]
-        return [*program, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
-
-    return command
-
-
-LITELLM_KEY = f"sk-{API_KEY}"
-LITELLM_ENVIRONMENT = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "LITELLM_LOG": "ERROR",
-    "LITELLM_MASTER_KEY": LITELLM_KEY,
-}
 
 SUBJECTS: dict[str, Ours | Peer] = {
     "ours, events": Ours("none"),
     "ours, events, marked": Ours("conversation"),
     "ours, learned": Ours("none", events=False),
     "ours, learned, marked": Ours("conversation", events=False),
-    "sglang-router": Peer(_sglang("cache_aware")),
-    "vllm-router": Peer(_vllm("cache_aware")),
-    "smg": Peer(_smg("cache_aware")),
-    "litellm": Peer(_litellm(), environment=LITELLM_ENVIRONMENT, key=LITELLM_KEY),
-    "litellm, prompt_caching": Peer(
-        _litellm(optional_pre_call_checks=["prompt_caching"]),
-        marks="system",
-        environment=LITELLM_ENVIRONMENT,
-        key=LITELLM_KEY,
-    ),
-    "round robin": Peer(_sglang("round_robin")),
+    "sglang-router": Peer(_router("sglang-router")),
+    "vllm-router": Peer(_router("vllm-router")),
+    "smg": Peer(_router("smg")),
+    "litellm": _litellm(),
+    "litellm, prompt_caching": _litellm("system", optional_pre_call_checks=["prompt_caching"]),
+    "round robin": Peer(_router("sglang-router", "round_robin")),
 }
 TWO_GATEWAYS: dict[str, Ours | Peer] = {
     "ours, events": Ours("none"),
@@ -238,16 +145,3 @@ TWO_GATEWAYS: dict[str, Ours | Peer] = {
     "ours, events, marked": Ours("conversation"),
     "ours, events, marked, two gateways": Ours("conversation", gateways=2),
 }
-
-
-def install() -> None:
-    """Make `.venv-peers`. uv, since pip can't set a requirement of a requirement aside."""
-    if not PEERS_PYTHON.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    pip = [str(PEERS_PYTHON), "-m", "pip", "install", "--quiet", "uv"]
-    subprocess.run(pip, check=True)
-    overrides = VENV / "overrides.txt"
-    overrides.write_text("\n".join(OVERRIDES) + "\n")
-    uv = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(PEERS_PYTHON)]
-    options = ["--override", str(overrides), "--group", f"{ROOT / 'pyproject.toml'}:peers"]
-    subprocess.run([*uv, *options], check=True, env=dict(os.environ))

@@ -20,7 +20,7 @@ import torch
 from anthropic import Anthropic
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tests.e2e.stack import API_KEY, running_stack
+from scripts.stack import API_KEY, running_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 

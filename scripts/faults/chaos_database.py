@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from scripts.stack import API_KEY, running_stack
 from tests.e2e.outage import (
     data_directory,
     frozen_postgres,
@@ -29,7 +30,6 @@ from tests.e2e.outage import (
     rows_of,
     stopped_postgres,
 )
-from tests.e2e.stack import API_KEY, running_stack
 from tests.postgres import new_database, running_postgres
 
 ROOT = Path(__file__).resolve().parents[2]

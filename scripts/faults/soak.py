@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     MIB,
@@ -29,7 +30,6 @@ from tests.e2e.soaking import (
     run_streams,
     slope_an_hour,
 )
-from tests.e2e.stack import API_KEY
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,23 +1,15 @@
 """Child processes, each in a process group of its own, with its output in a log file."""
 
 import ctypes
-import json
-import os
 import signal
 import socket
-import subprocess
 import time
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.runner.plan import HOST, Program
+from scripts.runner.plan import Program
+from scripts.stack import HOST, StartError, insist, start, tail, wait_until_ready
 
 STOP_SECONDS = 8.0
-POLL_SECONDS = 0.2
-PROBE_SECONDS = 2.0
-TAIL_LINES = 15
 PR_SET_PDEATHSIG = 1
 # Loaded before any fork: between fork and exec, where the function below runs, nothing may be.
 _LIBC = ctypes.CDLL(None)
@@ -28,88 +20,49 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What a readiness probe answered; `ready` False with an empty stage: nothing answers yet."""
-
-    ready: bool
-    stage: str = ""
-    progress: float | None = None
-
-    def __str__(self) -> str:
-        if self.progress is None:
-            return self.stage
-        return f"{self.stage} {self.progress:.0%}"
-
-
 class Child:
     """One started program."""
 
-    def __init__(self, program: Program, logs: Path, root: Path) -> None:
+    def __init__(self, program: Program, logs: Path) -> None:
         self.program = program
         self.log = logs / f"{program.name}.log"
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                program.command,
-                cwd=root,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | program.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
+        self.process = start(
+            program.command,
+            {"PYTHONUNBUFFERED": "1"} | program.environment,
+            self.log,
+            before_exec=die_with_parent,
+        )
+
+    def check(self) -> None:
+        """Raises StartError where it does not run any more."""
+        if self.process.poll() is not None:
+            raise StartError(
+                f"the {self.program.name} exited with status {self.process.returncode}"
+                f"{tail(self.log)}"
             )
 
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.poll()
-
-    def probe(self) -> Readiness:
+    def wait(self, others: list["Child"]) -> None:
+        """Wait until it is ready and print its progress. Raises StartError where a child ends."""
+        began, name = time.monotonic(), self.program.name
         try:
-            with urllib.request.urlopen(self.program.ready, timeout=PROBE_SECONDS):
-                return Readiness(True)
-        except urllib.error.HTTPError as refusal:
-            return read_progress(refusal.read())
-        except OSError:
-            return Readiness(False)
-
-    def tail(self) -> str:
-        lines = self.log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n".join(f"    {line}" for line in lines)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group: a program may have started helpers."""
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
+            wait_until_ready(
+                self.program.url,
+                self.process,
+                self.program.ready,
+                self.log,
+                others=[child.process for child in others],
+                say=lambda stage: print(f"    {name}: {stage}", flush=True),
+            )
+        except StartError:
+            for child in (self, *others):
+                child.check()
+            raise
+        print(f"    {name} is ready ({time.monotonic() - began:.1f} s)", flush=True)
 
     def stop(self) -> None:
         """Ask, wait, then insist."""
-        if self.exit_code is None:
-            self.signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                print(f"    {self.program.name} does not stop; killing it", flush=True)
-        self.signal(signal.SIGKILL)
-        self._process.wait()
-
-
-def read_progress(body: bytes) -> Readiness:
-    """Read the body of a 503: JSON with `stage` and `progress`, or anything else."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        return Readiness(False, "starting")
-    if not isinstance(answer, dict):
-        return Readiness(False, "starting")
-    progress = answer.get("progress")
-    return Readiness(
-        False,
-        str(answer.get("stage", "starting")),
-        float(progress) if isinstance(progress, int | float) else None,
-    )
+        if not insist(self.process, STOP_SECONDS):
+            print(f"    {self.program.name} did not stop and was killed", flush=True)
 
 
 def busy_ports(programs: list[Program]) -> list[Program]:
@@ -124,22 +77,3 @@ def busy_ports(programs: list[Program]) -> list[Program]:
             except OSError:
                 busy.append(program)
     return busy
-
-
-def wait_until_ready(child: Child, others: list[Child]) -> Child | None:
-    """Wait for one child and print its progress; return any child that died meanwhile."""
-    shown = ""
-    started = time.monotonic()
-    while True:
-        dead = next((c for c in others if c.exit_code is not None), None)
-        if dead is not None:
-            return dead
-        state = child.probe()
-        if state.ready:
-            waited = time.monotonic() - started
-            print(f"    {child.program.name} is ready ({waited:.1f} s)", flush=True)
-            return None
-        if str(state) and str(state) != shown:
-            shown = str(state)
-            print(f"    {child.program.name}: {shown}", flush=True)
-        time.sleep(POLL_SECONDS)

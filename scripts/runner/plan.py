@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-HOST = "127.0.0.1"
+from scripts.stack import HOST, url_of
+
 GATEWAY_PORT = 8080
 ENGINE_PORT = 8100
 DASHBOARD_PORT = 8501
@@ -52,13 +53,17 @@ class Secrets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One process to start; `ready` is the URL that answers 200 once it serves."""
+    """One process to start; `ready` is the path that answers 200 once it serves."""
 
     name: str
     command: list[str]
     port: int
-    ready: str
+    ready: str = "/readyz"
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return url_of(self.port)
 
 
 def parse_options(arguments: list[str]) -> Options:
@@ -152,15 +157,15 @@ def load_secrets(data: Path, environ: Mapping[str, str]) -> Secrets:
 
 
 def engine_url(index: int) -> str:
-    return f"http://{HOST}:{ENGINE_PORT + index}"
+    return url_of(ENGINE_PORT + index)
 
 
 def gateway_url(index: int) -> str:
-    return f"http://{HOST}:{GATEWAY_PORT + index}"
+    return url_of(GATEWAY_PORT + index)
 
 
 def dashboard_url() -> str:
-    return f"http://{HOST}:{DASHBOARD_PORT}"
+    return url_of(DASHBOARD_PORT)
 
 
 def engine_python(engine: str, environ: Mapping[str, str]) -> str:
@@ -208,7 +213,6 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
             *("-m", "engine", "--backend", options.engine),
         ],
         port=ENGINE_PORT + index,
-        ready=engine_url(index) + "/readyz",
         environment=environment,
     )
 
@@ -234,7 +238,6 @@ def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
         name="gateway" if options.gateways == 1 else f"gateway-{index}",
         command=[sys.executable, "-m", "gateway", "serve"],
         port=GATEWAY_PORT + index,
-        ready=gateway_url(index) + "/readyz",
         environment=gateway_environment(options, keys, index),
     )
 
@@ -244,7 +247,7 @@ def dashboard_program() -> Program:
         name="dashboard",
         command=[sys.executable, "-m", "dashboard"],
         port=DASHBOARD_PORT,
-        ready=dashboard_url() + "/_stcore/health",
+        ready="/_stcore/health",
         environment={
             "DASHBOARD_GATEWAY_URL": gateway_url(0),
             "DASHBOARD_HOST": HOST,

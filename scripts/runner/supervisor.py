@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from scripts.runner.children import POLL_SECONDS, Child, busy_ports, wait_until_ready
+from scripts.runner.children import Child, busy_ports
 from scripts.runner.example_prompt import handbook
 from scripts.runner.plan import (
     Options,
@@ -31,16 +31,11 @@ from scripts.runner.plan import (
     programs_of,
 )
 from scripts.setup.install_needs import InstallError, install
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import POLL_SECONDS, ROOT, StartError, python, tail
 
 
 class Stopped(Exception):
     """Somebody asked the supervisor to stop."""
-
-
-class StartError(Exception):
-    """The system cannot start, or one of its programs died; the message says which and why."""
 
 
 def on_signal(number: int, frame: FrameType | None) -> NoReturn:
@@ -72,33 +67,23 @@ def migrate(options: Options, keys: Secrets, logs: Path) -> None:
     log = logs / "migrate.log"
     with log.open("wb") as output:
         done = subprocess.run(
-            [sys.executable, "-m", "gateway", "migrate"],
+            [*python("gateway"), "migrate"],
             cwd=ROOT,
             env=os.environ | environment,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     if done.returncode != 0:
-        tail = "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-15:])
-        raise StartError(f"the migrations failed; the end of {log}:\n{tail}")
-
-
-def died(child: Child) -> StartError:
-    return StartError(
-        f"the {child.program.name} exited with status {child.exit_code};"
-        f" the end of {child.log}:\n{child.tail()}"
-    )
+        raise StartError(f"the migrations failed{tail(log)}")
 
 
 def start_all(programs: list[Program], logs: Path, children: list[Child]) -> None:
     """Start the programs side by side and wait until each is ready; `children` gets them."""
     say(f"==> starting {', '.join(program.name for program in programs)}; logs in {logs}")
     for program in programs:
-        children.append(Child(program, logs, ROOT))
+        children.append(Child(program, logs))
     for child in children:
-        dead = wait_until_ready(child, children)
-        if dead is not None:
-            raise died(dead)
+        child.wait(children)
 
 
 def first_model(key: str) -> str:
@@ -149,8 +134,7 @@ def watch(children: list[Child]) -> NoReturn:
     """Return never: until a signal comes, or a program that should run does not."""
     while True:
         for child in children:
-            if child.exit_code is not None:
-                raise died(child)
+            child.check()
         time.sleep(POLL_SECONDS)
 
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.e2e.stack import API_KEY, running_stack
+from scripts.stack import API_KEY, running_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,16 +1,12 @@
 """Engines as processes, and the protocol's client: what every conformance test talks through."""
 
 import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -44,15 +40,13 @@ from engine.protocol import (
     TextPart,
     Ttl,
 )
+from scripts.stack import Process, free_port, python, serving
 
 T = TypeVar("T")
 
 SECRET = "secret-of-the-conformance-suite"
 BLOCK_SIZE = 16
-START_SECONDS = 90
-VLLM_START_SECONDS = 600
 TICK = 1 / 1024  # the manual clock stays exact: it is moved by sums of powers of two only
-ROOT = Path(__file__).resolve().parents[2]
 
 Settings = Mapping[str, str | int | float]
 COMMON: Settings = {"CLOCK": "manual", "MIN_CACHE_TOKENS": 32, "BLOCK_SIZE": BLOCK_SIZE}
@@ -141,7 +135,7 @@ class Engine:
     """One running engine. `scope` makes a new one that nobody used before."""
 
     url: str
-    process: "subprocess.Popen[bytes]"
+    process: Process
     client: httpx.Client
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -266,58 +260,25 @@ class Refused(Exception):
         self.reply: dict[str, Any] = msgspec.json.decode(body)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
-def running_engine(backend: str, settings: Settings) -> Iterator[Engine]:
-    """Start `python -m engine`, wait until it is ready, end it whatever happens."""
+def running_engine(backend: str, settings: Settings, module: str = "engine") -> Iterator[Engine]:
+    """Start `python -m engine`, wait until it is ready, end it whatever happens.
+
+    Another `module` than `engine` is the synthetic engine with more to it, and has no options.
+    """
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ENGINE_")}
-    environment |= {f"ENGINE_{name}": str(value) for name, value in settings.items()}
+    base = {key: value for key, value in os.environ.items() if not key.startswith("ENGINE_")}
+    environment = {f"ENGINE_{name}": str(value) for name, value in settings.items()}
     environment |= {"ENGINE_SECRET": SECRET, "ENGINE_PORT": str(port), "ENGINE_LOG_LEVEL": "error"}
-    python = sys.executable
+    command = python(module) + (["--backend", backend] if module == "engine" else [])
     if backend == "vllm":
-        python, environment = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | environment
-    process = subprocess.Popen(
-        [python, "-m", "engine", "--backend", backend], cwd=ROOT, env=environment
-    )
-    client = httpx.Client(
-        base_url=url,
-        headers={"authorization": f"Bearer {SECRET}"},
-        timeout=30,
-        limits=httpx.Limits(max_connections=None),
-    )
-    try:
-        _wait_until_ready(
-            client, process, VLLM_START_SECONDS if backend == "vllm" else START_SECONDS
+        command[0], base = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | base
+    with serving(command, environment, port, base=base) as server:
+        client = httpx.Client(
+            base_url=server.wait().url,
+            headers={"authorization": f"Bearer {SECRET}"},
+            timeout=30,
+            limits=httpx.Limits(max_connections=None),
         )
-        yield Engine(url, process, client)
-    finally:
-        client.close()
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(
-    client: httpx.Client, process: "subprocess.Popen[bytes]", seconds: float
-) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the engine ended while it started"
-        try:
-            if client.get("/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError("the engine did not become ready")
+        with client:
+            yield Engine(server.url, server.process, client)

@@ -14,7 +14,8 @@ from engine.backends.base import Backend
 from engine.protocol import Name
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
-from tests.conformance.engines import ROOT, SECRET, Engine, Refused, prompt
+from scripts.stack import ROOT
+from tests.conformance.engines import SECRET, Engine, Refused, prompt
 
 PROBES = {"/health", "/healthz", "/readyz", "/metrics"}
 

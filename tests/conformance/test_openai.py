@@ -1,4 +1,4 @@
-"""The synthetic engine's plain OpenAI side, which other routers are measured on."""
+"""The synthetic engine with plain OpenAI routes, which other routers are measured on."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,16 +9,22 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from engine.protocol import Message, Prompt, Stats, TextPart
-from tests.conformance.conftest import Fleet, checked
-from tests.conformance.engines import SECRET, Engine
+from tests.conformance.conftest import checked
+from tests.conformance.engines import PROFILES, SECRET, Engine, running_engine
 
 BLOCK = 16
 LONG = "a rule that everybody reads, word by word, " * 30
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[Engine]:
+    with running_engine("synthetic", PROFILES["fast"], "scripts.bench.openai_engine") as engine:
+        yield engine
+
+
 @pytest.fixture
-def synthetic(fleet: Fleet) -> Iterator[Engine]:
-    yield from checked(fleet("synthetic", "fast"))
+def synthetic(started: Engine) -> Iterator[Engine]:
+    yield from checked(started)
 
 
 @pytest.fixture
@@ -95,9 +101,7 @@ def test_models_and_health(client: OpenAI, synthetic: Engine) -> None:
     assert httpx.get(f"{str(synthetic.client.base_url).rstrip('/')}/health").status_code == 200
 
 
-def test_other_engines_do_not_speak_it(engine: Engine) -> None:
-    if engine.description.backend == "synthetic":
-        pytest.skip("declares backend synthetic: it is the one that does")
+def test_the_products_engines_do_not_speak_it(engine: Engine) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}]}
     for path in ("/v1/chat/completions", "/v1/chat/completions/render"):
         assert engine.client.post(path, json=body).status_code == 404

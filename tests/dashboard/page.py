@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +10,8 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
 
-from tests.e2e.stack import free_port
+from scripts.stack import serving_dashboard
 
-ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 60
 # The script has run, and nothing that it drew is being replaced.
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 WAIT_MS = 60_000
@@ -24,34 +20,9 @@ WAIT_MS = 60_000
 @contextmanager
 def running_dashboard(gateway: str, logs: Path, **settings: str) -> Iterator[str]:
     """Serve it on a free port; its log goes to `dashboard.log`."""
-    port = free_port()
-    environment = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(port), **settings}
-    with (logs / "dashboard.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dashboard"],
-            env={**os.environ, **environment, "STREAMLIT_LOGGER_LEVEL": "debug"},
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_up(url, process)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _wait_until_up(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline, "no dashboard"
-        try:
-            if httpx.get(f"{url}/_stcore/health", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
+    settings = {"STREAMLIT_LOGGER_LEVEL": "debug", **settings}
+    with serving_dashboard(gateway, settings, logs / "dashboard.log") as server:
+        yield server.wait().url
 
 
 def chromium() -> str | None:

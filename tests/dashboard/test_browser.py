@@ -10,9 +10,9 @@ import pytest
 from anthropic import Anthropic
 from playwright.sync_api import Browser
 
+from scripts.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.dashboard.ledgers import HOSTILE, fill, hostile
 from tests.dashboard.page import WAIT_MS, Visit, browser, chromium, running_dashboard
-from tests.e2e.stack import ADMIN_KEY, API_KEY, running_stack
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 

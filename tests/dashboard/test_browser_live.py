@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +9,10 @@ from shutil import which
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from anthropic import Anthropic
 
-from tests.e2e.stack import ADMIN_KEY, API_KEY, Stack, free_port, running_stack
+from scripts.stack import ADMIN_KEY, API_KEY, Stack, running_stack, serving_dashboard
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 
@@ -41,35 +38,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def dashboard(stack: Stack) -> Iterator[str]:
-    with serve_dashboard(stack.gateway) as url:
-        yield url
-
-
-@contextmanager
-def serve_dashboard(gateway: str) -> Iterator[str]:
-    port = free_port()
-    settings = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(port)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dashboard"],
-        env={**os.environ, **settings},
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        eventually(lambda: is_up(url), 90)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/_stcore/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+    with serving_dashboard(stack.gateway) as server:
+        yield server.wait().url
 
 
 @contextmanager

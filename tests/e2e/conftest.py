@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from anthropic import Anthropic
 
-from tests.e2e.stack import API_KEY, Stack, running_stack
+from scripts.stack import API_KEY, Stack, running_stack
 
 
 @pytest.fixture(scope="session")

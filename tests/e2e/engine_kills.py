@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
+from scripts.stack import ENGINE_SECRET
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 from tests.e2e.sdk_clients import SdkClients, Told
-from tests.e2e.stack import ENGINE_SECRET
 
 PROMPT_CLASSES = (
     "input_tokens",

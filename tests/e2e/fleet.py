@@ -4,20 +4,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import httpx
 
-from tests.e2e.stack import (
+from scripts.stack import (
     ADMIN_KEY,
-    API_KEY,
+    API_HEADERS,
     ENGINE_SECRET,
-    MASTER_SECRET,
+    Process,
+    engine_environment,
     free_port,
     python,
-    run,
+    serving_gateway,
     start,
+    stop,
+    url_of,
     wait_until_ready,
 )
 
@@ -36,9 +38,8 @@ class Gateway:
             "messages": [{"role": "user", "content": question}],
             **changes,
         }
-        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
         url = f"{self.url}/v1/messages"
-        return httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
+        return httpx.post(url, json=body, headers=API_HEADERS, timeout=120, trust_env=False)
 
     def admin(self, path: str, method: str = "GET") -> Any:
         url, headers = f"{self.url}/admin/v1/{path}", {"x-api-key": ADMIN_KEY}
@@ -56,7 +57,7 @@ class Fleet:
 
     gateways: list[Gateway]
     engines: list[str]
-    processes: "list[Popen[bytes]]"
+    processes: list[Process]
     settings: Mapping[str, str]
 
     def stats(self, number: int) -> dict[str, Any]:
@@ -93,50 +94,20 @@ def running_fleet(
     gateway_settings: Mapping[str, str],
 ) -> Iterator[Fleet]:
     """Start all, wait until every gateway has every engine, and end them whatever happens."""
-    engines = [f"http://127.0.0.1:{free_port()}" for _ in range(num_engines)]
+    engines = [url_of(free_port()) for _ in range(num_engines)]
     with ExitStack() as stack:
-        processes = [_engine(url, settings) for url in engines]
-        fleet = Fleet([], engines, processes, settings)
-        stack.callback(lambda: _end(fleet.processes))
-        for url, process in zip(engines, processes, strict=True):
+        fleet = Fleet([], engines, [_engine(url, settings) for url in engines], settings)
+        stack.callback(lambda: stop(*fleet.processes))
+        for url, process in zip(engines, fleet.processes, strict=True):
             wait_until_ready(url, process)
-        for number in range(num_gateways):
-            port = free_port()
-            environment = {
-                "HOLDFAST_PORT": str(port),
-                "HOLDFAST_DATA": str(data / f"gateway-{number}"),
-                "HOLDFAST_ENGINES": ",".join(engines),
-                "HOLDFAST_API_KEY": API_KEY,
-                "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
-                "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
-                "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
-                **gateway_settings,
-            }
-            run([*python("gateway"), "migrate"], environment)
-            process = start([*python("gateway"), "serve"], environment)
-            stack.callback(_end, [process])
-            url = f"http://127.0.0.1:{port}"
-            wait_until_ready(url, process)
-            fleet.gateways.append(Gateway(url))
+        gateways = [
+            stack.enter_context(serving_gateway(data / f"gateway-{i}", engines, gateway_settings))
+            for i in range(num_gateways)
+        ]
+        fleet.gateways += [Gateway(gateway.wait().url) for gateway in gateways]
         yield fleet
 
 
-def _engine(url: str, settings: Mapping[str, str]) -> "Popen[bytes]":
-    environment = {
-        "ENGINE_SECRET": ENGINE_SECRET,
-        "ENGINE_PORT": url.rpartition(":")[2],
-        "ENGINE_THREADS": "1",
-        **settings,
-    }
+def _engine(url: str, settings: Mapping[str, str]) -> Process:
+    environment = engine_environment(int(url.rpartition(":")[2]), settings)
     return start([*python("engine"), "--backend", "synthetic"], environment)
-
-
-def _end(processes: "list[Popen[bytes]]") -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(20)
-        except TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from tests.e2e.stack import (
+from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
     free_port,

@@ -15,7 +15,7 @@ from anthropic.types import Usage
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionStreamOptionsParam
 
-from tests.e2e.stack import API_KEY
+from scripts.stack import API_KEY
 
 NUM_PREFIXES = 12
 TIMEOUT_SECONDS = 600.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.stack import API_KEY
+from scripts.stack import API_KEY
 
 MESSAGES_HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 CHAT_HEADERS = {"authorization": f"Bearer {API_KEY}"}

@@ -7,8 +7,8 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message, Usage
 
+from scripts.stack import ENGINE_SECRET, Stack
 from tests.e2e.prompts import MODEL, handbook, marked
-from tests.e2e.stack import ENGINE_SECRET, Stack
 
 QUESTION = [{"role": "user", "content": "What is a lease?"}]
 

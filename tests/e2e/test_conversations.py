@@ -13,8 +13,8 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from scripts.stack import API_KEY, Stack
 from tests.e2e.prompts import MODEL, handbook, marked
-from tests.e2e.stack import API_KEY, Stack
 
 MIN_CACHED = 1024
 MAX_SCAFFOLD = 8

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from anthropic import Anthropic
 
+from scripts.stack import API_KEY, Stack
 from tests.e2e.prompts import MODEL, handbook, marked
-from tests.e2e.stack import API_KEY, Stack
 
 RELEASE_SECONDS = 0.25
 # A busy machine can stop one try for longer than that; hardly all of them.

@@ -8,8 +8,8 @@ import anthropic
 import httpx
 import pytest
 
+from scripts.stack import ADMIN_KEY, API_KEY
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
-from tests.e2e.stack import ADMIN_KEY, API_KEY
 
 NUM_FLOOD = 240
 NUM_SINGLE = 6

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from anthropic import Anthropic
 
-from tests.e2e.stack import ADMIN_KEY, Stack, running_stack
+from scripts.stack import ADMIN_KEY, Stack, running_stack
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import eventually
 

@@ -11,15 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.prompts import handbook, marked
-from tests.e2e.stack import (
+from scripts.stack import (
     ENGINE_SECRET,
-    START_SECONDS,
     free_port,
     python,
     start,
     wait_until_ready,
 )
+from tests.e2e.prompts import handbook, marked
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve_gateway
 
 QUESTION = {"role": "user", "content": "What is a lease?"}
@@ -102,7 +101,7 @@ class House:
             engines = httpx.get(f"{self.url}/readyz").json()["engines"]
             return [engine["status"] for engine in engines].count("ready") == ready
 
-        eventually(is_so, START_SECONDS)
+        eventually(is_so, 300)
 
     def rows(self) -> list[dict[str, Any]]:
         reply = httpx.get(f"{self.url}/admin/v1/turns", headers={"x-api-key": ADMIN_KEY})

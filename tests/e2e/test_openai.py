@@ -9,8 +9,8 @@ from anthropic import Anthropic
 from openai import OpenAI
 from openai.types import CompletionUsage
 
+from scripts.stack import API_KEY, Stack
 from tests.e2e.prompts import MODEL, handbook, marked
-from tests.e2e.stack import API_KEY, Stack
 
 QUESTION: Any = {"role": "user", "content": "What is a lease?"}
 

@@ -14,8 +14,8 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from scripts.stack import API_KEY, Stack, running_stack
 from tests.e2e.prompts import handbook, marked
-from tests.e2e.stack import API_KEY, Stack, running_stack
 
 MODEL = "synthetic"
 QUESTION: list[Any] = [{"role": "user", "content": "What is a lease?"}]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     SPARE_FDS,
@@ -15,7 +16,6 @@ from tests.e2e.soaking import (
     run_streams,
     slope_an_hour,
 )
-from tests.e2e.stack import API_KEY
 
 ENGINE = {
     "ENGINE_MIN_CACHE_TOKENS": "64",

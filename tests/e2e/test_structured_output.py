@@ -11,8 +11,8 @@ from anthropic import Anthropic, BadRequestError
 from openai import OpenAI
 from pydantic import BaseModel
 
+from scripts.stack import API_KEY, Stack
 from tests.e2e.prompts import MODEL
-from tests.e2e.stack import API_KEY, Stack
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

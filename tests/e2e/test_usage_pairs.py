@@ -14,7 +14,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from tests.e2e.stack import API_KEY, Stack, running_stack
+from scripts.stack import API_KEY, Stack, running_stack
 
 # USAGE_PAIRS raises it (scripts/long_tests pairs).
 NUM_PAIRS = int(os.environ.get("USAGE_PAIRS", "100"))

@@ -7,9 +7,9 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
 
+from scripts.stack import API_KEY
 from tests.conformance.engines import Engine, running_engine
 from tests.e2e.prompts import handbook
-from tests.e2e.stack import API_KEY
 from tests.fuzz.houses import serving
 from tests.fuzz.servers import Machines
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
+from scripts.stack import API_KEY, Stack
 from tests.e2e.prompts import handbook
-from tests.e2e.stack import API_KEY, Stack
 
 MARK = {"type": "ephemeral"}
 QUESTION = {"role": "user", "content": "What is a lease?"}

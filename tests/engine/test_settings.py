@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.e2e.stack import free_port
+from scripts.stack import free_port
 
 SECRET = {"ENGINE_SECRET": "a-secret-of-some-length"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.stack import API_KEY, Stack, running_stack
 from tests.e2e.kills import CLASSES, ENGINE_SETTINGS, idle_stats, ledger_rows
-from tests.e2e.stack import API_KEY, Stack, running_stack
 from tests.faults.sizes import number, told
 from tests.gateway.serving import eventually
 

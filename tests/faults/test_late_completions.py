@@ -27,9 +27,9 @@ from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prices.pricing import load_prices
+from scripts.stack import API_KEY as STACK_KEY
+from scripts.stack import running_stack
 from tests.e2e.kills import idle_stats
-from tests.e2e.stack import API_KEY as STACK_KEY
-from tests.e2e.stack import running_stack
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
 from tests.gateway.journal.test_journal import Witness, record

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.stack import API_KEY
 from tests.e2e.fleet import Fleet, running_fleet
-from tests.e2e.stack import API_KEY
 from tests.faults.sizes import number, told
 from tests.gateway.serving import eventually
 

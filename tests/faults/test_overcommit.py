@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.stack import API_KEY, ENGINE_SECRET
 from tests.e2e.fleet import Fleet, running_fleet
 from tests.e2e.kills import idle_stats
-from tests.e2e.stack import API_KEY, ENGINE_SECRET
 from tests.faults.sizes import number, told
 
 BLOCKS, BLOCK_TOKENS = 512, 16

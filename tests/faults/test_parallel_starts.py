@@ -1,7 +1,5 @@
 """F16: many gateways start over one database that is empty: one schema, one key, all serve."""
 
-import os
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +8,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.e2e.stack import free_port, wait_until_ready
+from scripts.stack import free_port, serving
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -38,12 +36,9 @@ def test_gateways_that_start_together_share_one_database(
             }
             both = f"{sys.executable} -m gateway migrate && exec {sys.executable} -m gateway serve"
             command = ["sh", "-c", both]
-            process = subprocess.Popen(command, env={**os.environ, **settings})
-            stack.callback(process.wait, 60)
-            stack.callback(process.terminate)
-            started.append(process)
-        for port, process in zip(ports, started, strict=True):
-            wait_until_ready(f"http://127.0.0.1:{port}", process)
+            started.append(stack.enter_context(serving(command, settings, port)))
+        for server in started:
+            server.wait()
         headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
         for port in ports:
             url = f"http://127.0.0.1:{port}/v1/messages"

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
+from scripts import stack
+from scripts.stack import API_KEY, free_port, python, run
 from tests.conformance.engines import SECRET, running_engine
-from tests.e2e.stack import API_KEY, free_port, python, run, start, wait_until_ready
 from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model
 
@@ -85,7 +86,6 @@ def serving(
     models = directory / "models.toml"
     models.write_text(models_toml)
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
     environment = {
         "HOLDFAST_PORT": str(port),
         "HOLDFAST_DATA": str(directory / "data"),
@@ -98,13 +98,8 @@ def serving(
     }
     run([*python("gateway"), "migrate"], environment)
     keys = [new_key(environment, workspace) for workspace in workspaces]
-    process = start([*python("gateway"), "serve"], environment)
-    try:
-        wait_until_ready(url, process)
-        yield url, keys
-    finally:
-        process.terminate()
-        process.wait(40)
+    with stack.serving([*python("gateway"), "serve"], environment, port) as server:
+        yield server.wait().url, keys
 
 
 def new_key(environment: dict[str, str], workspace: str) -> str:

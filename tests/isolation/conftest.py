@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.stack import Stack, running_stack
+from scripts.stack import Stack, running_stack
 from tests.isolation.probes import ENGINE, client_of, new_key
 
 WORKSPACES = ("owner-of-it", "stranger-to-it", "reference-of-it")

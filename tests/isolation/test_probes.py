@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.stack import MASTER_SECRET
+from scripts.stack import MASTER_SECRET
 from tests.isolation.conftest import WORKSPACES, House
 from tests.isolation.probes import (
     SHAPES,

@@ -26,8 +26,8 @@ from openai import APIStatusError as OpenAIStatusError
 from openai import OpenAI
 
 from gateway.app import create_app
+from scripts.stack import ADMIN_KEY, ENGINE_SECRET, MASTER_SECRET, Stack, running_stack
 from tests.dashboard.page import page_of
-from tests.e2e.stack import ADMIN_KEY, ENGINE_SECRET, MASTER_SECRET, Stack, running_stack
 from tests.gateway.serving import eventually, make_settings
 from tests.isolation.probes import ENGINE, MODEL, client_of, new_key
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.stack import API_KEY
+from scripts.stack import API_KEY
 from tests.fuzz.houses import MODELS, running_machines, serving
 from tests.vectors.world import Vector, World
 

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from engine.protocol import Done, EventFrame, Snapshot
+from scripts.stack import API_KEY, free_port, python, running_stack, start
 from tests.conformance.engines import Engine, prompt, running_engine
-from tests.e2e.stack import API_KEY, free_port, python, running_stack, start
 
 EXIT_SECONDS = 60.0
 PATIENT = {"GRACE_SECONDS": 10_000, "SYNTHETIC_PREFILL_US": 0, "SYNTHETIC_DECODE_MS": 20}

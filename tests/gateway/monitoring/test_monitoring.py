@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.stack import API_KEY, running_stack
+from scripts.stack import API_KEY, running_stack
 
 ROOT = Path(__file__).resolve().parents[3]
 MONITORING = ROOT / "gateway" / "monitoring"

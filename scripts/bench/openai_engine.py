@@ -1,21 +1,26 @@
-"""Plain OpenAI chat completions over the synthetic engine.
+"""The synthetic engine with plain OpenAI chat completions beside its own protocol.
 
-Only so that other routers can be measured on the same engine and pool as ours: `cache_control` is
-ignored, nothing is leased, reuse is automatic alone. Clients of the product speak to the gateway.
-A text has the same tokens here as by our own protocol, and the engine counts both alike.
+    python -m scripts.bench.openai_engine        settings: the engine's ENGINE_* variables
+
+Other routers are measured with it on the same engine and pool as ours (`scripts/bench/routing.py`).
+`cache_control` is ignored here, nothing is leased, and reuse is automatic alone. A text has the
+same tokens here as by the engine's protocol, and the engine counts both alike.
 """
 
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
-from litestar import Response, get, post
+from litestar import Response, Router, get, post
 from litestar.di import NamedDependency
 from litestar.params import RawBody
 from litestar.response import Stream
 
+from engine.__main__ import backend_factory
 from engine.backends.base import Backend
 from engine.backends.synthetic import SyntheticRenderer
 from engine.errors import EngineError
@@ -34,6 +39,9 @@ from engine.protocol import (
 )
 from engine.serve.bodies import decoder_of
 from engine.serve.health import ServedEngine
+from engine.serve.process import Server
+from engine.serve.server import create_app, guard
+from engine.settings import Settings
 
 OPENAI_SCOPE = "openai"
 
@@ -166,3 +174,19 @@ def _usage(usage: InputUsage, output_tokens: int) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.prompt_tokens - usage.computed_tokens},
     }
+
+
+def main() -> None:
+    """Serve until a signal ends the process."""
+    settings = Settings.model_validate({"backend": "synthetic"})
+    secret = settings.secret.get_secret_value()
+    host = ServedEngine(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    app = create_app(backend_factory(settings), secret, host)
+    calls = [models, chat_completions, render_chat]
+    app.register(Router(path="/v1", guards=[guard(secret)], route_handlers=calls))
+    app.register(health)
+    Server(app, host, settings).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Servers as processes on free loopback ports: what tests, benchmarks and simulations start.
+
+The standard library is enough to import this module, because `scripts/run` uses it before anything
+is installed.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+HOST = "127.0.0.1"
+ENGINE_SECRET = "engine-secret-for-tests"
+API_KEY = "hf-key-for-tests-0000000000000000"
+ADMIN_KEY = "hf-admin-for-tests-00000000000000"
+MASTER_SECRET = "master-secret-for-tests-0000000000"
+API_HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+
+POLL_SECONDS = 0.1
+PROBE_SECONDS = 5.0
+STOP_SECONDS = 20.0
+# A process that neither says something new nor computes for so long has stalled.
+STALL_SECONDS = 180.0
+STALLED_CPU_SECONDS = 0.5
+TAIL_LINES = 15
+
+Process = subprocess.Popen[bytes]
+
+
+class StartError(RuntimeError):
+    """A server ended, or stalled, before it was ready; the message has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a readiness probe answered; an empty stage means that nothing answers yet."""
+
+    ready: bool
+    stage: str = ""
+    progress: float | None = None
+
+    def __str__(self) -> str:
+        return self.stage if self.progress is None else f"{self.stage} {self.progress:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A started process and where it listens; `ready` is the path of its readiness probe."""
+
+    url: str
+    process: Process
+    log: Path | None = None
+    ready: str = "/readyz"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def wait(self) -> "Server":
+        """Raises StartError where it ends or stalls first."""
+        wait_until_ready(self.url, self.process, self.ready, self.log)
+        return self
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def url_of(port: int) -> str:
+    return f"http://{HOST}:{port}"
+
+
+def python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a program to its end. Raises CalledProcessError where it fails."""
+    subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, check=True)
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path | None = None,
+    *,
+    base: Mapping[str, str] = os.environ,
+    quiet: bool = False,
+    before_exec: Callable[[], None] | None = None,
+) -> Process:
+    """Start a program in the tree's root. Its output goes to `log`, to nobody, or where ours goes.
+
+    With `before_exec` it leads a process group of its own.
+    """
+    with ExitStack() as files:
+        output = files.enter_context(log.open("wb")) if log is not None else None
+        return subprocess.Popen(
+            command,
+            env={**base, **environment},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output or (subprocess.DEVNULL if quiet else None),
+            stderr=subprocess.STDOUT if output else subprocess.DEVNULL if quiet else None,
+            start_new_session=before_exec is not None,
+            preexec_fn=before_exec,
+        )
+
+
+def stop(*processes: Process) -> None:
+    """Ask all of them to end, wait, then insist."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def probe(url: str) -> Readiness:
+    """Ask once. A 503 may say in JSON how far the server is: `stage` and `progress`."""
+    # Proxies of the environment are for other hosts.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=PROBE_SECONDS):
+            return Readiness(True)
+    except urllib.error.HTTPError as refusal:
+        return _progress_of(refusal.read())
+    except OSError:
+        return Readiness(False)
+
+
+def _progress_of(body: bytes) -> Readiness:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return Readiness(False, "starting")
+    if not isinstance(answer, dict):
+        return Readiness(False, "starting")
+    progress = answer.get("progress")
+    is_number = isinstance(progress, int | float)
+    return Readiness(False, str(answer.get("stage", "starting")), progress if is_number else None)
+
+
+def wait_until_ready(
+    url: str,
+    process: Process,
+    ready: str = "/readyz",
+    log: Path | None = None,
+    *,
+    others: Sequence[Process] = (),
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Wait for a server as long as it gets on; `say` is told its stages. See `wait_for`."""
+    shown = ""
+
+    def ask() -> Readiness:
+        nonlocal shown
+        state = probe(url + ready)
+        if say is not None and not state.ready and str(state) not in ("", shown):
+            shown = str(state)
+            say(shown)
+        return state
+
+    wait_for(ask, process, log, others=others)
+
+
+def wait_for(
+    ask: Callable[[], Readiness],
+    process: Process,
+    log: Path | None = None,
+    *,
+    others: Sequence[Process] = (),
+) -> None:
+    """Ask again and again until the answer is "ready".
+
+    Raises StartError where the process or one of `others` ended, and where the process stalled:
+    for STALL_SECONDS it answered nothing new and computed nothing. A slow machine is no reason.
+    """
+    last, moved_at = (Readiness(False), 0.0), time.monotonic()
+    while not (state := ask()).ready:
+        for one in (process, *others):
+            if one.poll() is not None:
+                raise StartError(f"{one.args!r} ended with status {one.returncode}{tail(log)}")
+        cpu, now = cpu_seconds(process.pid), time.monotonic()
+        if state != last[0] or cpu - last[1] > STALLED_CPU_SECONDS:
+            last, moved_at = (state, cpu), now
+        if now - moved_at > STALL_SECONDS:
+            raise StartError(
+                f"{process.args!r} has stalled for {STALL_SECONDS:.0f} s ({state}){tail(log)}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def tail(log: Path | None) -> str:
+    """The end of a log, as lines under a heading; empty without a log."""
+    if log is None or not log.exists():
+        return ""
+    lines = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n".join([f"; the end of {log}:", *(f"    {line}" for line in lines)])
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started and has not reaped yet."""
+    found = [pid]
+    for one in found:
+        for children in Path(f"/proc/{one}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its family so far; 0 where there is no /proc."""
+    ticks = 0
+    for one in family(pid):
+        try:
+            after_name = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, after_name[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def serving(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    port: int,
+    *,
+    ready: str = "/readyz",
+    log: Path | None = None,
+    base: Mapping[str, str] = os.environ,
+    quiet: bool = False,
+) -> Iterator[Server]:
+    """Start a server and end it whatever happens; `Server.wait` is left to the caller."""
+    process = start(command, environment, log, base=base, quiet=quiet)
+    try:
+        yield Server(url_of(port), process, log, ready)
+    finally:
+        stop(process)
+
+
+def engine_environment(port: int, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Settings of an engine on loopback. It computes in one thread: more than cores are slower."""
+    return {
+        "ENGINE_SECRET": ENGINE_SECRET,
+        "ENGINE_PORT": str(port),
+        "ENGINE_THREADS": "1",
+        **(settings or {}),
+    }
+
+
+def gateway_environment(
+    port: int, data: Path, engines: Sequence[str], settings: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Settings of a gateway on loopback, its journal and (by default) its ledger under `data`."""
+    return {
+        "HOLDFAST_PORT": str(port),
+        "HOLDFAST_DATA": str(data),
+        "HOLDFAST_ENGINES": ",".join(engines),
+        "HOLDFAST_API_KEY": API_KEY,
+        "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
+        "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
+        "HOLDFAST_MASTER_SECRET": MASTER_SECRET,
+        **(settings or {}),
+    }
+
+
+@contextmanager
+def serving_engine(
+    backend: str, settings: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[Server]:
+    port = free_port()
+    command = [*python("engine"), "--backend", backend]
+    with serving(command, engine_environment(port, settings), port, log=log) as server:
+        yield server
+
+
+@contextmanager
+def serving_gateway(
+    data: Path,
+    engines: Sequence[str],
+    settings: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Iterator[Server]:
+    """Migrate its database, then start it."""
+    port = free_port()
+    environment = gateway_environment(port, data, engines, settings)
+    run([*python("gateway"), "migrate"], environment)
+    with serving([*python("gateway"), "serve"], environment, port, log=log) as server:
+        yield server
+
+
+@contextmanager
+def serving_dashboard(
+    gateway: str, settings: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[Server]:
+    port = free_port()
+    environment = {
+        "DASHBOARD_GATEWAY_URL": gateway,
+        "DASHBOARD_PORT": str(port),
+        **(settings or {}),
+    }
+    with serving(
+        python("dashboard"), environment, port, ready="/_stcore/health", log=log, quiet=log is None
+    ) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The URLs of a gateway and its engine, and their processes."""
+
+    gateway: str
+    engine: str
+    engine_process: Process
+    gateway_process: Process
+
+    def engine_client(self) -> "httpx.Client":
+        import httpx  # not installed yet where `scripts/run` imports this module
+
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        return httpx.Client(base_url=self.engine, headers=headers, timeout=30)
+
+
+@contextmanager
+def running_stack(
+    data: Path,
+    backend: str = "native",
+    engine_settings: Mapping[str, str] | None = None,
+    gateway_settings: Mapping[str, str] | None = None,
+    logs: Path | None = None,
+) -> Iterator[Stack]:
+    """Start an engine and a gateway, wait until both serve, and end them whatever happens.
+
+    With `logs`, a folder, what they write goes to `engine.log` and `gateway.log` there.
+    """
+    with (
+        serving_engine(backend, engine_settings, logs and logs / "engine.log") as engine,
+        serving_gateway(
+            data, [engine.url], gateway_settings, logs and logs / "gateway.log"
+        ) as gateway,
+    ):
+        engine.wait()
+        gateway.wait()
+        yield Stack(gateway.url, engine.url, engine.process, gateway.process)
+
+
+def insist(process: Process, seconds: float) -> bool:
+    """End a process that leads a group, and the group; whether it ended when it was asked."""
+    has_ended = True
+    if process.poll() is None:
+        signal_group(process, signal.SIGTERM)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            has_ended = False
+    signal_group(process, signal.SIGKILL)
+    process.wait()
+    return has_ended
+
+
+def signal_group(process: Process, number: signal.Signals) -> None:
+    """Signal the whole group: a program may have started helpers."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
