@@ -1,9 +1,9 @@
 """The composition root: the only place where the parts meet."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -28,6 +28,7 @@ from gateway.base.errors import LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
+from gateway.base.supervisor import CountEnd, Loop, Supervisor
 from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.completions import ChatCompletionsController, CompletionsController
@@ -61,12 +62,24 @@ from gateway.turn.turn import TurnService
 from gateway.turn.why_missed import LastHolders
 
 _SETTLE_SECONDS = 3.0
-_STOP_SECONDS = 6.0
-
-Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
 
-def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the parts are built on."""
+
+    metrics: Metrics
+    supervisor: Supervisor
+    clock: Clock
+
+
+def create_app(
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    make_supervisor: Callable[[Callable[[], float], CountEnd], Supervisor] = Supervisor,
+) -> Litestar:
+    """`make_supervisor` is how tests put faults into loops."""
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
     prices = PriceBook(settings.prices, settings.hosted_prices)
@@ -74,7 +87,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            app.state.services = await _start(stack, settings, clock, catalogue, prices)
+            metrics = Metrics()
+            base = Base(metrics, make_supervisor(clock.monotonic, metrics.count_loop_end), clock)
+            app.state.services = await _start(stack, settings, base, catalogue, prices)
             yield
 
     return Litestar(
@@ -117,13 +132,13 @@ def _services(state: State) -> Services:
 async def _start(
     stack: AsyncExitStack,
     settings: Settings,
-    clock: Clock,
+    base: Base,
     catalogue: Catalogue,
     prices: PriceBook,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
-    metrics = Metrics()
-    journal = _open_journal(stack, settings, metrics)
+    metrics, clock = base.metrics, base.clock
+    journal = _open_journal(stack, settings, base)
     ledger = _open_ledger(stack, settings)
     keys = Keys(ledger)
     workspaces = Workspaces(ledger)
@@ -133,16 +148,14 @@ async def _start(
     admission = Admission(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
     router = Router(_weights(settings))
-    fleet = await _start_fleet(stack, settings, router.weights, clock)
+    fleet = await _start_fleet(stack, settings, router.weights, base)
     billing = Billing(prices, metrics, admission.count_used)
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
-    background = Background()
     queries = Queries(ledger)
-    for loop in (drain.run, reconciler.run, keyring.run, spend.run, prices.run):
-        _run_beside(stack, loop)
-    stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
+    _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
+    background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _look_at_database(keyring)
     if not keyring.is_sample:
@@ -169,6 +182,7 @@ async def _start(
         prices=prices,
         journal=journal,
         metrics=metrics,
+        supervisor=base.supervisor,
         clock=clock,
         removes_nonces=settings.remove_nonces,
     )
@@ -222,10 +236,10 @@ def _open_ledger(stack: AsyncExitStack, settings: Settings) -> Ledger:
     return ledger
 
 
-def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -> Journal:
-    journal = Journal(settings.data / "journal", settings.journal_max_bytes)
+def _open_journal(stack: AsyncExitStack, settings: Settings, base: Base) -> Journal:
+    journal = Journal(settings.data / "journal", settings.journal_max_bytes, base.supervisor.guard)
     stack.push_async_callback(journal.stop)
-    metrics.watch_journal(
+    base.metrics.watch_journal(
         lambda: journal.backlog,
         lambda: journal.num_bytes,
         lambda: journal.has_room,
@@ -235,7 +249,7 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, metrics: Metrics) -
 
 
 async def _start_fleet(
-    stack: AsyncExitStack, settings: Settings, weights: Weights, clock: Clock
+    stack: AsyncExitStack, settings: Settings, weights: Weights, base: Base
 ) -> Fleet:
     http = EngineHttp()
     stack.push_async_callback(http.aclose)
@@ -249,27 +263,37 @@ async def _start_fleet(
             http,
             weights=weights,
             learns=not settings.routing_events,
-            monotonic=clock.monotonic,
+            monotonic=base.clock.monotonic,
         )
 
-    fleet = Fleet(settings.engines, make)
+    fleet = Fleet(settings.engines, make, base.supervisor)
     await fleet.start()
     stack.push_async_callback(fleet.stop)
     return fleet
 
 
-def _run_beside(stack: AsyncExitStack, loop: Loop) -> None:
+def _run_loops(
+    stack: AsyncExitStack,
+    supervisor: Supervisor,
+    drain: Drain,
+    reconciler: Reconciler,
+    keyring: KeyRing,
+    spend: SpendWatch,
+    prices: PriceBook,
+) -> None:
+    _run_beside(stack, supervisor, "drain", drain.run)
+    # The reconciler's loop has ended before this runs, and what this closes is drained after it.
+    stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
+    _run_beside(stack, supervisor, "reconcile", reconciler.run)
+    _run_beside(stack, supervisor, "keys", keyring.run)
+    _run_beside(stack, supervisor, "spend", spend.run)
+    _run_beside(stack, supervisor, "prices", prices.run)
+
+
+def _run_beside(stack: AsyncExitStack, supervisor: Supervisor, name: str, loop: Loop) -> None:
     """Run a loop until the gateway stops; it ends between two rounds, not in the middle of one."""
-    stopping = asyncio.Event()
-    task = asyncio.create_task(loop(stopping))
-
-    async def stop() -> None:
-        stopping.set()
-        await asyncio.wait({task}, timeout=_STOP_SECONDS)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    stack.push_async_callback(stop)
+    supervisor.start(name, loop)
+    stack.push_async_callback(supervisor.stop, name)
 
 
 async def _look_at_database(keyring: KeyRing) -> None:

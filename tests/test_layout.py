@@ -46,6 +46,7 @@ BROAD_EXCEPT_ALLOWED = {
     "engine/serve/server.py",
     "gateway/http/errors.py",
     "gateway/base/background.py",
+    "gateway/base/supervisor.py",
 }
 
 

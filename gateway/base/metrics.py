@@ -190,6 +190,17 @@ class Metrics:
             "1 while another turn may be recorded",
             registry=self.registry,
         )
+        self.loop_restarts = Counter(
+            "holdfast_gateway_loop_restarts",
+            "Loops of the gateway that ended by an exception and were started again",
+            ["loop"],
+            registry=self.registry,
+        )
+        self.loops_failing = Gauge(
+            "holdfast_gateway_loops_failing",
+            "Loops that stay down or end again and again; the gateway is not ready meanwhile",
+            registry=self.registry,
+        )
         self.turns_set_aside = Counter(
             "holdfast_gateway_turns_set_aside",
             "Turns that the ledger can't hold; they stay in the journal",
@@ -210,6 +221,9 @@ class Metrics:
             self.engine_draining.labels(name).set(state.is_draining)
             self.engine_breaker.labels(name).set(_BREAKER_STATES[state.breaker])
             self.engine_names.labels(name).set(state.num_names)
+
+    def count_loop_end(self, kind: str) -> None:
+        self.loop_restarts.labels(kind).inc()
 
     def watch_queue(self, num_turns: Callable[[], float], num_tokens: Callable[[], float]) -> None:
         self.waiting_turns.set_function(num_turns)

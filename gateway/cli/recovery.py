@@ -20,6 +20,7 @@ from gateway.base.errors import GatewayError, NotFound
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
 from gateway.base.settings import Settings
+from gateway.base.supervisor import Supervisor
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
@@ -27,7 +28,7 @@ from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
-from gateway.prices.pricing import load_prices
+from gateway.prices.pricing import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
@@ -55,7 +56,8 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     journal = Journal(directory, settings.journal_max_bytes)
     try:
         async with _parts(settings) as (fleet, ledger):
-            charge = Billing(load_prices(), metrics).charge
+            prices = PriceBook(settings.prices, settings.hosted_prices)
+            charge = Billing(prices, metrics).charge
             reconciler = Reconciler(journal, fleet.engines, metrics, charge, clock.monotonic)
             turns, closed = journal.backlog, await reconciler.recover()
             while reconciler.num_pending:
@@ -82,7 +84,8 @@ async def recover_instance(settings: Settings, instance: str) -> int:
     Only for one that is gone with its journal: of a gateway that lives they would come before its
     own rows, which know more.
     """
-    prices, catalogue = load_prices(), load_catalogue(settings.models)
+    prices = PriceBook(settings.prices, settings.hosted_prices)
+    catalogue = load_catalogue(settings.models)
     num_counts = 0
     async with _parts(settings) as (fleet, ledger):
         keys = Keys(ledger)
@@ -155,8 +158,11 @@ async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
     secret = settings.engine_secret.get_secret_value()
     ledger = Ledger(settings.ledger_url)
     async with EngineHttp() as http:
+        supervisor = Supervisor(Clock().monotonic, Metrics().count_loop_end)
         fleet = Fleet(
-            settings.engines, lambda name, url: Engine(name, url, secret, http, learns=True)
+            settings.engines,
+            lambda name, url: Engine(name, url, secret, http, learns=True),
+            supervisor,
         )
         await fleet.start()
         try:

@@ -8,6 +8,7 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 
 from gateway.base.metrics import EngineState
+from gateway.base.supervisor import LoopHealth
 from gateway.http.services import Services
 from gateway.routing.engine import Engine, EngineStatus
 
@@ -31,13 +32,17 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopping`: it was told to end, and its place is taken by another."""
+    """`stopping`: it was told to end, and its place is taken by another.
+
+    `loops` are the gateway's own loops that are failing; there are none while it is ready.
+    """
 
     ready: bool
     stopping: bool
     engines: list[EngineHealth]
     journal_backlog: int
     journal: JournalHealth
+    loops: list[LoopHealth]
 
 
 class HealthController(Controller):
@@ -49,7 +54,8 @@ class HealthController(Controller):
     async def readyz(
         self, state: State, services: NamedDependency[Services]
     ) -> Response[Readiness]:
-        """Ready while an engine is and the journal has room, until it is told to stop.
+        """Ready while an engine is, the journal has room and no loop is failing, until it is told
+        to stop.
 
         No database is needed.
 
@@ -71,13 +77,16 @@ class HealthController(Controller):
             has_room=services.journal.has_room,
         )
         is_stopping = state.stopping.is_set()
-        is_ready = bool(services.fleet.ready) and journal.has_room and not is_stopping
+        loops = services.supervisor.failing
+        is_able = bool(services.fleet.ready) and journal.has_room and not loops
+        is_ready = is_able and not is_stopping
         body = Readiness(
             ready=is_ready,
             stopping=is_stopping,
             engines=engines,
             journal_backlog=journal.backlog,
             journal=journal,
+            loops=loops,
         )
         return Response(body, status_code=200 if is_ready else 503)
 
@@ -86,6 +95,7 @@ class HealthController(Controller):
         services.metrics.show_engines(
             {engine.name: _state_of(engine) for engine in services.fleet.engines}
         )
+        services.metrics.loops_failing.set(len(services.supervisor.failing))
         return Response(
             services.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )

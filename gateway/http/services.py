@@ -8,6 +8,7 @@ import litestar
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
+from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.journal.writer import Journal
@@ -33,6 +34,7 @@ class Services:
     prices: PriceBook
     journal: Journal
     metrics: Metrics
+    supervisor: Supervisor
     clock: Clock
     removes_nonces: bool
 

@@ -84,6 +84,8 @@ class Reconciler:
         self._pending: dict[str, _Leftover] = {}
         self._retired: dict[str, _Retired] = {}
         self._num_counts = 0
+        # Each step deletes what it has settled, so two at once would settle it twice.
+        self._stepping = asyncio.Lock()
         self._log = get_logger("reconcile")
 
     def take_over(self, record: TurnRecord) -> None:
@@ -129,6 +131,11 @@ class Reconciler:
             await pause(stopping, max(_POLL_SECONDS, self._num_counts * _POLL_SECONDS_PER_COUNT))
 
     async def step(self, *, is_sweep: bool = False) -> None:
+        """Ask every engine that is ready what it counted; close what can be closed."""
+        async with self._stepping:
+            await self._step(is_sweep)
+
+    async def _step(self, is_sweep: bool) -> None:
         self._num_counts = 0
         heard: set[str] = set()
         for engine in [engine for engine in self._engines.values() if engine.is_ready]:

@@ -53,6 +53,11 @@ SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count
 
 Work = Callable[[sqlite3.Connection], Any]
 Kind = Literal["open", "close", "forget", "other"]
+Guard = Callable[[str, Callable[[], None]], None]
+"""Runs one round of a thread, of the loop so named, and survives what it raises."""
+
+# What a work may raise for its values; whatever else it raises is a mistake of ours.
+_REFUSALS = (sqlite3.Error, OverflowError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +68,19 @@ class Job:
     loop: asyncio.AbstractEventLoop
 
 
+def unguarded(_name: str, work: Callable[[], None]) -> None:
+    work()
+
+
 class Store:
     """`num_turns`, `num_open` and `num_bytes` are of the last commit.
 
     Raises JournalUnavailable where the file can't be opened or another process has it.
     """
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(self, directory: Path, max_bytes: int, guard: Guard = unguarded) -> None:
         self.max_bytes = max_bytes
+        self._guard = guard
         self.reserve_bytes = min(_MAX_RESERVE_BYTES, max_bytes // 8)
         self._reserve = directory / "reserve"
         self._log = get_logger("journal")
@@ -86,6 +96,7 @@ class Store:
         self._gathered: list[Job] = []
         # Failed to write: nothing new until a write has worked and the reserve is whole.
         self._is_stuck = not self._take_reserve()
+        self._has_stopped = False
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -150,13 +161,28 @@ class Store:
         return int(pages) * _PAGE_BYTES
 
     def _run(self) -> None:
-        while True:
-            jobs = self._take()
-            self._commit([job for job in jobs if job is not None])
-            if self._is_stuck or self._unclosed:
-                self._recover()
-            if None in jobs:
-                return
+        while not self._has_stopped:
+            self._guard("journal", self._round)
+
+    def _round(self) -> None:
+        jobs = self._take()
+        self._has_stopped = None in jobs
+        work, is_done = [job for job in jobs if job is not None], False
+        try:
+            self._commit(work)
+            is_done = True
+        finally:
+            if not is_done:
+                self._fail(work)
+        if self._is_stuck or self._unclosed:
+            self._recover()
+
+    def _fail(self, jobs: list[Job]) -> None:
+        """A mistake of ours ended the round: closes are tried again, the others' callers hear."""
+        self._unclosed += [job for job in jobs if job.kind == "close"]
+        for job in jobs:
+            if job.kind != "close":
+                _answer([job], [None], sqlite3.OperationalError("the journal's round failed"))
 
     def _take(self) -> list[Job | None]:
         """Wait for work, not for ever while there is something to try again; then all there is."""
@@ -178,15 +204,17 @@ class Store:
                 if (error := self._attempt([job])) is not None:
                     self._refuse(job, error)
 
-    def _attempt(self, jobs: list[Job]) -> sqlite3.Error | None:
+    def _attempt(self, jobs: list[Job]) -> Exception | None:
         """Run jobs in one transaction, all or none; tell their callers if it worked."""
         try:
             results = [job.work(self.db) for job in jobs]
             self.db.commit()
             self.num_bytes = self._measure()
-        except sqlite3.Error as error:
-            self.db.rollback()
+        except _REFUSALS as error:
             return error
+        finally:
+            # After a commit there is nothing to undo.
+            self.db.rollback()
         for job, result in zip(jobs, results, strict=True):
             self._applied(job.kind, result)
         _answer(jobs, results, None)
@@ -201,7 +229,7 @@ class Store:
         elif kind == "forget":
             self.num_turns -= num_rows
 
-    def _refuse(self, job: Job, error: sqlite3.Error) -> None:
+    def _refuse(self, job: Job, error: Exception) -> None:
         # A turn that is there already is the caller's mistake and says nothing of the disk.
         if job.kind in ("open", "close") and not isinstance(error, sqlite3.IntegrityError):
             if not self._is_stuck:

@@ -12,7 +12,7 @@ import msgspec
 from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.record import TurnRecord
 from gateway.base.settings import JOURNAL_MAX_BYTES
-from gateway.journal.store import Kind, Store, Work
+from gateway.journal.store import Guard, Kind, Store, Work, unguarded
 
 _DEADLINE_SECONDS = 5.0
 
@@ -28,8 +28,13 @@ class Journal:
     `instance` (8 hex digits) is this journal's own id, with which its turns' ids begin.
     """
 
-    def __init__(self, directory: Path, max_bytes: int = JOURNAL_MAX_BYTES) -> None:
-        self._store = Store(directory, max_bytes)
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int = JOURNAL_MAX_BYTES,
+        guard: Guard = unguarded,
+    ) -> None:
+        self._store = Store(directory, max_bytes, guard)
         self.instance = _instance(self._store.db)
 
     @property

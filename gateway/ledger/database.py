@@ -180,6 +180,7 @@ def make_engine(url: str, statement_ms: int = 4000) -> AsyncEngine:
     if url.startswith("postgresql"):
         return create_async_engine(
             url,
+            hide_parameters=True,
             pool_size=5,
             max_overflow=5,
             pool_timeout=2,
@@ -189,7 +190,9 @@ def make_engine(url: str, statement_ms: int = 4000) -> AsyncEngine:
                 "tcp_user_timeout": statement_ms,
             },
         )
-    engine = create_async_engine(url, connect_args={"timeout": statement_ms / 1000})
+    engine = create_async_engine(
+        url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}
+    )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
 

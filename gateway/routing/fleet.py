@@ -1,4 +1,4 @@
-"""All engines: each is polled, and its events are followed, by tasks of its own.
+"""All engines: each is polled, and its events are followed, by supervised loops of its own.
 
 What is added, drained or removed while the gateway runs is so until its next start: the setting
 HOLDFAST_ENGINES is the truth.
@@ -7,9 +7,12 @@ HOLDFAST_ENGINES is the truth.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
+from gateway.base.background import pause
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
+from gateway.base.supervisor import Loop, Supervisor
 from gateway.routing.engine import Engine
 
 _POLL_SECONDS = 1.0
@@ -27,11 +30,11 @@ MakeEngine = Callable[[str, str], Engine]
 class Fleet:
     """`engines` is one list for the fleet's whole life, so that others may hold on to it."""
 
-    def __init__(self, urls: Sequence[str], make: MakeEngine) -> None:
+    def __init__(self, urls: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
         self._make = make
+        self._supervisor = supervisor
         self._num_named = 0
         self.engines: list[Engine] = [self._named(url) for url in urls]
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._log = get_logger("fleet")
 
     @property
@@ -70,8 +73,7 @@ class Fleet:
             self._attend(engine)
 
     async def stop(self) -> None:
-        for name in list(self._tasks):
-            await self._leave(name)
+        await asyncio.gather(*(self._leave(engine) for engine in self.engines))
 
     async def add(self, url: str) -> Engine:
         """Raise InvalidRequest where the URL is one of the fleet's, or the fleet is full."""
@@ -91,7 +93,7 @@ class Fleet:
         if engine.load.num_running:
             raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
         self.engines.remove(engine)
-        await self._leave(name)
+        await self._leave(engine)
 
     def _named(self, url: str) -> Engine:
         """No name is used twice, so that a row of the ledger means one engine."""
@@ -100,44 +102,47 @@ class Fleet:
         return self._make(name, url)
 
     def _attend(self, engine: Engine) -> None:
-        self._tasks[engine.name] = [
-            asyncio.create_task(self._poll(engine), name=f"poll {engine.name}"),
-            asyncio.create_task(self._watch(engine), name=f"watch {engine.name}"),
-            asyncio.create_task(self._follow(engine), name=f"follow {engine.name}"),
-        ]
+        for kind, loop in self._loops(engine).items():
+            self._supervisor.start(f"{kind} {engine.name}", loop, kind)
 
-    async def _leave(self, name: str) -> None:
-        tasks = self._tasks.pop(name, [])
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _leave(self, engine: Engine) -> None:
+        names = [f"{kind} {engine.name}" for kind in self._loops(engine)]
+        await asyncio.gather(*(self._supervisor.stop(name, 0) for name in names))
 
-    async def _poll(self, engine: Engine) -> None:
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
+    def _loops(self, engine: Engine) -> dict[str, Loop]:
+        return {
+            "poll": partial(self._poll, engine),
+            "watch": partial(self._watch, engine),
+            "follow": partial(self._follow, engine),
+        }
+
+    async def _poll(self, engine: Engine, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            await pause(stopping, _POLL_SECONDS)
             await engine.poll()
 
-    async def _watch(self, engine: Engine) -> None:
-        while True:
-            await asyncio.sleep(_LOAD_SECONDS)
+    async def _watch(self, engine: Engine, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            await pause(stopping, _LOAD_SECONDS)
             if engine.is_ready:
                 await engine.watch_load()
 
-    async def _follow(self, engine: Engine) -> None:
+    async def _follow(self, engine: Engine, stopping: asyncio.Event) -> None:
         """Keep the engine's holdings as its events say; again after every break."""
-        pause = _FIRST_RETRY_SECONDS
-        while not engine.learns:
+        seconds = _FIRST_RETRY_SECONDS
+        while not (engine.learns or stopping.is_set()):
             try:
                 if engine.is_ready and await self._listen(engine):
-                    pause = _FIRST_RETRY_SECONDS
+                    seconds = _FIRST_RETRY_SECONDS
             except NotFound:
                 self._log.warning("engine_has_no_events", engine=engine.name)
                 engine.learn()
                 return
             except GatewayError as error:
                 self._log.info("events_lost", engine=engine.name, error=str(error))
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _MAX_RETRY_SECONDS) if engine.is_ready else _FIRST_RETRY_SECONDS
+            await pause(stopping, seconds)
+            longer = min(seconds * 2, _MAX_RETRY_SECONDS)
+            seconds = longer if engine.is_ready else _FIRST_RETRY_SECONDS
 
     async def _listen(self, engine: Engine) -> bool:
         """One connection, until it ends or an event is missing; whether anything was heard.

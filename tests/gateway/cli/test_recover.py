@@ -18,6 +18,7 @@ from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
+from gateway.prices.pricing import SHIPPED, PriceBook, TokenCounts, load_prices
 from tests.gateway.journal.test_journal import record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import make_settings, serve
@@ -100,3 +101,37 @@ def test_without_its_journal_the_engines_counts_become_rows_of_their_workspace(
     assert first["outcome"] == "gateway_lost" and first["cache_read_tokens"] == 90
     assert first["cost_nano"] is not None
     assert set(engine.acked) == {first["id"], second["id"], f"{second['id']}.2"}
+
+
+@pytest.mark.parametrize("way", ["journal", "instance"])
+def test_recovered_turns_cost_what_the_operators_own_prices_say(tmp_path: Path, way: str) -> None:
+    engine, directory = ScriptedEngine(), tmp_path / "moved"
+    shipped = SHIPPED.read_text("utf-8")
+    own = tmp_path / "prices.toml"
+    own.write_text(shipped.replace('input = "', 'input = "10'), "utf-8")
+    assert own.read_text("utf-8") != shipped
+    with serve(engine) as url:
+        settings = make_settings(tmp_path, url, prices=own)
+        migrate(settings)
+
+        async def check() -> str:
+            journal = Journal(directory)
+            turn = record(journal, 1)
+            engine.final[turn.id] = counts_of(turn.id)
+            if way == "journal":
+                await journal.open(turn)
+            await journal.stop()
+            if way == "journal":
+                await recover_journal(settings, directory)
+            else:
+                await recover_instance(settings, journal.instance)
+            return turn.id
+
+        turn_id = asyncio.run(check())
+    (row,) = rows(settings)
+    price = PriceBook(own).own.with_id(row["price"])
+    assert price is not None and row["id"] == turn_id
+    counts = TokenCounts(input=10, write_5m=0, write_1h=0, read=90, output=7)
+    assert row["cost_nano"] == price.cost(counts).actual
+    cheap = load_prices().with_id(row["price"])
+    assert cheap is not None and row["cost_nano"] > cheap.cost(counts).actual

@@ -275,3 +275,27 @@ def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> N
 
     asyncio.run(close_and_stop())
     assert asyncio.run(open_and_closed()) == (0, 1)
+
+
+def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_path: Path) -> None:
+    """At shutdown `finish` may come while `run` is in the middle of a step."""
+
+    class Slow(Witness):
+        async def ack(self, request_ids: list[str], /) -> None:
+            await asyncio.sleep(0.05)
+            await super().ack(request_ids)
+
+    async def check() -> None:
+        journal = Journal(tmp_path / "journal")
+        gone = record(journal, 1).request_id
+        usage = InputUsage(input_tokens=1)
+        final = FinalCounts(request_id=gone, epoch="e", reason="stop", usage=usage)
+        witness, metrics = Slow(final), Metrics()
+        charge = Billing(load_prices(), metrics).charge
+        reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic)
+        reconciler.retire("engine-0", gone)
+        await asyncio.gather(reconciler.step(), reconciler.step())
+        assert witness.acked == [gone]
+        await journal.stop()
+
+    asyncio.run(check())

@@ -25,7 +25,7 @@ ADDED_LABELS = {"job", "instance"}
 ADDED_METRICS = {"up": "gauge"}
 # Their values are few whatever clients do: names of routes, statuses, engines, and fixed words.
 BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "engine", "stage"}
-BOUNDED_LABELS |= {"result", "state"}
+BOUNDED_LABELS |= {"result", "state", "loop"}
 
 
 @dataclass(frozen=True)

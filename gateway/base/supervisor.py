@@ -1,0 +1,156 @@
+"""Runs the loops that live as long as the process, and starts one again that ends by an exception.
+
+A loop is expected to handle what it expects. Whatever else it raises is logged with its traceback,
+counted, and the loop is started again after a pause that doubles. A loop is *failing* from its
+third end in a row on, and also while it has been down for longer than DOWN_SECONDS. It is well
+again when it has run for STEADY_SECONDS without an end.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from gateway.base.background import pause
+from gateway.base.logs import get_logger
+
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 15.0
+DOWN_SECONDS = 5.0
+STEADY_SECONDS = 10.0
+_FAILING_ENDS = 3
+_STOP_SECONDS = 6.0
+
+Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+"""It runs until the event is set."""
+CountEnd = Callable[[str], None]
+"""Counts one unexpected end, by the loop's kind."""
+
+
+class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One loop that is failing. `error` is the class of the exception that ended it last."""
+
+    loop: str
+    ends: int
+    is_running: bool
+    error: str
+
+
+class Watched:
+    """The history of one loop: when it was started, and how often in a row it ended."""
+
+    def __init__(self, name: str, kind: str, monotonic: Callable[[], float]) -> None:
+        self.name = name
+        self.kind = kind
+        self._monotonic = monotonic
+        self._since = monotonic()
+        self._is_running = True
+        self._num_ends = 0
+        self._error = ""
+
+    def started(self) -> None:
+        self._since, self._is_running = self._monotonic(), True
+
+    def goes_on(self) -> None:
+        """Another round: the first one after an end is a new start."""
+        if not self._is_running:
+            self.started()
+
+    def ended(self, error: BaseException) -> float:
+        """Note the end; return after how many seconds the loop is to be started again."""
+        now = self._monotonic()
+        if self._is_running and now - self._since >= STEADY_SECONDS:
+            self._num_ends = 0
+        self._num_ends += 1
+        self._since, self._is_running = now, False
+        self._error = type(error).__name__
+        return float(min(FIRST_PAUSE_SECONDS * 2 ** (self._num_ends - 1), MAX_PAUSE_SECONDS))
+
+    @property
+    def is_failing(self) -> bool:
+        if not self._num_ends:
+            return False
+        seconds = self._monotonic() - self._since
+        if self._is_running:
+            return self._num_ends >= _FAILING_ENDS and seconds < STEADY_SECONDS
+        return self._num_ends >= _FAILING_ENDS or seconds >= DOWN_SECONDS
+
+    @property
+    def health(self) -> LoopHealth:
+        return LoopHealth(
+            loop=self.name, ends=self._num_ends, is_running=self._is_running, error=self._error
+        )
+
+
+class Supervisor:
+    """All loops of the process, by name. Only `guard` may be called from other threads."""
+
+    def __init__(self, monotonic: Callable[[], float], count_end: CountEnd) -> None:
+        self._monotonic = monotonic
+        self._count_end = count_end
+        self._watched: dict[str, Watched] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        self._log = get_logger("supervisor")
+
+    @property
+    def failing(self) -> list[LoopHealth]:
+        return [watched.health for watched in list(self._watched.values()) if watched.is_failing]
+
+    def start(self, name: str, loop: Loop, kind: str | None = None) -> None:
+        """Run `loop` until `stop`; it may return earlier where its work is done for good.
+
+        `kind` is the metric's label, where several loops do the same for one engine each.
+        """
+        watched = self._watched[name] = Watched(name, kind or name, self._monotonic)
+        stopping = asyncio.Event()
+        task = asyncio.create_task(self._keep(watched, loop, stopping), name=name)
+        self._tasks[name] = (task, stopping)
+
+    async def stop(self, name: str, wait_seconds: float = _STOP_SECONDS) -> None:
+        """Let a loop end between two rounds; cancel it where that takes too long."""
+        self._watched.pop(name, None)
+        if (running := self._tasks.pop(name, None)) is None:
+            return
+        task, stopping = running
+        stopping.set()
+        if wait_seconds:
+            await asyncio.wait({task}, timeout=wait_seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def guard(self, name: str, work: Callable[[], None]) -> None:
+        """Run `work`, one round of a thread that lives as long as the process.
+
+        What it raises is noted like the end of a loop, and then the thread pauses.
+        """
+        watched = self._watched.get(name)
+        if watched is None:
+            watched = self._watched[name] = Watched(name, name, self._monotonic)
+        watched.goes_on()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: it goes on
+            time.sleep(self._ended(watched, error))
+
+    async def _keep(self, watched: Watched, loop: Loop, stopping: asyncio.Event) -> None:
+        while True:
+            watched.started()
+            try:
+                await loop(stopping)
+                return
+            except Exception as error:  # noqa: BLE001 - the edge of a loop: it is started again
+                seconds = self._ended(watched, error)
+            if stopping.is_set():
+                return
+            await pause(stopping, seconds)
+
+    def _ended(self, watched: Watched, error: Exception) -> float:
+        seconds = watched.ended(error)
+        self._count_end(watched.kind)
+        # As text: what renders exceptions by itself may show the values of variables.
+        trace = "".join(traceback.format_exception(error))
+        self._log.error("loop_ended", loop=watched.name, retry_seconds=seconds, trace=trace)
+        return seconds

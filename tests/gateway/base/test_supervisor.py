@@ -1,0 +1,160 @@
+"""Every background loop of a gateway is killed once: logged, counted, started again, and at work.
+
+What stays down is said by `/readyz`. The loops are killed through `create_app`'s `make_supervisor`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.base import supervisor as supervision
+from gateway.base.supervisor import CountEnd, Supervisor
+from gateway.cli.main import migrate
+from tests.gateway.admin_client import Admin
+from tests.gateway.base.faults import FaultySupervisor
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually, make_settings, serve, serve_app
+
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+
+
+class Gateway:
+    """A gateway whose loops can be killed."""
+
+    def __init__(self, url: str, loops: FaultySupervisor, engine: ScriptedEngine) -> None:
+        self.url, self.loops, self.engine = url, loops, engine
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        answer = httpx.get(f"{self.url}/readyz", timeout=30)
+        return answer.status_code, answer.json()
+
+    def restarts(self, kind: str) -> float:
+        sought = f'holdfast_gateway_loop_restarts_total{{loop="{kind}"}}'
+        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(sought))
+
+    def ask(self) -> str:
+        answer = httpx.post(f"{self.url}/v1/messages", json=body(), headers=HEADERS, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    engine, made = ScriptedEngine(), []
+
+    def make(monotonic: Callable[[], float], count_end: CountEnd) -> Supervisor:
+        made.append(FaultySupervisor(monotonic, count_end))
+        return made[0]
+
+    with serve(engine) as engine_url:
+        settings = make_settings(tmp_path, engine_url)
+        migrate(settings)
+        with serve_app(create_app(settings, make_supervisor=make), settings) as url:
+            found = Gateway(url, made[0], engine)
+            eventually(lambda: found.health()[0] == 200)
+            yield found
+
+
+def test_every_loop_that_is_killed_is_started_again_and_does_its_work(gateway: Gateway) -> None:
+    names = list(gateway.loops.names)
+    kinds = {name.partition(" ")[0] for name in names}
+    assert kinds >= {"drain", "reconcile", "keys", "spend", "prices", "poll", "watch", "follow"}
+    for name in names:
+        gateway.loops.kill(name)
+    # An engine without events ends the loop that follows them, for good.
+    alive = kinds - {"follow"}
+    eventually(lambda: all(gateway.restarts(kind) == 1 for kind in alive), 30)
+    assert gateway.health()[0] == 200, "one end is no failure"
+    # The drain, the reconciler, the keys and the polls still do what they are for.
+    turn, admin = gateway.ask(), Admin(gateway.url)
+    eventually(lambda: turn in [t["id"] for t in admin.get("turns?limit=9")], 30)
+    admin.workspace("another")
+    key_id, key = admin.make_key("another")
+    headers = {**HEADERS, "x-api-key": key}
+    answer = httpx.post(f"{gateway.url}/v1/messages", json=body(), headers=headers, timeout=60)
+    assert answer.status_code == 200
+    admin.post(f"keys/{key_id}/revoke")
+    gateway.engine.is_ready = False
+    eventually(lambda: gateway.health()[0] == 503, 30)
+    gateway.engine.is_ready = True
+    eventually(lambda: gateway.health()[0] == 200, 30)
+
+
+def test_readiness_names_a_loop_that_ends_again_and_again(gateway: Gateway) -> None:
+    gateway.loops.kill("drain", for_good=True)
+    eventually(lambda: gateway.health()[0] == 503, 30)
+    (failing,) = gateway.health()[1]["loops"]
+    assert failing["loop"] == "drain"
+    assert failing["error"] == "InjectedError"
+    assert gateway.restarts("drain") >= 2
+    gateway.loops.heal()
+    eventually(lambda: gateway.health()[0] == 200, supervision.STEADY_SECONDS + 60)
+
+
+def test_an_end_is_logged_with_its_trace_and_without_the_values_of_its_frames(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def run() -> list[str]:
+        ended: list[str] = []
+        again = asyncio.Event()
+
+        async def loop(_: asyncio.Event) -> None:
+            secret = "hf-" + "x" * 20
+            if not ended:
+                raise KeyError(len(secret))
+            again.set()
+
+        supervisor = Supervisor(asyncio.get_running_loop().time, ended.append)
+        supervisor.start("drain of one", loop, "drain")
+        async with asyncio.timeout(20):
+            await again.wait()
+        await supervisor.stop("drain of one")
+        return ended
+
+    assert asyncio.run(run()) == ["drain"]
+    written = capsys.readouterr()
+    told = written.out + written.err
+    assert "loop_ended" in told and "KeyError: 23" in told and "in loop" in told
+    assert "x" * 20 not in told
+
+
+def test_a_thread_that_raises_goes_on_and_is_counted() -> None:
+    ended: list[str] = []
+    rounds: list[int] = []
+    supervisor = Supervisor(lambda: float(len(rounds)), ended.append)
+
+    def work() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 2:
+            raise RuntimeError
+
+    for _ in range(3):
+        supervisor.guard("journal", work)
+    assert (rounds, ended) == ([0, 1, 2], ["journal"])
+
+
+def test_a_loop_fails_from_its_third_end_on_and_is_well_after_it_ran_for_long() -> None:
+    now = 0.0
+    watched = supervision.Watched("drain", "drain", lambda: now)
+    seconds = []
+    for _ in range(3):
+        watched.started()
+        assert not watched.is_failing
+        seconds.append(watched.ended(KeyError()))
+    assert seconds == [0.1, 0.2, 0.4]
+    assert watched.is_failing
+    watched.started()
+    assert watched.is_failing, "it has not shown yet that it runs"
+    now += supervision.STEADY_SECONDS
+    assert not watched.is_failing
+    assert watched.ended(KeyError()) == 0.1, "a new row of ends"
+    now += supervision.DOWN_SECONDS
+    assert watched.is_failing, "nobody has started it again"
+    assert watched.health.error == "KeyError"
