@@ -1,21 +1,34 @@
 """Where the segments lie in a rendered prompt.
 
 The prompt is rendered with a pair of marks around every segment's content. If the render without
-them is the same text, the marks' places are the segments'. A segment whose marks the template
-drops, repeats or stumbles over is found by comparing renders: of the prompt, and of the prompt
-with something more at that segment's end; they part where the segment ends.
+them is the same text, the marks' places are the segments'. Where the marks change the render, as
+in a template that compares messages, equal segments get equal marks, and then those marks are left
+out that stand where the renders part. Segments without a place are looked for by their words, and
+the last few by comparing renders: of the prompt, and of the prompt with something more at that
+segment's end; they part where the segment ends.
+
+Cost: at most `MAX_RENDERS` renders a prompt, two for most, and a bounded search.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.errors import InvalidRequest
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import Conversation, segment_texts
+from engine.text.template.conversation import (
+    Conversation,
+    segment_kinds,
+    segment_names,
+    segment_texts,
+)
 from engine.text.template.marks import SegmentMarks, Unmarked, take_out
 
-# Every comparison renders the whole prompt. Beyond these the remaining segments have no end.
-_MAX_RETRIES = 4
-_MAX_COMPARISONS = 64
+_MAX_MARKED = 8
+_MAX_COMPARISONS = 8
+MAX_RENDERS = 1 + _MAX_MARKED + _MAX_COMPARISONS
+_NUM_INNER = 4  # pairs of marks for the fields of a tool or a call
+_MIN_WORDS = 16  # characters by which a text without marks is known
+_SEARCH_LIMIT = 4  # characters looked through for words, in lengths of the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,72 +67,193 @@ class _Finder:
         self._conversation = conversation
         self._text = text
         self._thinking = thinking
-        self._num_comparisons = 0
+        self._texts = segment_texts(conversation.prompt)
+        self._kinds = segment_kinds(conversation.prompt)
+        self._names = segment_names(conversation.prompt)
+        self._first_message = len(conversation.prompt.tools) + len(conversation.prompt.system)
 
     def find(self) -> list[Place]:
-        texts = segment_texts(self._conversation.prompt)
-        alphabet = self._conversation.alphabet
-        marks = {
-            segment: SegmentMarks(alphabet.take(), alphabet.take())
-            for segment, text in enumerate(texts)
-            if text is None or text.strip()
-        }
-        unmarked = self._render_marked(marks)
-        for _ in range(_MAX_RETRIES):
-            if unmarked is None or unmarked.text == self._text:
-                break
-            difference = _common_length(unmarked.text, self._text)
-            del marks[_nearest(marks, unmarked, difference)]
-            unmarked = self._render_marked(marks)
-        positions: Mapping[str, int] = {}
-        if unmarked is not None and unmarked.text == self._text:
-            positions = unmarked.positions
+        marks, positions = self._mark()
+        found = _marked_places(marks, positions)
+        unknown: list[int] = []
+        for segment in self._with_content():
+            if segment in found:
+                continue
+            # Neither mark came out: the template leaves the text out.
+            if segment not in marks or self._texts[segment] is None:
+                unknown.append(segment)
+        absent = self._find_words(found, [s for s in self._with_content() if s not in found])
+        unknown = [s for s in unknown if s not in absent and s not in found]
+        self._compare(found, unknown)
+        return self._places(found, set(unknown))
+
+    def _with_content(self) -> list[int]:
+        """The segments that may have a place of their own."""
+        prompt = self._conversation.prompt
+        num_moving = len(prompt.tools) if self._conversation.traits.moves_tools else 0
+        return [
+            segment
+            for segment, text in enumerate(self._texts)
+            if segment >= num_moving and (text is None or text.strip())
+        ]
+
+    def _places(self, found: Mapping[int, Place], unknown: set[int]) -> list[Place]:
+        prompt = self._conversation.prompt
+        num_moving = len(prompt.tools) if self._conversation.traits.moves_tools else 0
         places: list[Place] = []
-        moves_tools = self._conversation.traits.moves_tools
-        num_moving = len(self._conversation.prompt.tools) if moves_tools else 0
-        for segment, text in enumerate(texts):
-            if segment < num_moving:
-                places.append(Place(None))
-            elif text is not None and not text.strip():
-                places.append(_last_place(places))
-            else:
-                found = _marked_place(marks.get(segment), positions)
-                places.append(found or self._compare(segment, _last_place(places)))
+        reached = 0
+        for segment in range(len(self._texts)):
+            place = found.get(segment)
+            if segment < num_moving or (place is None and segment in unknown):
+                place = Place(None)
+            elif place is None:
+                # It takes no room: right after those before it.
+                place = Place(reached)
+            reached = max(reached, place.end or 0)
+            places.append(place)
         return places
 
+    def _mark(self) -> tuple[dict[int, SegmentMarks], dict[str, list[int]]]:
+        """Marks that leave the render as it is, and where they came out."""
+        marks = self._unique_marks()
+        shares = False
+        for attempt in range(_MAX_MARKED):
+            if not marks:
+                break
+            unmarked = self._render_marked(marks)
+            if unmarked is not None and unmarked.text == self._text:
+                return marks, unmarked.positions
+            if not shares:
+                shares = True
+                marks = self._shared_marks(marks)
+                continue
+            marks = self._without(marks, unmarked, whole_kind=unmarked is None or attempt > 2)
+        return {}, {}
+
+    def _unique_marks(self) -> dict[int, SegmentMarks]:
+        alphabet = self._conversation.alphabet
+        segments = [s for s, text in enumerate(self._texts) if text is None or text.strip()]
+        num_objects = sum(self._texts[segment] is None for segment in segments)
+        # A prompt of very many segments has no characters to spare for their fields.
+        spare = alphabet.num_free - 3 * len(segments) - _MAX_COMPARISONS
+        num_inner = _NUM_INNER if spare > 2 * _NUM_INNER * num_objects else 0
+
+        def pair(num_inner: int) -> SegmentMarks:
+            inner = tuple(pair(0) for _ in range(num_inner))
+            return SegmentMarks(alphabet.take(), alphabet.take(), inner)
+
+        return {s: pair(num_inner if self._texts[s] is None else 0) for s in segments}
+
+    def _shared_marks(self, marks: Mapping[int, SegmentMarks]) -> dict[int, SegmentMarks]:
+        """Equal texts of one kind get equal marks: a template may compare whole messages."""
+        first: dict[tuple[str, str], SegmentMarks] = {}
+        shared: dict[int, SegmentMarks] = {}
+        for segment, pair in marks.items():
+            text = self._texts[segment]
+            key = (self._kinds[segment], text or "")
+            shared[segment] = pair if text is None else first.setdefault(key, pair)
+        return shared
+
+    def _without(
+        self, marks: Mapping[int, SegmentMarks], unmarked: Unmarked | None, *, whole_kind: bool
+    ) -> dict[int, SegmentMarks]:
+        """Less the marks that most likely change the render, or all marks of their kind."""
+        nearest = list(marks)[-1]
+        if unmarked is not None:
+            nearest = _nearest(marks, unmarked, _common_length(unmarked.text, self._text))
+        if not whole_kind:
+            return {s: pair for s, pair in marks.items() if pair is not marks[nearest]}
+        kind = self._kinds[nearest]
+        return {s: pair for s, pair in marks.items() if self._kinds[s] != kind}
+
     def _render_marked(self, marks: Mapping[int, SegmentMarks]) -> Unmarked | None:
-        if not marks:
+        """None where the template refuses marked texts."""
+        try:
+            rendered = self._template.render(
+                self._conversation.variables(marks, thinking=self._thinking)
+            )
+        except InvalidRequest:
             return None
-        rendered = self._template.render(
-            self._conversation.variables(marks, thinking=self._thinking)
-        )
-        all_marks = frozenset(mark for pair in marks.values() for mark in (pair.begin, pair.end))
-        return take_out(rendered, all_marks)
+        pairs = [inner for pair in marks.values() for inner in (pair, *pair.inner)]
+        return take_out(rendered, frozenset(m for pair in pairs for m in (pair.begin, pair.end)))
 
-    def _compare(self, segment: int, previous: Place) -> Place:
-        """The end by comparing renders; a segment that is not rendered ends where the last did."""
-        if self._num_comparisons >= _MAX_COMPARISONS:
-            return Place(None)
-        self._num_comparisons += 1
-        other = self._template.render(
-            self._conversation.varied(segment).variables({}, thinking=self._thinking)
-        )
-        if other == self._text:
-            return previous
-        end = _common_length(self._text, other)
-        return Place(end) if end > (previous.end or 0) else Place(None)
+    def _find_words(self, found: dict[int, Place], segments: Sequence[int]) -> set[int]:
+        """Texts without marks, by their words between the places before and behind them.
+
+        Returns the tools and calls whose name is not there: the template leaves them out.
+        """
+        missing = set(segments)
+        absent: set[int] = set()
+        behind = self._begins_behind(found)
+        budget = _SEARCH_LIMIT * len(self._text)
+        before = 0
+        for segment, text in enumerate(self._texts):
+            place = found.get(segment)
+            is_message = segment >= self._first_message
+            if place is not None and is_message:
+                before = place.end or before
+            words = self._names[segment] if text is None else text.strip()
+            room = behind[segment + 1] - before
+            if segment not in missing or room > budget:
+                continue
+            budget -= max(room, 0)
+            begin = self._text.find(words, before, behind[segment + 1])
+            if text is None and begin < 0:
+                absent.add(segment)
+            elif text is not None and begin >= 0 and len(words) >= _MIN_WORDS:
+                found[segment] = Place(begin + len(words), begin)
+                before = begin + len(words) if is_message else before
+        return absent
+
+    def _begins_behind(self, found: Mapping[int, Place]) -> list[int]:
+        """For every segment where the next message's segment with a known place begins."""
+        behind = [len(self._text)] * (len(self._texts) + 1)
+        for segment in range(len(self._texts) - 1, -1, -1):
+            place = found.get(segment)
+            known = None if place is None or segment < self._first_message else place.begin
+            behind[segment] = behind[segment + 1] if known is None else known
+        return behind
+
+    def _compare(self, found: dict[int, Place], segments: Sequence[int]) -> None:
+        """By comparing renders: the newest, whose ends are the ones that the next turn reads."""
+        for segment in list(reversed(segments))[:_MAX_COMPARISONS]:
+            before = max((p.end or 0 for s, p in found.items() if s < segment), default=0)
+            try:
+                other = self._template.render(
+                    self._conversation.varied(segment).variables({}, thinking=self._thinking)
+                )
+            except InvalidRequest:
+                continue
+            end = before if other == self._text else _common_length(self._text, other)
+            if end > before or other == self._text:
+                found[segment] = Place(end)
 
 
-def _marked_place(pair: SegmentMarks | None, positions: Mapping[str, int]) -> Place | None:
-    if pair is None or pair.begin not in positions or pair.end not in positions:
-        return None
-    return Place(positions[pair.end], positions[pair.begin])
-
-
-def _last_place(places: Sequence[Place]) -> Place:
-    """Where a segment lies that takes no room: right after those before it."""
-    end = max((place.end or 0 for place in places), default=0)
-    return Place(end)
+def _marked_places(
+    marks: Mapping[int, SegmentMarks], positions: Mapping[str, list[int]]
+) -> dict[int, Place]:
+    """A mark that came out more or less often than its segments are has no place."""
+    sharing: dict[str, int] = {}
+    for pair in marks.values():
+        sharing[pair.end] = sharing.get(pair.end, 0) + 1
+    seen: dict[str, int] = {}
+    found: dict[int, Place] = {}
+    for segment, pair in marks.items():
+        index = seen.get(pair.end, 0)
+        seen[pair.end] = index + 1
+        begins, ends = positions.get(pair.begin, []), positions.get(pair.end, [])
+        if len(ends) == sharing[pair.end]:
+            whole = len(begins) == len(ends)
+            found[segment] = Place(ends[index], begins[index] if whole else None)
+            continue
+        inner = [
+            (positions[p.begin][0], positions[p.end][0])
+            for p in pair.inner
+            if len(positions.get(p.begin, [])) == len(positions.get(p.end, [])) == 1
+        ]
+        if inner:
+            found[segment] = Place(max(e for _, e in inner), min(b for b, _ in inner))
+    return found
 
 
 def _common_length(first: str, second: str) -> int:
@@ -135,14 +269,16 @@ def _common_length(first: str, second: str) -> int:
 
 
 def _nearest(marks: Mapping[int, SegmentMarks], unmarked: Unmarked, difference: int) -> int:
-    """The segment whose marks most likely changed the render: the last to begin before it."""
+    """The segment with the mark that is nearest to where the renders part."""
 
     def distance(segment: int) -> int:
         pair = marks[segment]
-        found = [unmarked.positions.get(mark) for mark in (pair.begin, pair.end)]
-        return min(
-            (abs(p - difference) for p in found if p is not None), default=len(unmarked.text)
-        )
+        found = [
+            position
+            for mark in (pair.begin, pair.end)
+            for position in unmarked.positions.get(mark, [])[:1]
+        ]
+        return min((abs(p - difference) for p in found), default=len(unmarked.text))
 
     return min(marks, key=distance)
 

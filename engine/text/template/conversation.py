@@ -1,7 +1,7 @@
 """From a prompt to what a chat template sees: OpenAI-style messages, marked where wanted."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.text.template.marks import (
     SegmentMarks,
     cut_controls,
     map_strings,
+    mark_value,
     strings_in,
     surround,
 )
@@ -127,7 +128,7 @@ def _vary(prompt: Prompt, segment: int, mark: str) -> Prompt:
     messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
     if segment < len(tools):
         is_last = segment == len(tools) - 1
-        dummy = Tool(mark, {"type": "object"}, mark)
+        dummy = Tool(mark, {"type": "object", "properties": {}}, mark)
         return Prompt(messages, [*tools, dummy] if is_last else tools[: segment + 1], system)
     segment -= len(tools)
     if segment < len(system):
@@ -193,20 +194,18 @@ class _Builder:
         marks = self._next_marks()
         return text if marks is None else surround(text, marks)
 
-    def _object(self, content: dict[str, Any]) -> dict[str, Any]:
-        marks = self._next_marks()
-        return content if marks is None else MarkedDict(content, marks)
-
     def _tool(self, tool: Tool) -> dict[str, Any]:
         function: dict[str, Any] = {"name": tool.name}
         if tool.description is not None:
             function["description"] = tool.description
         function["parameters"] = tool.input_schema
-        marks = self._marks.get(self._segment)
-        if marks is not None:
-            # Templates write out either the whole tool or its function.
-            function = MarkedDict(function, marks)
-        return self._object({"type": "function", "function": function})
+        written = {"type": "function", "function": function}
+        marks = self._next_marks()
+        if marks is None:
+            return written
+        # Templates write out the whole tool, or its function, or its fields.
+        marked = MarkedDict(_mark_fields(function, marks.inner), marks, function)
+        return MarkedDict({"type": "function", "function": marked}, marks, written)
 
     def _put_first(self, system: str, messages: list[dict[str, Any]]) -> None:
         if not self._traits.folds_system:
@@ -248,7 +247,8 @@ class _Builder:
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
         self._tool_names[part.id] = part.name
-        function = {"name": part.name, "arguments": self._object(part.input)}
+        name, arguments = _mark_call(part, self._next_marks())
+        function = {"name": name, "arguments": arguments}
         return {"id": self._traits.call_id(part.id), "type": "function", "function": function}
 
     def _messages(self, message: Message) -> list[dict[str, Any]]:
@@ -282,6 +282,41 @@ class _Builder:
         }
 
 
+def _mark_call(part: ToolUsePart, marks: SegmentMarks | None) -> tuple[str, dict[str, Any]]:
+    """A call's name and input with marks: around the input, and for its fields the inner ones."""
+    if marks is None:
+        return part.name, part.input
+    if not marks.inner:
+        return part.name, MarkedDict(part.input, marks, part.input)
+    values = dict(part.input)
+    # The last fields are those that tell where a call ends.
+    for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
+        values[key] = mark_value(part.input[key], pair)
+    return surround(part.name, marks.inner[0]), MarkedDict(values, marks, part.input)
+
+
+def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dict[str, Any]:
+    """A tool's function whose fields have marks of their own: name, description, parameters, and
+    the description of the last parameter, which is the last that most templates write."""
+    if not pairs:
+        return function
+    marked = dict(function)
+    fields = [key for key in ("name", "description", "parameters") if key in function]
+    for key, pair in zip(fields, pairs, strict=False):
+        marked[key] = mark_value(function[key], pair)
+    parameters = function["parameters"]
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(properties, dict) and properties and len(pairs) > len(fields):
+        last = next(reversed(properties))
+        field = properties[last]
+        if isinstance(field, dict) and isinstance(field.get("description"), str):
+            told = surround(field["description"], pairs[len(fields)])
+            marked_properties = {**properties, last: {**field, "description": told}}
+            inner = {**parameters, "properties": marked_properties}
+            marked["parameters"] = MarkedDict(inner, pairs[fields.index("parameters")], parameters)
+    return marked
+
+
 def segment_texts(prompt: Prompt) -> list[str | None]:
     """Every segment's text; None for those that are JSON objects."""
     texts: list[str | None] = [None] * len(prompt.tools)
@@ -289,3 +324,19 @@ def segment_texts(prompt: Prompt) -> list[str | None]:
     for message in prompt.messages:
         texts += [None if isinstance(p, ToolUsePart) else p.text for p in message.parts]
     return texts
+
+
+def segment_kinds(prompt: Prompt) -> list[str]:
+    """What every segment is: templates treat those of one kind alike."""
+    kinds = ["tool"] * len(prompt.tools) + ["system prompt"] * len(prompt.system)
+    for message in prompt.messages:
+        kinds += [f"{message.role} {type(part).__name__}" for part in message.parts]
+    return kinds
+
+
+def segment_names(prompt: Prompt) -> list[str]:
+    """The names of tools and calls; nothing for texts."""
+    names = [tool.name for tool in prompt.tools] + [""] * len(prompt.system)
+    for message in prompt.messages:
+        names += [p.name if isinstance(p, ToolUsePart) else "" for p in message.parts]
+    return names

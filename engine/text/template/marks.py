@@ -18,10 +18,11 @@ _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]
 
 
 class MarkAlphabet:
-    """Characters that do not occur in the given texts."""
+    """Characters that do not occur in the given texts; `num_free` are left."""
 
     def __init__(self, texts: Iterator[str]) -> None:
         used = {character for text in texts for character in _PRIVATE.findall(text)}
+        self.num_free = sum(last - first + 1 for first, last in _RANGES) - len(used)
         self._free = (
             chr(code)
             for first, last in _RANGES
@@ -33,23 +34,97 @@ class MarkAlphabet:
         mark = next(self._free, None)
         if mark is None:
             raise InvalidRequest("the prompt has too many private-use characters")
+        self.num_free -= 1
         return mark
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentMarks:
-    """The pair of marks around one segment's content."""
+    """The pair of marks around one segment's content.
+
+    `inner` are further pairs for the parts of a segment that is a JSON object: a template that
+    writes an object key by key loses the pair around the whole.
+    """
 
     begin: str
     end: str
+    inner: "tuple[SegmentMarks, ...]" = ()
 
 
 class MarkedDict(dict[str, Any]):
-    """A dictionary that the `tojson` filter surrounds with marks; otherwise an ordinary one."""
+    """A dictionary that text forms of it, `tojson` and `str`, surround with marks.
 
-    def __init__(self, content: dict[str, Any], marks: SegmentMarks) -> None:
+    `plain` is what `tojson` writes: the content without inner marks. Keys and values that a
+    template reads are those given.
+    """
+
+    def __init__(self, content: dict[str, Any], marks: SegmentMarks, plain: dict[str, Any]) -> None:
         super().__init__(content)
         self.marks = marks
+        self.plain = plain
+
+    def __str__(self) -> str:
+        return f"{self.marks.begin}{self.plain}{self.marks.end}"
+
+
+class MarkedList(list[Any]):
+    """A list that text forms of it surround with marks."""
+
+    def __init__(self, content: list[Any], marks: SegmentMarks) -> None:
+        super().__init__(content)
+        self.marks = marks
+        self.plain = content
+
+    def __str__(self) -> str:
+        return f"{self.marks.begin}{self.plain}{self.marks.end}"
+
+
+class MarkedInt(int):
+    """A number that text forms of it surround with marks."""
+
+    marks: SegmentMarks
+
+    @property
+    def plain(self) -> int:
+        return int(self)
+
+    def __str__(self) -> str:
+        return f"{self.marks.begin}{int(self)}{self.marks.end}"
+
+
+class MarkedFloat(float):
+    """As `MarkedInt`."""
+
+    marks: SegmentMarks
+
+    @property
+    def plain(self) -> float:
+        return float(self)
+
+    def __str__(self) -> str:
+        return f"{self.marks.begin}{float(self)}{self.marks.end}"
+
+
+Marked = MarkedDict | MarkedList | MarkedInt | MarkedFloat
+
+
+def mark_value(value: Any, marks: SegmentMarks) -> Any:
+    """A JSON value whose text forms have the marks around it; true, false and null have none."""
+    if isinstance(value, str):
+        return surround(value, marks)
+    if isinstance(value, dict):
+        return MarkedDict(value, marks, value)
+    if isinstance(value, list):
+        return MarkedList(value, marks)
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = MarkedInt(value)
+        number.marks = marks
+        return number
+    if isinstance(value, float):
+        real = MarkedFloat(value)
+        real.marks = marks
+        return real
+    return value
 
 
 def surround(text: str, marks: SegmentMarks) -> str:
@@ -67,17 +142,16 @@ def surround(text: str, marks: SegmentMarks) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unmarked:
-    """A text without its marks, and at which of its characters each mark stood."""
+    """A text without its marks, and at which of its characters each mark stood, in order."""
 
     text: str
-    positions: dict[str, int]
+    positions: dict[str, list[int]]
 
 
 def take_out(text: str, marks: frozenset[str]) -> Unmarked:
-    """Remove the marks. A mark that occurs twice (a template that repeats a text) has no place."""
+    """Remove the marks."""
     pieces: list[str] = []
-    positions: dict[str, int] = {}
-    repeated: set[str] = set()
+    positions: dict[str, list[int]] = {}
     length = last = 0
     for match in _PRIVATE.finditer(text):
         mark = match.group()
@@ -87,12 +161,8 @@ def take_out(text: str, marks: frozenset[str]) -> Unmarked:
         pieces.append(piece)
         length += len(piece)
         last = match.end()
-        if mark in positions:
-            repeated.add(mark)
-        positions[mark] = length
+        positions.setdefault(mark, []).append(length)
     pieces.append(text[last:])
-    for mark in repeated:
-        del positions[mark]
     return Unmarked("".join(pieces), positions)
 
 

@@ -8,6 +8,7 @@ from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import (
     Message,
+    Part,
     Prompt,
     TextPart,
     ThinkingPart,
@@ -23,6 +24,8 @@ from engine.text.template.traits import TemplateTraits, TraitProbes, find_traits
 from engine.text.tokens.pieces import PieceTokenizer
 
 _USER = Message("user", [TextPart("probe-user")])
+# Templates look for the last question by comparing messages, so no two questions are equal.
+_SECOND = Message("user", [TextPart("probe-question")])
 _TOOL = Tool("probe_tool", {"type": "object", "properties": {}}, "probe-description")
 _SYSTEM = TextPart("probe-system")
 _THOUGHT = "probe-thought"
@@ -40,9 +43,9 @@ class TemplateProbe:
             TraitProbes(
                 system=partial(self._renders, Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text),
                 call=partial(self._renders, _calls(1), "probe_tool"),
-                two_calls=partial(self._renders, _calls(2), "probe_tool"),
+                two_calls=partial(self._renders, _calls(2), "value-1"),
                 result_and_text=partial(self._renders, _calls(1, "probe-text"), "probe-text"),
-                thinking=partial(self._renders, _thinking(), _THOUGHT),
+                thinking=partial(self._shows_thinking, _thinking()),
                 moves_tools=self._moves_tools,
             )
         )
@@ -74,7 +77,7 @@ class TemplateProbe:
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
         """The control token right behind an assistant's text."""
         controls: re.Pattern[str] | None = self.pieces.controls
-        prompt = Prompt([_USER, Message("assistant", [TextPart("probe-answer")]), _USER])
+        prompt = Prompt([_USER, Message("assistant", [TextPart("probe-answer")]), _SECOND])
         placed = self._place(prompt, traits)
         if controls is None or placed is None:
             return frozenset()
@@ -87,13 +90,18 @@ class TemplateProbe:
     def _moves_tools(self, traits: TemplateTraits) -> bool:
         """Do the tools come behind an answer that is already given?"""
         answer = Message("assistant", [TextPart("probe-answer")])
-        text = self._text(Prompt([_USER, answer, _USER], [_TOOL]), traits) or ""
+        text = self._text(Prompt([_USER, answer, _SECOND], [_TOOL]), traits) or ""
         return 0 <= text.find("probe-answer") < text.find(_TOOL.name)
 
     def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
         text = self._text(prompt, traits)
         # A template that knows no content parts may write out Python's own picture of them.
         return text is not None and needle in text and "'type'" not in text
+
+    def _shows_thinking(self, prompt: Prompt, traits: TemplateTraits) -> bool:
+        """As thinking, not as the string of a JSON object that the template writes out."""
+        text = self._text(prompt, traits) or ""
+        return _THOUGHT in text and text[text.index(_THOUGHT) - 1] not in "\"'"
 
     def _text(
         self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False
@@ -115,11 +123,15 @@ class TemplateProbe:
 def _calls(count: int, *texts: str) -> Prompt:
     """A turn of calls with ids as ours are, and their results, with texts behind them."""
     ids = [f"toolu_{'0Ab' * 7}{index:03}" for index in range(count)]
+    calls: list[Part] = [
+        ToolUsePart(call_id, _TOOL.name, {"key": f"value-{index}"})
+        for index, call_id in enumerate(ids)
+    ]
     results = [ToolResultPart(call_id, "probe-result") for call_id in ids]
     return Prompt(
         [
             _USER,
-            Message("assistant", [ToolUsePart(i, _TOOL.name, {"key": "value"}) for i in ids]),
+            Message("assistant", calls),
             Message("user", [*results, *(TextPart(text) for text in texts)]),
         ]
     )

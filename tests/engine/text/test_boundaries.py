@@ -17,7 +17,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.text.renderer import ChatRenderer
-from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.chat_template import ChatTemplate, TemplateInput
 from engine.text.template.conversation import new_conversation
 from tests.engine.text.templates import (
     QWEN,
@@ -135,10 +135,10 @@ def test_where_the_system_prompt_comes_first_it_ends_with_the_tools() -> None:
     assert ends[1] == ends[2] == ends[3] == ends[4]
 
 
-def test_segments_without_marks_are_found_by_comparison() -> None:
+def test_objects_that_a_template_writes_by_their_fields_end_with_the_last() -> None:
     found = prefixes(renderer_for(TRIMMING), agent_prompt())
-    assert found[0] is not None and found[0].endswith("[TOOL get_weather:Weather]\n")
-    assert found[1] is not None and found[1].endswith("時間]\n")
+    assert found[0] is not None and found[0].endswith("[TOOL get_weather:Weather")
+    assert found[1] is not None and found[1].endswith("時間")
     assert found[-5] is not None and found[-5].endswith("città=Zürich days=3")
 
 
@@ -255,6 +255,105 @@ def test_rendering_is_not_quadratic_in_the_messages() -> None:
     # The best of several: caches are shared with others. Quadratic would be 100 times.
     best = {count: min(seconds(count) for _ in range(5)) for count in (401, 4001)}
     assert best[4001] < 40 * max(best[401], 0.002)
+
+
+def num_renders(monkeypatch: pytest.MonkeyPatch, renderer: ChatRenderer, prompt: Prompt) -> int:
+    """How often one request renders the template."""
+    calls: list[None] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, given: TemplateInput) -> str:
+        calls.append(None)
+        return render(self, given)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    renderer.render(prompt, thinking=False)
+    monkeypatch.undo()
+    return len(calls)
+
+
+def thinking_turns(count: int) -> list[Message]:
+    messages = [text("user", "first")]
+    for index in range(count):
+        call = ToolUsePart(f"toolu_{index}", "get_time", {"zone": index, "strict": True})
+        said: list[Part] = [ThinkingPart(f"thought {index}"), TextPart("I look."), call]
+        messages += [
+            Message("assistant", said),
+            Message("user", [ToolResultPart(call.id, f"{index} o'clock")]),
+            text("assistant", f"It is {index}."),
+            text("user", "And now?"),
+        ]
+    return messages
+
+
+@pytest.mark.parametrize("template", [QWEN, TRIMMING])
+def test_dropped_thinking_costs_no_renders(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+    renderer = renderer_for(template)
+    prompt = Prompt(thinking_turns(50), TOOLS, SYSTEM)
+    assert num_renders(monkeypatch, renderer, prompt) == 2
+    assert None not in prefixes(renderer, prompt)
+
+
+# Compares messages as Mistral Small does, so marks that make equal questions differ change it.
+COMPARING = """\
+{%- set questions = messages | selectattr("role", "equalto", "user") | list %}
+{%- for message in messages %}
+{%- if message == questions[-1] %}[LAST]{% endif %}
+{{- message.role }}>{{ message.content }}<|im_end|>
+{%- endfor %}
+"""
+# Refuses to be marked in some places: a text in a user's message must begin with a letter.
+PICKY = """\
+{%- for message in messages %}
+{%- if message.role == 'user' and message.content[0] not in 'abcdefghijklmnopqrstuvwxyz' %}
+{{- raise_exception('a letter first') }}{% endif %}
+{{- message.role }}>{{ message.content }}<|im_end|>
+{%- endfor %}
+"""
+
+
+def test_equal_questions_have_their_boundaries_where_a_template_compares_messages() -> None:
+    messages = [text("user", "again and again?"), text("assistant", "yes")] * 20
+    renderer = renderer_for(COMPARING)
+    found = prefixes(renderer, Prompt([*messages, text("user", "again and again?")]))
+    assert all(prefix is not None for prefix in found)
+    assert found[-1] is not None and found[-1].count("again") == 2 * 21
+
+
+def test_texts_that_cannot_be_marked_are_found_by_their_words() -> None:
+    messages = [text("user", "a long question of words"), text("assistant", "yes")] * 20
+    renderer = renderer_for(PICKY)
+    found = prefixes(renderer, Prompt([*messages, text("user", "the last long question")]))
+    assert all(prefix is not None for prefix in found)
+    assert found[2] is not None and found[2].count("a long question of words") == 2
+
+
+def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
+    template = "{{ tools | tojson(indent=4) }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    many = [Tool(f"tool_{index}", {"type": "object"}, "Does it.") for index in range(9)]
+    many.append(Tool("empty", {}, ""))
+    found = prefixes(renderer_for(template), Prompt([text("user", "go")], many))
+    assert all(prefix is not None and prefix.endswith("}") for prefix in found[:-1])
+    alone = new_conversation(Prompt([text("user", "go")], many), None).variables({}, thinking=False)
+    assert found[-1] == ChatTemplate({"default": template}, {}).render(alone)
+
+
+@pytest.mark.parametrize("kind", ["dropped", "empty", "kept"])
+def test_many_blocks_of_one_message_are_no_more_than_linear(kind: str) -> None:
+    """A template that drops thinking: 25,000 blocks of it blocked an engine for a minute."""
+    renderer = demo_renderer() if kind != "kept" else renderer_for(QWEN)
+    body = " " if kind == "empty" else "a thought of some words"
+
+    def seconds(count: int) -> float:
+        parts: list[Part] = [ThinkingPart(body) for _ in range(count)]
+        prompt = Prompt([text("user", "x"), Message("assistant", [*parts, TextPart("y")])])
+        begin = time.thread_time()
+        renderer.render(prompt, thinking=False)
+        return time.thread_time() - begin
+
+    seconds(10)
+    best = {count: min(seconds(count) for _ in range(3)) for count in (1000, 8000)}
+    assert best[8000] < 30 * max(best[1000], 0.01)
 
 
 def test_tool_schemas_keep_their_order_and_letters() -> None:
