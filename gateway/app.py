@@ -16,8 +16,8 @@ from gateway.admin.engines import EnginesController
 from gateway.admin.keys import KeysController
 from gateway.admin.leases import LeasesController
 from gateway.admin.live import LiveController
-from gateway.admin.openapi import OpenApiController
-from gateway.admin.overview import AdminController
+from gateway.admin.openapi.controller import OpenApiController, describe_once
+from gateway.admin.overview import OverviewController
 from gateway.admin.report import ReportController
 from gateway.admin.usage import UsageController
 from gateway.admin.workspaces import WorkspacesController
@@ -92,14 +92,14 @@ def create_app(
             app.state.services = await _start(stack, settings, base, catalogue, prices)
             yield
 
-    return Litestar(
+    app = Litestar(
         [
             MessagesController,
             ChatCompletionsController,
             CompletionsController,
             ModelsController,
             HealthController,
-            AdminController,
+            OverviewController,
             AboutController,
             DivergenceController,
             EnginesController,
@@ -122,6 +122,8 @@ def create_app(
         openapi_config=None,
         logging_config=None,
     )
+    describe_once(app)
+    return app
 
 
 def _services(state: State) -> Services:

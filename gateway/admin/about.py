@@ -1,17 +1,17 @@
 """Who is asking, and what there is to choose from: the first call of every dashboard."""
 
 import msgspec
-from litestar import Controller, get
+from litestar import get
 from litestar.di import NamedDependency
 
-from gateway.admin.definition import Definition
-from gateway.admin.meanings import DEFINITIONS
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.admin.controller import AdminController
+from gateway.admin.meanings import DEFINITIONS, Definition
+from gateway.admin.ranges import HOUR_MS, now_ms
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads.ranges import Range
 
 _CHOICES_MS = 31 * 86_400_000
-_HOUR_MS = 3_600_000
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,15 +32,18 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     definitions: dict[str, Definition]
 
 
-class AboutController(Controller):
+class AboutController(AdminController):
     path = "/admin/v1/about"
-    middleware = (AdminAuth,)
 
-    @get(opt=OWN_WORKSPACE)
+    @get(
+        operation_id="getAbout",
+        summary="Who is asking, what can be filtered by, and what each number means.",
+        opt=OWN_WORKSPACE,
+    )
     async def about(self, request: AdminRequest, services: NamedDependency[Services]) -> About:
-        now_ms = int(services.clock.wall().timestamp() * 1000)
+        now = now_ms(services.clock)
         own = request.user.workspace
-        of = Range(since_ms=now_ms - _CHOICES_MS, until_ms=now_ms + _HOUR_MS, workspace=own)
+        of = Range(since_ms=now - _CHOICES_MS, until_ms=now + HOUR_MS, workspace=own)
         found = list(await services.queries.totals_by(of, ("workspace_id", "engine", "model")))
         workspaces = {workspace for workspace, _, _ in found}
         workspaces |= {w.id for w in await services.workspaces.all() if request.user.sees(w.id)}
@@ -48,7 +51,7 @@ class AboutController(Controller):
         if own is None:
             engines |= {engine.name for engine in services.fleet.engines}
         return About(
-            now_ms=now_ms,
+            now_ms=now,
             workspace=own,
             sample=services.keyring.is_sample,
             may_send=request.user.may_send and not services.keyring.is_sample,

@@ -1,12 +1,32 @@
-"""Bodies of the admin API: JSON objects, of which every bad field is named at once."""
+"""Bodies of the admin API are JSON objects. An error names every bad field at once."""
 
 from typing import Any, TypeVar
 
 import msgspec
+from litestar import Request
+from litestar.di import Provide
+from litestar.params import RawBody
 
 from gateway.base.errors import InvalidRequest
+from gateway.http.generation import check_media
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+
+class JsonBody(Provide):
+    """A dependency: the request's body as a `kind`.
+
+    The description of the API reads `kind` from the handler's dependencies. A request of another
+    media type is refused with UnsupportedMedia, a wrong body with InvalidRequest.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
+            check_media(request)
+            return decode_body(body, kind)
+
+        super().__init__(read, sync_to_thread=False)
+        self.kind = kind
 
 
 def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
@@ -23,7 +43,7 @@ def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
         try:
             values[field.name] = msgspec.convert(document[name], field.type)
         except msgspec.ValidationError as error:
-            # Of what lies deeper than the field itself the path follows the reason.
+            # The reason ends with the path to a value inside the field.
             problems.append(f"{name}: {error}")
     if problems:
         raise InvalidRequest("; ".join(problems))
@@ -31,7 +51,7 @@ def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
 
 
 def given_values(body: msgspec.Struct) -> dict[str, Any]:
-    """What a body says, without what it leaves as it is."""
+    """The fields that a body has, without those that it leaves out."""
     values = {name: getattr(body, name) for name in body.__struct_fields__}
     return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 

@@ -3,12 +3,13 @@
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, get
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
+from gateway.admin.controller import AdminController
 from gateway.base.errors import NotFound
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads import turns as queries_turns
 from gateway.ledger.reads.turns import Turn
@@ -52,11 +53,14 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     earlier_tokens: int | None = None
 
 
-class DivergenceController(Controller):
+class DivergenceController(AdminController):
     path = "/admin/v1/turns/{turn_id:str}/divergence"
-    middleware = (AdminAuth,)
 
-    @get(opt=OWN_WORKSPACE)
+    @get(
+        operation_id="getDivergence",
+        summary="Where a turn's prompt first differs from an earlier one's.",
+        opt=OWN_WORKSPACE,
+    )
     async def divergence(
         self,
         request: AdminRequest,

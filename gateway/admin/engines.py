@@ -3,17 +3,16 @@
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, Request, delete, get, post
+from litestar import delete, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, RawBody
+from litestar.params import FromPath
 from msgspec import Meta
 
 from engine.protocol import Description, Stats
-from gateway.admin.bodies import decode_body
+from gateway.admin.bodies import JsonBody
+from gateway.admin.controller import AdminController
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
-from gateway.http.auth import AdminAuth
-from gateway.http.generation import check_media
 from gateway.http.services import Services
 from gateway.routing.breaker import BreakerState
 from gateway.routing.engine import Engine, EngineStatus
@@ -60,34 +59,49 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class EnginesController(Controller):
+class EnginesController(AdminController):
     path = "/admin/v1/engines"
-    middleware = (AdminAuth,)
 
-    @get()
+    @get(
+        operation_id="listEngines",
+        summary="State, description and statistics of each engine, and what routing knows of it.",
+    )
     async def list_engines(self, services: NamedDependency[Services]) -> list[EngineReport]:
         return [await _report(engine) for engine in services.fleet.engines]
 
-    @post(status_code=200)
+    @post(
+        operation_id="addEngine",
+        summary="Add an engine until the gateway's next start.",
+        status_code=200,
+        dependencies={"asked": JsonBody(NewEngine)},
+    )
     async def add(
-        self, request: Request[Any, Any, Any], body: RawBody, services: NamedDependency[Services]
+        self, asked: NamedDependency[NewEngine], services: NamedDependency[Services]
     ) -> EngineReport:
-        """It gets the engine secret, and turns as soon as it is ready."""
-        check_media(request)
-        url = engine_url(decode_body(body, NewEngine).url)
-        engine = await services.fleet.add(url)
+        """The engine gets the engine secret. It gets turns as soon as it is ready."""
+        engine = await services.fleet.add(engine_url(asked.url))
         _log("engine_added", engine)
         return await _report(engine)
 
-    @post("/{name:str}/drain", status_code=200)
+    @post(
+        "/{name:str}/drain",
+        operation_id="drainEngine",
+        summary="Send an engine no new turns.",
+        status_code=200,
+    )
     async def drain(self, name: FromPath[str], services: NamedDependency[Services]) -> EngineReport:
-        """No new turns; those that run there end there."""
+        """Turns that run on the engine end there."""
         engine = services.fleet.find(name)
         engine.is_draining = True
         _log("engine_drains", engine)
         return await _report(engine)
 
-    @post("/{name:str}/resume", status_code=200)
+    @post(
+        "/{name:str}/resume",
+        operation_id="resumeEngine",
+        summary="Send an engine turns again.",
+        status_code=200,
+    )
     async def resume(
         self, name: FromPath[str], services: NamedDependency[Services]
     ) -> EngineReport:
@@ -96,9 +110,14 @@ class EnginesController(Controller):
         _log("engine_resumed", engine)
         return await _report(engine)
 
-    @delete("/{name:str}", status_code=200)
+    @delete(
+        "/{name:str}",
+        operation_id="removeEngine",
+        summary="Forget an engine on which nothing runs, until the gateway's next start.",
+        status_code=200,
+    )
     async def remove(self, name: FromPath[str], services: NamedDependency[Services]) -> Removed:
-        """One with running turns is not removed: drain it first."""
+        """An engine with running turns is not removed: drain it first."""
         engine = services.fleet.find(name)
         await services.fleet.remove(name)
         _log("engine_removed", engine)

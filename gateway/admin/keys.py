@@ -5,17 +5,17 @@ from datetime import datetime
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter, RawBody
+from litestar.params import FromPath, QueryParameter
 from msgspec import Meta
 
-from gateway.admin.bodies import decode_body
+from gateway.admin.bodies import JsonBody
+from gateway.admin.controller import AdminController
 from gateway.admin.workspaces import PLAIN_TEXT, WorkspaceId, take_over
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.base.grants import KeyScope
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
-from gateway.http.generation import check_media
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.keys import ApiKey, new_key
 from gateway.limits.keyring import EFFECTIVE_SECONDS
@@ -70,11 +70,14 @@ class Revoked(msgspec.Struct, frozen=True, kw_only=True):
     effective_within_seconds: int = EFFECTIVE_SECONDS
 
 
-class KeysController(Controller):
+class KeysController(AdminController):
     path = "/admin/v1/keys"
-    middleware = (AdminAuth,)
 
-    @get(opt=OWN_WORKSPACE)
+    @get(
+        operation_id="listKeys",
+        summary="Keys without their secrets; without an admin key, those of one's own workspace.",
+        opt=OWN_WORKSPACE,
+    )
     async def list_keys(
         self,
         request: AdminRequest,
@@ -88,12 +91,16 @@ class KeysController(Controller):
             if workspace in (None, key.workspace)
         ]
 
-    @post(status_code=200)
+    @post(
+        operation_id="createKey",
+        summary="Make a key of a workspace, and show it this once.",
+        status_code=200,
+        dependencies={"asked": JsonBody(NewKey)},
+    )
     async def create(
-        self, request: AdminRequest, body: RawBody, services: NamedDependency[Services]
+        self, asked: NamedDependency[NewKey], services: NamedDependency[Services]
     ) -> MadeKey:
-        check_media(request)
-        asked, now = decode_body(body, NewKey), services.clock.wall()
+        now = services.clock.wall()
         if asked.expires_at is not None and asked.expires_at <= now:
             raise InvalidRequest("expires_at: must be in the future")
         await services.workspaces.get(asked.workspace)
@@ -104,24 +111,33 @@ class KeysController(Controller):
         await take_over(services)
         return MadeKey(key=key, info=_info(await _get(services, key_id), now))
 
-    @post("/{key_id:str}/rotate", status_code=200)
+    @post(
+        "/{key_id:str}/rotate",
+        operation_id="rotateKey",
+        summary="Make a key's successor, and show it this once; the old one ends after a grace.",
+        status_code=200,
+        dependencies={"asked": JsonBody(Rotation)},
+    )
     async def rotate(
         self,
-        request: AdminRequest,
         key_id: FromPath[str],
-        body: RawBody,
+        asked: NamedDependency[Rotation],
         services: NamedDependency[Services],
     ) -> MadeKey:
-        check_media(request)
-        asked, now, key = decode_body(body, Rotation), services.clock.wall(), new_key()
+        now, key = services.clock.wall(), new_key()
         _check_id(key_id)
         made = await services.keys.rotate(key_id, key, now, asked.grace_seconds)
         await take_over(services)
         return MadeKey(key=key, info=_info(made, now))
 
-    @post("/{key_id:str}/revoke", status_code=200)
+    @post(
+        "/{key_id:str}/revoke",
+        operation_id="revokeKey",
+        summary="End a key.",
+        status_code=200,
+    )
     async def revoke(self, key_id: FromPath[str], services: NamedDependency[Services]) -> Revoked:
-        """Once more changes nothing."""
+        """Revoking a key again changes nothing."""
         await _get(services, key_id)
         now = services.clock.wall()
         await services.keys.revoke(key_id, now)

@@ -4,15 +4,16 @@ from contextlib import suppress
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, delete, get
+from litestar import delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
 from engine.protocol import EntryInfo
-from gateway.admin.usage import EngineName, Name
+from gateway.admin.controller import AdminController
+from gateway.admin.ranges import EngineName, WorkspaceName
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads.prefixes import PrefixReport, named
 from gateway.routing.engine import Engine
@@ -42,16 +43,15 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
 
 
-class LeasesController(Controller):
+class LeasesController(AdminController):
     path = "/admin/v1/leases"
-    middleware = (AdminAuth,)
 
-    @get(opt=OWN_WORKSPACE)
+    @get(operation_id="listLeases", summary="Live entries of all engines.", opt=OWN_WORKSPACE)
     async def leases(
         self,
         request: AdminRequest,
         services: NamedDependency[Services],
-        workspace: Name = None,
+        workspace: WorkspaceName = None,
         engine: EngineName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
     ) -> list[Lease]:
@@ -69,7 +69,12 @@ class LeasesController(Controller):
         found.sort(key=lambda lease: (-lease[2].tokens, lease[2].entry))
         return await _with_prefixes(services, found[:limit])
 
-    @delete("/{entry:str}", status_code=200)
+    @delete(
+        "/{entry:str}",
+        operation_id="dropLease",
+        summary="End one entry of a workspace on an engine.",
+        status_code=200,
+    )
     async def drop(
         self,
         request: AdminRequest,

@@ -5,21 +5,15 @@ from contextlib import suppress
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, get
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
 from engine.protocol import Memory, Stats
-from gateway.admin.usage import (
-    ASKED_RANGE,
-    EngineName,
-    ModelName,
-    SinceMs,
-    UntilMs,
-    range_of,
-)
+from gateway.admin.controller import AdminController
+from gateway.admin.ranges import ASKED_RANGE, EngineName, ModelName, Span, range_of
 from gateway.base.errors import GatewayError
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth
+from gateway.http.auth import OWN_WORKSPACE
 from gateway.http.services import Services
 from gateway.ledger.reads import samples as queries_samples
 from gateway.ledger.reads.ranges import Range
@@ -81,27 +75,33 @@ class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
     attribution: list[Attribution]
 
 
-class LiveController(Controller):
+class LiveController(AdminController):
     path = "/admin/v1"
-    middleware = (AdminAuth,)
     dependencies = ASKED_RANGE
 
-    @get("/engines/memory")
+    @get(
+        "/engines/memory",
+        operation_id="getMemory",
+        summary="What is in each engine's memory.",
+    )
     async def memory(
         self, services: NamedDependency[Services], engine: EngineName = None
     ) -> list[EngineMemory]:
         return [await _memory(e) for e in services.fleet.engines if engine in (None, e.name)]
 
-    @get("/engines/history")
+    @get(
+        "/engines/history",
+        operation_id="getFleetHistory",
+        summary="Restarts in a range, and where hits were lost.",
+    )
     async def history(
         self,
         services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
+        span: NamedDependency[Span],
         engine: EngineName = None,
         model: ModelName = None,
     ) -> FleetHistory:
-        of = range_of(services, since_ms, until_ms, engine=engine, model=model)
+        of = range_of(services, span, engine=engine, model=model)
         ledger = services.queries.ledger
         by_engine = await services.queries.totals_by(of, ("engine",))
         names = sorted(name for (name,) in by_engine if name)
@@ -113,7 +113,12 @@ class LiveController(Controller):
             attribution=attributions(found),
         )
 
-    @get("/latency/samples", opt=OWN_WORKSPACE)
+    @get(
+        "/latency/samples",
+        operation_id="getLatencySamples",
+        summary="A bounded sample of turns: time to first token against prompt length.",
+        opt=OWN_WORKSPACE,
+    )
     async def samples(
         self,
         services: NamedDependency[Services],

@@ -3,12 +3,14 @@
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, get
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
+from gateway.admin.controller import AdminController
 from gateway.admin.meanings import DEFINITIONS
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.admin.ranges import now_ms
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Bucket, Totals
@@ -41,24 +43,28 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     definitions: dict[str, str]
 
 
-class AdminController(Controller):
+class OverviewController(AdminController):
     path = "/admin/v1"
-    middleware = (AdminAuth,)
 
-    @get("/overview", opt=OWN_WORKSPACE)
+    @get(
+        "/overview",
+        operation_id="getOverview",
+        summary="Totals, rates, savings and time buckets.",
+        opt=OWN_WORKSPACE,
+    )
     async def overview(
         self,
         request: AdminRequest,
         services: NamedDependency[Services],
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
-        now_ms = int(services.clock.wall().timestamp() * 1000)
-        since_ms = now_ms - seconds * 1000
-        of = Range(since_ms=since_ms, until_ms=now_ms + 1, workspace=request.user.workspace)
+        now = now_ms(services.clock)
+        since_ms = now - seconds * 1000
+        of = Range(since_ms=since_ms, until_ms=now + 1, workspace=request.user.workspace)
         totals = await services.queries.totals(of)
         series = await services.queries.series(of)
         return Overview(
-            now_ms=now_ms,
+            now_ms=now,
             seconds=seconds,
             bucket_seconds=series.bucket_seconds,
             totals=totals,
@@ -70,14 +76,13 @@ class AdminController(Controller):
             definitions={name: each.formula for name, each in DEFINITIONS.items()},
         )
 
-    @get("/turns")
+    @get("/turns", operation_id="listTurns", summary="The newest turns.")
     async def turns(
         self,
         services: NamedDependency[Services],
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[Turn]:
-        now_ms = int(services.clock.wall().timestamp() * 1000)
-        of = Range(since_ms=0, until_ms=now_ms + _SKEW_MS)
+        of = Range(since_ms=0, until_ms=now_ms(services.clock) + _SKEW_MS)
         return (await page(services.queries.ledger, of, TurnFilter(), limit)).turns
 
 

@@ -10,14 +10,15 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, get
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from gateway.admin.usage import ASKED_RANGE, MAX_MS
+from gateway.admin.controller import AdminController
+from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
 from gateway.base.errors import InvalidRequest
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth
+from gateway.http.auth import OWN_WORKSPACE
 from gateway.http.services import Services
 from gateway.ledger.export import moment, turn_lines, usage_lines
 from gateway.ledger.reads.ranges import Range
@@ -33,10 +34,14 @@ _SECONDS: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
 _LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 _DIMENSIONS = {"api_key_id": "key_id", "workspace_id": "workspace_id", "model": "model"}
 _NANO_PER_CENT = 10_000_000
+_CSV = "text/csv; charset=utf-8"
 
 StartingAt = Annotated[str, QueryParameter(name="starting_at", max_length=40)]
 EndingAt = Annotated[str | None, QueryParameter(name="ending_at", max_length=40)]
 Limit = Annotated[int | None, QueryParameter(name="limit", ge=1, le=1440)]
+_BY = QueryParameter(name="group_by[]", min_items=1)
+UsageGroups = Annotated[list[UsageKey] | None, _BY]
+CostGroups = Annotated[list[CostKey] | None, _BY]
 PageToken = Annotated[str | None, QueryParameter(name="page", max_length=40)]
 
 
@@ -186,23 +191,27 @@ def cents(nano: int) -> str:
     return f"{(Decimal(nano) / _NANO_PER_CENT).normalize():f}"
 
 
-class ReportController(Controller):
-    middleware = (AdminAuth,)
+class ReportController(AdminController):
     dependencies = ASKED_RANGE
 
-    @get("/v1/organizations/usage_report/messages")
+    @get(
+        "/v1/organizations/usage_report/messages",
+        operation_id="getUsageReport",
+        summary="Usage in the shape of Anthropic's Admin API.",
+    )
     async def usage_report(
         self,
         services: NamedDependency[Services],
         starting_at: StartingAt,
         ending_at: EndingAt = None,
         bucket_width: Annotated[Width, QueryParameter(name="bucket_width")] = "1d",
-        group_by: Annotated[list[UsageKey] | None, QueryParameter(name="group_by[]")] = None,
+        group_by: Annotated[
+            list[UsageKey] | None, QueryParameter(name="group_by[]", min_items=1)
+        ] = None,
         limit: Limit = None,
         page: PageToken = None,
     ) -> UsageReport:
-        now_ms = int(services.clock.wall().timestamp() * 1000)
-        found = pages(now_ms, bucket_width, (starting_at, ending_at), page, limit)
+        found = pages(now_ms(services.clock), bucket_width, (starting_at, ending_at), page, limit)
         by = [_DIMENSIONS[name] for name in dict.fromkeys(group_by or ())]
         of = Range(since_ms=found.since_ms, until_ms=found.until_ms)
         buckets = await _buckets(services, found, of, by)
@@ -218,18 +227,23 @@ class ReportController(Controller):
             data=data, has_more=found.next_page is not None, next_page=found.next_page
         )
 
-    @get("/v1/organizations/cost_report")
+    @get(
+        "/v1/organizations/cost_report",
+        operation_id="getCostReport",
+        summary="Own costs in the shape of Anthropic's Admin API.",
+    )
     async def cost_report(
         self,
         services: NamedDependency[Services],
         starting_at: StartingAt,
         ending_at: EndingAt = None,
-        group_by: Annotated[list[CostKey] | None, QueryParameter(name="group_by[]")] = None,
+        group_by: Annotated[
+            list[CostKey] | None, QueryParameter(name="group_by[]", min_items=1)
+        ] = None,
         limit: Limit = None,
         page: PageToken = None,
     ) -> CostReport:
-        now_ms = int(services.clock.wall().timestamp() * 1000)
-        found = pages(now_ms, "1d", (starting_at, ending_at), page, limit)
+        found = pages(now_ms(services.clock), "1d", (starting_at, ending_at), page, limit)
         wanted = group_by or []
         by = ["workspace_id"] if "workspace_id" in wanted else []
         by += ["model", "price", "prompt_above"] if "description" in wanted else []
@@ -245,7 +259,13 @@ class ReportController(Controller):
             data=data, has_more=found.next_page is not None, next_page=found.next_page
         )
 
-    @get("/admin/v1/export.csv", opt=OWN_WORKSPACE)
+    @get(
+        "/admin/v1/export.csv",
+        operation_id="exportUsage",
+        summary="Usage as CSV.",
+        media_type=_CSV,
+        opt=OWN_WORKSPACE,
+    )
     async def export(
         self,
         services: NamedDependency[Services],
@@ -261,7 +281,7 @@ class ReportController(Controller):
             "days": lambda: usage_lines(ledger, of, _SECONDS["1d"]),
         }[rows]
         headers = {"content-disposition": f'attachment; filename="holdfast-{rows}.csv"'}
-        return Stream(lines(), media_type="text/csv; charset=utf-8", headers=headers)
+        return Stream(lines(), media_type=_CSV, headers=headers)
 
 
 def _cost_results(services: Services, own: dict[str, Any], totals: Totals) -> list[CostResult]:

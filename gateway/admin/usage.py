@@ -4,13 +4,24 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, get
-from litestar.di import NamedDependency, Provide
+from litestar import get
+from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
+from gateway.admin.controller import AdminController
 from gateway.admin.overview import HitRates, rates_of
+from gateway.admin.ranges import (
+    ASKED_RANGE,
+    HOUR_MS,
+    EngineName,
+    ModelName,
+    Span,
+    WorkspaceName,
+    now_ms,
+    range_of,
+)
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.reads import latency as queries_latency
 from gateway.ledger.reads import prefixes as queries_prefixes
@@ -30,15 +41,6 @@ from gateway.ledger.reads.savings import (
 from gateway.ledger.reads.totals import Bucket, Totals
 from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, TurnPage
 
-MAX_MS = 253_402_300_799_000  # the year 9999
-_MAX_SPAN_MS = 3 * 366 * 86_400_000
-_HOUR_MS = 3_600_000
-
-SinceMs = Annotated[int | None, QueryParameter(name="since_ms", ge=0, le=MAX_MS)]
-UntilMs = Annotated[int | None, QueryParameter(name="until_ms", ge=0, le=MAX_MS)]
-Name = Annotated[str | None, QueryParameter(name="workspace", min_length=1, max_length=64)]
-EngineName = Annotated[str | None, QueryParameter(name="engine", min_length=1, max_length=64)]
-ModelName = Annotated[str | None, QueryParameter(name="model", min_length=1, max_length=128)]
 GroupBy = Literal["workspace", "key", "engine", "model"]
 
 # The dimension of the ledger's sums that each word means.
@@ -95,44 +97,6 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_seconds_avoided: float | None
     gpu_hours_avoided: float | None
     unmeasured_tokens: int
-
-
-def range_of(
-    services: Services,
-    since_ms: int | None,
-    until_ms: int | None,
-    workspace: str | None = None,
-    *,
-    engine: str | None = None,
-    model: str | None = None,
-) -> Range:
-    """What the query asks for: the last hour by default. Raise InvalidRequest for a wrong one."""
-    now_ms = int(services.clock.wall().timestamp() * 1000)
-    until = now_ms if until_ms is None else until_ms
-    since = max(until - _HOUR_MS, 0) if since_ms is None else since_ms
-    if since >= until:
-        raise InvalidRequest("since_ms: must be before until_ms")
-    if until - since > _MAX_SPAN_MS:
-        raise InvalidRequest("since_ms: a range is three years at most")
-    return Range(since_ms=since, until_ms=until, workspace=workspace, engine=engine, model=model)
-
-
-def asked_range(
-    request: AdminRequest,
-    services: NamedDependency[Services],
-    since_ms: SinceMs = None,
-    until_ms: UntilMs = None,
-    workspace: Name = None,
-    engine: EngineName = None,
-    model: ModelName = None,
-) -> Range:
-    """`range_of` the query, of what the viewer may see. Raise InvalidRequest or Forbidden."""
-    own = request.user.confine(workspace)
-    return range_of(services, since_ms, until_ms, own, engine=engine, model=model)
-
-
-ASKED_RANGE = {"of": Provide(asked_range, sync_to_thread=False)}
-"""A handler of these dependencies takes the parameters of `asked_range` by naming `of`."""
 
 
 async def usage(services: Services, of: Range) -> Usage:
@@ -201,62 +165,87 @@ async def groups(services: Services, of: Range, by: list[GroupBy]) -> list[Group
     return sorted(made, key=lambda group: (-group.totals.requests, str(group)))
 
 
-class UsageController(Controller):
+class UsageController(AdminController):
     path = "/admin/v1"
-    middleware = (AdminAuth,)
     dependencies = ASKED_RANGE
 
-    @get("/usage", opt=OWN_WORKSPACE)
+    @get(
+        "/usage",
+        operation_id="getUsage",
+        summary="A range, the one before it, and its intervals.",
+        opt=OWN_WORKSPACE,
+    )
     async def usage(self, services: NamedDependency[Services], of: NamedDependency[Range]) -> Usage:
         return await usage(services, of)
 
-    @get("/usage/groups", opt=OWN_WORKSPACE)
+    @get(
+        "/usage/groups",
+        operation_id="getUsageGroups",
+        summary="A range by workspace, key, engine, model or several of them.",
+        opt=OWN_WORKSPACE,
+    )
     async def groups(
         self,
         services: NamedDependency[Services],
         of: NamedDependency[Range],
-        group_by: Annotated[list[GroupBy] | None, QueryParameter(name="group_by")] = None,
+        group_by: Annotated[list[GroupBy], QueryParameter(name="group_by", min_items=1)],
     ) -> list[Group]:
-        if not group_by:
-            raise InvalidRequest("group_by: needs one of workspace, key, engine, model, or several")
         return await groups(services, of, group_by)
 
-    @get("/savings", opt=OWN_WORKSPACE)
+    @get(
+        "/savings",
+        operation_id="getSavings",
+        summary="What caching saved, and how.",
+        opt=OWN_WORKSPACE,
+    )
     async def savings(
         self, services: NamedDependency[Services], of: NamedDependency[Range]
     ) -> Savings:
         return await savings(services, of)
 
-    @get("/latency", opt=OWN_WORKSPACE)
+    @get(
+        "/latency",
+        operation_id="getLatency",
+        summary="Times to first token.",
+        opt=OWN_WORKSPACE,
+    )
     async def latency(
         self, services: NamedDependency[Services], of: NamedDependency[Range]
     ) -> Latency:
         return await queries_latency.latency(services.queries.ledger, of)
 
-    @get("/prefixes", opt=OWN_WORKSPACE)
+    @get(
+        "/prefixes",
+        operation_id="listPrefixes",
+        summary="Prefixes that came more than once.",
+        opt=OWN_WORKSPACE,
+    )
     async def prefixes(
         self,
         request: AdminRequest,
         services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
+        span: NamedDependency[Span],
+        workspace: WorkspaceName = None,
         model: ModelName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[PrefixReport]:
         own = request.user.confine(workspace)
-        of = range_of(services, since_ms, until_ms, own, model=model)
+        of = range_of(services, span, own, model=model)
         ledger, prices = services.queries.ledger, services.prices.own
         return await queries_prefixes.prefixes(ledger, of, prices, limit)
 
-    @get("/turns/search", opt=OWN_WORKSPACE)
+    @get(
+        "/turns/search",
+        operation_id="searchTurns",
+        summary="Turns, page by page, the newest first.",
+        opt=OWN_WORKSPACE,
+    )
     async def search_turns(
         self,
         request: AdminRequest,
         services: NamedDependency[Services],
-        since_ms: SinceMs = None,
-        until_ms: UntilMs = None,
-        workspace: Name = None,
+        span: NamedDependency[Span],
+        workspace: WorkspaceName = None,
         engine: EngineName = None,
         model: ModelName = None,
         outcome: Annotated[str | None, QueryParameter(name="outcome", max_length=32)] = None,
@@ -269,11 +258,11 @@ class UsageController(Controller):
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
         after: Annotated[str | None, QueryParameter(name="after", max_length=96)] = None,
     ) -> TurnPage:
-        """Of all time by default, not of the last hour: a page is bounded by its limit."""
-        now_ms = int(services.clock.wall().timestamp() * 1000)
+        """The default range is all time, since `limit` bounds the page."""
+        until_ms = span.until_ms
         of = Range(
-            since_ms=since_ms or 0,
-            until_ms=now_ms + _HOUR_MS if until_ms is None else until_ms,
+            since_ms=span.since_ms or 0,
+            until_ms=now_ms(services.clock) + HOUR_MS if until_ms is None else until_ms,
             workspace=request.user.confine(workspace),
             engine=engine,
             model=model,
@@ -284,7 +273,7 @@ class UsageController(Controller):
         ledger = services.queries.ledger
         return await queries_turns.page(ledger, of, which, limit, cursor_of(after))
 
-    @get("/turns/{turn_id:str}", opt=OWN_WORKSPACE)
+    @get("/turns/{turn_id:str}", operation_id="getTurn", summary="One turn.", opt=OWN_WORKSPACE)
     async def turn(
         self, request: AdminRequest, turn_id: FromPath[str], services: NamedDependency[Services]
     ) -> Turn:

@@ -4,15 +4,15 @@ from datetime import datetime
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, RawBody
+from litestar.params import FromPath
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.admin.bodies import decode_body, given_values
+from gateway.admin.bodies import JsonBody, given_values
+from gateway.admin.controller import AdminController
 from gateway.base.errors import GatewayError, NotFound
-from gateway.http.auth import OWN_WORKSPACE, AdminAuth, AdminRequest
-from gateway.http.generation import check_media
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.workspaces import ID_PATTERN, Workspace
 from gateway.limits.admission import month_of
@@ -57,28 +57,40 @@ class WorkspaceReport(msgspec.Struct, frozen=True, kw_only=True):
     effective_within_seconds: int = EFFECTIVE_SECONDS
 
 
-class WorkspacesController(Controller):
+class WorkspacesController(AdminController):
     path = "/admin/v1/workspaces"
-    middleware = (AdminAuth,)
 
-    @get(opt=OWN_WORKSPACE)
+    @get(
+        operation_id="listWorkspaces",
+        summary="Workspaces and their limits; without an admin key, one's own.",
+        opt=OWN_WORKSPACE,
+    )
     async def list_workspaces(
         self, request: AdminRequest, services: NamedDependency[Services]
     ) -> list[Workspace]:
         found = await services.workspaces.all()
         return [workspace for workspace in found if request.user.sees(workspace.id)]
 
-    @post(status_code=200)
+    @post(
+        operation_id="createWorkspace",
+        summary="Make a workspace.",
+        status_code=200,
+        dependencies={"asked": JsonBody(NewWorkspace)},
+    )
     async def create(
-        self, request: AdminRequest, body: RawBody, services: NamedDependency[Services]
+        self, asked: NamedDependency[NewWorkspace], services: NamedDependency[Services]
     ) -> WorkspaceReport:
-        check_media(request)
-        values = given_values(decode_body(body, NewWorkspace))
+        values = given_values(asked)
         now = services.clock.wall()
         made = await services.workspaces.create(values.pop("id"), now, values)
         return await _changed(services, made)
 
-    @get("/{workspace_id:str}", opt=OWN_WORKSPACE)
+    @get(
+        "/{workspace_id:str}",
+        operation_id="getWorkspace",
+        summary="One workspace, its limits, and what its month has cost.",
+        opt=OWN_WORKSPACE,
+    )
     async def get_workspace(
         self,
         request: AdminRequest,
@@ -86,30 +98,44 @@ class WorkspacesController(Controller):
         services: NamedDependency[Services],
     ) -> WorkspaceReport:
         if not request.user.sees(workspace_id):
-            # The same as for one that there is not: who asks learns nothing of others.
+            # The answer for an unknown workspace: it tells nothing of those of others.
             raise NotFound(f"workspace: no workspace `{workspace_id[:64]}`")
         return await _report(services, await services.workspaces.get(workspace_id))
 
-    @post("/{workspace_id:str}", status_code=200)
+    @post(
+        "/{workspace_id:str}",
+        operation_id="changeWorkspace",
+        summary="Change a workspace's name or limits.",
+        status_code=200,
+        dependencies={"asked": JsonBody(WorkspaceChanges)},
+    )
     async def change(
         self,
-        request: AdminRequest,
         workspace_id: FromPath[str],
-        body: RawBody,
+        asked: NamedDependency[WorkspaceChanges],
         services: NamedDependency[Services],
     ) -> WorkspaceReport:
-        check_media(request)
-        values = given_values(decode_body(body, WorkspaceChanges))
-        return await _changed(services, await services.workspaces.change(workspace_id, values))
+        changed = await services.workspaces.change(workspace_id, given_values(asked))
+        return await _changed(services, changed)
 
-    @post("/{workspace_id:str}/archive", status_code=200)
+    @post(
+        "/{workspace_id:str}/archive",
+        operation_id="archiveWorkspace",
+        summary="Switch all keys of a workspace off.",
+        status_code=200,
+    )
     async def archive(
         self, workspace_id: FromPath[str], services: NamedDependency[Services]
     ) -> WorkspaceReport:
         now = services.clock.wall()
         return await _changed(services, await services.workspaces.archive(workspace_id, now))
 
-    @post("/{workspace_id:str}/restore", status_code=200)
+    @post(
+        "/{workspace_id:str}/restore",
+        operation_id="restoreWorkspace",
+        summary="Switch them on again.",
+        status_code=200,
+    )
     async def restore(
         self, workspace_id: FromPath[str], services: NamedDependency[Services]
     ) -> WorkspaceReport:

@@ -1,16 +1,20 @@
 """Probes and metrics. They name no tenant and no content, so they need no key."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from litestar import Controller, Response, get
 from litestar.datastructures import State
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.base.metrics import EngineState
 from gateway.base.supervisor import LoopHealth
 from gateway.http.services import Services
 from gateway.routing.engine import Engine, EngineStatus
+
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +49,22 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     loops: list[LoopHealth]
 
 
+def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
+    """The operation's id in the description of the API: one for each of the two paths."""
+    return "getReadinessAsHealth" if "health" in path else "getReadiness"
+
+
 class HealthController(Controller):
-    @get("/healthz")
+    @get("/healthz", operation_id="getHealth", summary="The process serves.")
     async def healthz(self) -> dict[str, str]:
         return {"status": "ok"}
 
-    @get(["/readyz", "/health"])
+    @get(
+        ["/readyz", "/health"],
+        operation_id=_readiness_id,
+        summary="Ready while at least one engine is. `/health` is vLLM's name for `/readyz`.",
+        responses={503: ResponseSpec(Readiness, description="Not ready.")},
+    )
     async def readyz(
         self, state: State, services: NamedDependency[Services]
     ) -> Response[Readiness]:
@@ -90,15 +104,18 @@ class HealthController(Controller):
         )
         return Response(body, status_code=200 if is_ready else 503)
 
-    @get("/metrics")
+    @get(
+        "/metrics",
+        operation_id="getMetrics",
+        summary="Prometheus metrics.",
+        media_type=_EXPOSITION,
+    )
     async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
         services.metrics.show_engines(
             {engine.name: _state_of(engine) for engine in services.fleet.engines}
         )
         services.metrics.loops_failing.set(len(services.supervisor.failing))
-        return Response(
-            services.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(services.metrics.exposition(), media_type=_EXPOSITION)
 
 
 def _state_of(engine: Engine) -> EngineState:

@@ -16,6 +16,7 @@ from gateway.dialects.openai import models as openai
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import speaks_openai
 from gateway.http.generation import KeyRequest
+from gateway.http.query import check_query
 from gateway.http.services import Services
 
 # The release date of a model of your own is not known here; the wire allows the epoch for that.
@@ -25,6 +26,7 @@ _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
 class ModelsController(Controller):
     path = "/v1/models"
     middleware = (KeyAuth,)
+    before_request = staticmethod(check_query)
 
     @get()
     async def list_models(

@@ -11,10 +11,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.admin.operations import OPERATIONS
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
+from tests.gateway.operations import OPERATIONS
 from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually
 
 NUM_FUZZED = 2000

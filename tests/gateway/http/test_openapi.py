@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,13 +13,11 @@ from litestar.routes import HTTPRoute
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from gateway.admin.openapi import describe
-from gateway.admin.operations import OPERATIONS
-from gateway.app import create_app
 from tests.gateway.bodies import body, conversation
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import MESSAGES
-from tests.gateway.serving import ADMIN_KEY, API_KEY, make_settings
+from tests.gateway.operations import APPLICATION, DOCUMENT, OPERATIONS
+from tests.gateway.serving import ADMIN_KEY, API_KEY
 
 # Of all operations together; SCHEMA_CASES raises it (scripts/long_tests schema).
 NUM_CASES = int(os.environ.get("SCHEMA_CASES", "500"))
@@ -30,29 +29,40 @@ EXCLUDED = [
 ]
 
 
-def test_every_route_is_described_and_nothing_else(tmp_path: Any) -> None:
-    app = create_app(make_settings(tmp_path, "http://127.0.0.1:9"))
+def test_every_route_is_described_and_nothing_else() -> None:
     served = {
         (route.path_format, method.lower())
-        for route in app.routes
+        for route in APPLICATION.routes
         if isinstance(route, HTTPRoute)
         for method in route.methods
         if method != "OPTIONS"
     }
     assert served == {(operation.path, operation.method) for operation in OPERATIONS}
+    assert all(operation.id and operation.summary for operation in OPERATIONS)
+    assert len({operation.id for operation in OPERATIONS}) == len(OPERATIONS)
 
 
 def test_the_description_is_valid_openapi_and_served(stack: Stack) -> None:
     reply = httpx.get(f"{stack.url}/openapi.json")
     assert reply.headers["content-type"] == "application/json"
     document = reply.json()
-    assert document == describe()
+    assert document == DOCUMENT
     schemathesis.openapi.from_dict(document).validate()
-    assert "gateway.wire" not in reply.text
+    assert "gateway." not in "".join(document["components"]["schemas"])
+
+
+def test_the_description_is_made_once_and_not_for_every_request(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask for it: what it costs must not grow with how often it is asked for."""
+    asked = []
+    monkeypatch.setattr(msgspec.json, "schema_components", asked.append)
+    replies = {httpx.get(f"{stack.url}/openapi.json").content for _ in range(3)}
+    assert len(replies) == 1 and not asked
 
 
 def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
-    responses = describe()["paths"]["/v1/messages"]["post"]["responses"]
+    responses = DOCUMENT["paths"]["/v1/messages"]["post"]["responses"]
     assert set(responses) == {
         *("200", "400", "401", "402", "403", "404", "405", "413", "415", "429", "500", "504"),
         "529",
@@ -64,7 +74,7 @@ def test_errors_name_their_type_and_the_envelope(stack: Stack) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
-    responses = describe()["paths"][path]["post"]["responses"]
+    responses = DOCUMENT["paths"][path]["post"]["responses"]
     assert set(responses) == {
         *("200", "400", "401", "403", "404", "405", "413", "415", "429", "500", "503", "504")
     }
@@ -75,7 +85,7 @@ def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
 
 
 def test_what_openais_bodies_may_hold_besides_is_described() -> None:
-    fields = describe()["components"]["schemas"]["ChatRequest"]["properties"]
+    fields = DOCUMENT["components"]["schemas"]["ChatRequest"]["properties"]
     assert fields["user"] == {}
     assert fields["logprobs"] == {"enum": [False, None]}
     assert {"type": "null"} in fields["n"]["anyOf"]
@@ -86,7 +96,7 @@ def test_what_is_answered_is_what_is_described(stack: Stack, operation: Any) -> 
     """Generated from the description: status, content type, headers and body conform to it."""
     schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
     (found,) = schema.include(operation_id=operation.id).get_all_operations()
-    key = ADMIN_KEY if operation.path.startswith("/admin") else API_KEY
+    key = ADMIN_KEY if {"adminKey": []} in operation.security else API_KEY
 
     has_input = operation.body is not None or operation.parameters
     modes = list(GenerationMode) if has_input else [GenerationMode.POSITIVE]

@@ -1,4 +1,4 @@
-"""What an operation of the HTTP API is, and what many of them share."""
+"""What an operation of the HTTP API is."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,14 +10,17 @@ from gateway.base.errors import (
     MethodNotAllowed,
     NotFound,
     Overloaded,
+    TooLarge,
     Unauthenticated,
+    UnsupportedMedia,
 )
 
 Dialect = Literal["anthropic", "openai"]
 Security = tuple[dict[str, list[str]], ...]
+Errors = tuple[type[GatewayError], ...]
+
 EVENT_STREAM = "text/event-stream"
-PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-READING = (
+READING: Errors = (
     InvalidRequest,
     Unauthenticated,
     Forbidden,
@@ -26,13 +29,19 @@ READING = (
     GatewayError,
     Overloaded,
 )
-ADMIN_KEYS: Security = ({"adminKey": []}, {"bearer": []})
+"""The errors of an operation that needs a key."""
+SENDING: Errors = (*READING, TooLarge, UnsupportedMedia)
+"""The errors of an operation that needs a key and takes a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `replies` are alternatives; `other` is a content type of the 200
-    besides JSON; `dialects` whose error envelopes, statuses and id headers it answers with."""
+    """One method of one path.
+
+    `method` is in lower case. `replies` are the alternative types of the JSON answer, `other` is a
+    content type of the answer besides JSON. `unready` is the type of a 503. `dialects` are those
+    whose error envelopes, statuses and id headers the operation answers with.
+    """
 
     id: str
     method: str
@@ -43,14 +52,6 @@ class Operation:
     other: str | None = None
     security: Security = ()
     parameters: tuple[dict[str, Any], ...] = ()
-    errors: tuple[type[GatewayError], ...] = ()
+    errors: Errors = ()
     unready: Any = None
     dialects: tuple[Dialect, ...] = ("anthropic",)
-
-
-def query(name: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": required, "schema": schema}
-
-
-def path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

@@ -1,17 +1,15 @@
-"""GET /openapi.json: the HTTP API described from the very types that decode and encode it.
+"""The OpenAPI 3.1 document of the HTTP API, made from its operations.
 
-Bodies are decoded from raw bytes, so a framework could not see their types: `operations.py` names
-them. A test compares the described paths with the served ones and drives them from the description.
+The schemas come from the types that decode and encode the bodies.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 import msgspec
-from litestar import Controller, Response, get
 
-from gateway.admin.operation import EVENT_STREAM, Dialect, Operation
-from gateway.admin.operations import OPERATIONS
+from gateway.admin.openapi.operation import EVENT_STREAM, Dialect, Operation
 from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic.events import Event
 from gateway.dialects.anthropic.response import ErrorBody
@@ -24,16 +22,17 @@ from gateway.dialects.openai.request import (
     CompletionRequest,
 )
 
-_WIRE = "gateway.dialects."
+# Two types of one name are told apart by their modules, whose package says nothing to a reader.
+_PACKAGES = re.compile(rb"gateway\.(?:dialects|admin|ledger|http)\.")
 _ENVELOPES: dict[Dialect, Any] = {"anthropic": ErrorBody, "openai": openai.ErrorBody}
 _ID_HEADERS: dict[Dialect, str] = {"anthropic": "request-id", "openai": "x-request-id"}
-# Fields that these bodies have besides their types', see `wire/openai/request.py`.
+# Fields of these bodies besides those of their types, see `dialects/openai/request.py`.
 _REFUSED: dict[Any, Mapping[str, tuple[Any, ...]]] = {
     ChatRequest: REFUSED_IN_CHAT,
     CompletionRequest: REFUSED_IN_COMPLETIONS,
 }
 _DATA = {"type": "string", "contentMediaType": "application/json"}
-# One server-sent event; the names are the tags of `wire/anthropic/events.py`.
+# One server-sent event; the names are the tags of `dialects/anthropic/events.py`.
 _NAMED_EVENT = {
     "type": "object",
     "required": ["event", "data"],
@@ -53,7 +52,7 @@ _BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"
 _EVENTS: dict[Dialect, dict[str, Any]] = {"anthropic": _NAMED_EVENT, "openai": _BARE_EVENT}
 
 
-def describe(operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
+def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     listed = list(operations)
     kinds: list[Any] = list(_ENVELOPES.values())
@@ -85,16 +84,16 @@ def describe(operations: Iterable[Operation] = OPERATIONS) -> dict[str, Any]:
             },
         },
     }
-    # Two types of one name are told apart by their modules; the package's own path says nothing.
-    plain: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode(document).replace(_WIRE.encode(), b"")
-    )
+    plain: dict[str, Any] = msgspec.json.decode(_PACKAGES.sub(b"", msgspec.json.encode(document)))
     return plain
 
 
 def _add_fields(schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]]) -> None:
-    """What OpenAI's bodies may hold besides: fields without effect, fields that are refused but for
-    what changes nothing, and null for whatever may be left out."""
+    """Describe what OpenAI's bodies may hold besides the fields of their types.
+
+    There are fields without effect, fields that are refused except for their neutral values, and
+    null for every field that may be left out.
+    """
     properties, required = schema["properties"], schema.get("required", [])
     for name in properties.keys() - set(required):
         if properties[name].get("default", ...) is None:
@@ -162,9 +161,3 @@ def _response(operation: Operation, description: str, content: dict[str, Any]) -
     reference = {"$ref": "#/components/headers/RequestId"}
     headers = {_ID_HEADERS[dialect]: reference for dialect in operation.dialects}
     return {"description": description, "headers": headers, "content": content}
-
-
-class OpenApiController(Controller):
-    @get("/openapi.json", sync_to_thread=False)
-    def openapi(self) -> Response[dict[str, Any]]:
-        return Response(describe(), media_type="application/json")

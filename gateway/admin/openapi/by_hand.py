@@ -1,0 +1,132 @@
+"""The operations of the model APIs, described by hand.
+
+Their handlers read and write raw bytes, so no signature tells the types of their bodies.
+"""
+
+from typing import Any
+
+from gateway.admin.openapi.operation import (
+    EVENT_STREAM,
+    READING,
+    SENDING,
+    Dialect,
+    Operation,
+    Security,
+)
+from gateway.base.errors import EngineTimeout, RateLimited, SpendLimitReached
+from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
+from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.openai import models as openai_models
+from gateway.dialects.openai.request import ChatRequest, CompletionRequest
+from gateway.dialects.openai.response import ChatCompletion, Completion
+
+_ASKING = (*SENDING, EngineTimeout)
+_TURNS = (*_ASKING, RateLimited, SpendLimitReached)
+_KEYS: Security = ({"apiKey": []}, {"bearer": []})
+_VERSION = {
+    "name": "anthropic-version",
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string", "enum": list(VERSIONS)},
+}
+# Both SDKs list models. Anthropic's clients must send this header, OpenAI's do not.
+_VERSION_OF_EITHER = {**_VERSION, "required": False, "schema": {"type": "string"}}
+_MODEL_ID = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_BOTH: tuple[Dialect, ...] = ("anthropic", "openai")
+
+
+def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "schema": schema}
+
+
+_HEADERS = [
+    {
+        "name": "anthropic-beta",
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "Names of betas, separated by commas; every one is accepted.",
+    },
+    {
+        "name": "anthropic-workspace-id",
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "Must be the key's own workspace.",
+    },
+]
+
+MODEL_OPERATIONS = (
+    Operation(
+        id="createMessage",
+        method="post",
+        path="/v1/messages",
+        summary="Answer a prompt; with `stream` as server-sent events.",
+        replies=(Message,),
+        body=MessagesRequest,
+        other=EVENT_STREAM,
+        security=_KEYS,
+        parameters=(_VERSION, *_HEADERS),
+        errors=_TURNS,
+    ),
+    Operation(
+        id="countTokens",
+        method="post",
+        path="/v1/messages/count_tokens",
+        summary="Count a prompt's tokens, exactly.",
+        replies=(TokenCount,),
+        body=CountTokensRequest,
+        security=_KEYS,
+        parameters=(_VERSION, *_HEADERS),
+        errors=_ASKING,
+    ),
+    Operation(
+        id="createChatCompletion",
+        method="post",
+        path="/v1/chat/completions",
+        summary="Answer a conversation as OpenAI does; with `stream` as server-sent events.",
+        replies=(ChatCompletion,),
+        body=ChatRequest,
+        other=EVENT_STREAM,
+        security=_KEYS,
+        errors=_TURNS,
+        dialects=("openai",),
+    ),
+    Operation(
+        id="createCompletion",
+        method="post",
+        path="/v1/completions",
+        summary="Continue a text as OpenAI does; with `stream` as server-sent events.",
+        replies=(Completion,),
+        body=CompletionRequest,
+        other=EVENT_STREAM,
+        security=_KEYS,
+        errors=_TURNS,
+        dialects=("openai",),
+    ),
+    Operation(
+        id="listModels",
+        method="get",
+        path="/v1/models",
+        summary="The models that may be asked for.",
+        replies=(ModelList, openai_models.ModelList),
+        security=_KEYS,
+        dialects=_BOTH,
+        parameters=(
+            _VERSION_OF_EITHER,
+            _query("after_id", {"type": "string"}),
+            _query("before_id", {"type": "string"}),
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}),
+        ),
+        errors=READING,
+    ),
+    Operation(
+        id="getModel",
+        method="get",
+        path="/v1/models/{model_id}",
+        summary="One model.",
+        replies=(ModelInfo, openai_models.Model),
+        security=_KEYS,
+        dialects=_BOTH,
+        parameters=(_VERSION_OF_EITHER, _MODEL_ID),
+        errors=READING,
+    ),
+)

@@ -1,0 +1,99 @@
+"""Query parameters are checked against the description of the API before a handler reads them.
+
+The framework's own conversion is lenient: it takes `null` for an absent number, `1` for true, and
+the last of several values. Here a parameter is refused unless it is what `GET /openapi.json` says.
+Parameters that no handler declares are ignored.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from litestar import Request
+
+from gateway.base.errors import InvalidRequest
+
+Parameter = Mapping[str, Any]
+"""A parameter of the OpenAPI document: `name`, `in`, `required` and `schema`."""
+DeclaredQueries = Mapping[tuple[str, str], Sequence[Parameter]]
+"""The query parameters of each route: by path template and method in lower case."""
+
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
+
+
+async def check_query(request: Request[Any, Any, Any]) -> None:
+    """Raise InvalidRequest with one `name: reason` for each parameter that is wrong.
+
+    A controller names it as `before_request`. The application's state holds the declarations.
+    """
+    declared: DeclaredQueries = request.app.state.declared_queries
+    route = str(request.scope.get("path_template")), request.method.lower()
+    given: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        given.setdefault(name, []).append(value)
+    if problems := query_problems(declared.get(route, ()), given):
+        raise InvalidRequest("; ".join(problems))
+
+
+def query_problems(declared: Sequence[Parameter], given: Mapping[str, Sequence[str]]) -> list[str]:
+    """One `name: reason` for each declared parameter whose given values are wrong."""
+    found = ((each["name"], _problem(each, given.get(each["name"], ()))) for each in declared)
+    return [f"{name}: {reason}" for name, reason in found if reason is not None]
+
+
+def _problem(parameter: Parameter, values: Sequence[str]) -> str | None:
+    schema = parameter["schema"]
+    kind = schema.get("type")
+    if not values:
+        return f"is required; it {_rule(schema)}" if parameter["required"] else None
+    if kind == "array":
+        schema = schema["items"]
+    elif len(values) > 1:
+        return f"is given {len(values)} times"
+    is_right = _CHECKS[schema["type"]]
+    return None if all(is_right(schema, value) for value in values) else _rule(schema)
+
+
+def _is_integer(schema: Mapping[str, Any], value: str) -> bool:
+    if _WHOLE_NUMBER.fullmatch(value) is None:
+        return False
+    number = int(value)
+    return bool(schema.get("minimum", number) <= number <= schema.get("maximum", number))
+
+
+def _is_string(schema: Mapping[str, Any], value: str) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
+
+
+def _is_boolean(schema: Mapping[str, Any], value: str) -> bool:
+    return value in ("true", "false")
+
+
+_CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
+    "integer": _is_integer,
+    "string": _is_string,
+    "boolean": _is_boolean,
+}
+
+
+def _rule(schema: Mapping[str, Any]) -> str:
+    """What a value must be, for people."""
+    schema = schema.get("items", schema)
+    if "enum" in schema:
+        return f"must be one of {', '.join(schema['enum'])}"
+    match schema["type"]:
+        case "integer":
+            return "must be a whole number" + _bounds(schema, "minimum", "maximum")
+        case "boolean":
+            return "must be true or false"
+        case _:
+            return "must be a text" + _bounds(schema, "minLength", "maxLength", " characters")
+
+
+def _bounds(schema: Mapping[str, Any], low: str, high: str, unit: str = "") -> str:
+    if high not in schema:
+        return f" of at least {schema[low]}{unit}" if low in schema else ""
+    between = f"{schema[low]} to {schema[high]}" if low in schema else f"at most {schema[high]}"
+    return f" of {between}{unit}" if unit else f" from {between}"
