@@ -48,6 +48,7 @@ from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.limits.admission import Admission
 from gateway.limits.keyring import KeyRing
 from gateway.limits.spend import SpendWatch
+from gateway.limits.workers import Workers
 from gateway.prices.pricing import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.cost import Weights
@@ -186,6 +187,8 @@ async def _start(
         metrics=metrics,
         supervisor=base.supervisor,
         clock=clock,
+        workers=_workers(stack),
+        bounds=settings.request_bounds,
         removes_nonces=settings.remove_nonces,
     )
 
@@ -230,6 +233,12 @@ def _weights(settings: Settings) -> Weights:
         host_cost=settings.routing_host_cost,
         fade_seconds=settings.routing_fade_seconds,
     )
+
+
+def _workers(stack: AsyncExitStack) -> Workers:
+    workers = Workers()
+    stack.callback(workers.close)
+    return workers
 
 
 def _open_ledger(stack: AsyncExitStack, settings: Settings) -> Ledger:

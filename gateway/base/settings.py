@@ -16,8 +16,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from gateway.base.bounds import LoadBounds, RequestBounds
+
 PREFIX = "HOLDFAST_"
-BODY_LIMIT_BYTES = 32 * 1024 * 1024
 JOURNAL_MAX_BYTES = 1 << 30
 JOURNAL_MIN_BYTES = 1 << 20
 
@@ -94,7 +95,7 @@ class PriceFiles(DatabaseSettings):
     )
 
 
-class Settings(PriceFiles):
+class Settings(PriceFiles, RequestBounds, LoadBounds):
     api_key: SecretStr | None = Field(
         default=None, description="API key of the workspace `default`, created when absent"
     )
@@ -160,9 +161,6 @@ class Settings(PriceFiles):
         " of prompts",
     )
     log_level: str = Field(default="info", description="debug, info, warning or error")
-    body_limit_bytes: int = Field(
-        default=BODY_LIMIT_BYTES, ge=1024, description="Largest request body, in bytes"
-    )
     request_seconds: float = Field(
         default=30.0,
         gt=0,
@@ -191,6 +189,12 @@ class Settings(PriceFiles):
         description="Bytes of the journal beyond which new turns are refused; an eighth more"
         " (64 MiB at most) is kept free for closing those that are open",
     )
+
+    @property
+    def request_bounds(self) -> RequestBounds:
+        return RequestBounds.model_validate(
+            self.model_dump(include=set(RequestBounds.model_fields))
+        )
 
     @field_validator("engines", mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from gateway.cli.recover import add_parser as add_recover
 from gateway.http.server import Server
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import sum_once
+from gateway.limits.workers import SWITCH_SECONDS
 from gateway.prices.pricing import PriceError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,7 @@ def _serve(_: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(app, settings)
     with suppress(KeyboardInterrupt):
         server.run()

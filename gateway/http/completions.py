@@ -8,13 +8,14 @@ from litestar import Controller, post
 from litestar.params import RawBody
 from litestar.response.base import ASGIResponse
 
+from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.collector import collect_chat, collect_completion
 from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.errors import body_of
-from gateway.dialects.openai.request import GenerationRequest
+from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.writer import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
 from gateway.http.generation import (
@@ -22,6 +23,7 @@ from gateway.http.generation import (
     KeyRequest,
     answered,
     check_media,
+    prepared,
     streamed,
     until_taken,
 )
@@ -42,11 +44,17 @@ class ChatCompletionsController(Controller):
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
         services = services_of(request)
-        decoded, num_removed = services.without_nonces(decode_chat(body))
-        model = services.find_model(decoded.model)
-        ask = chat_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
-        ask = msgspec.structs.replace(ask, num_removed=num_removed)
-        items, writer = await _begin(request, services, ask, decoded, ChatWriter)
+        arrived = request.scope["state"]["arrived"]
+
+        def read() -> tuple[ChatRequest, int]:
+            return services.without_nonces(decode_chat(body, services.bounds))
+
+        def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
+            ask = chat_ask_of(decoded, request.user, model, arrived)
+            return msgspec.structs.replace(ask, num_removed=num_removed)
+
+        ask = await prepared(request, services, len(body), read, make)
+        items, writer = await _begin(request, services, ask, ChatWriter)
         if ask.stream:
             return streamed(_stream(items, writer), items)
         return answered(collect_chat(await while_present(request, _chunks(items, writer))))
@@ -60,10 +68,16 @@ class CompletionsController(Controller):
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         check_media(request)
         services = services_of(request)
-        decoded = decode_completion(body)
-        model = services.find_model(decoded.model)
-        ask = completion_ask_of(decoded, request.user, model, request.scope["state"]["arrived"])
-        items, writer = await _begin(request, services, ask, decoded, TextWriter)
+        arrived = request.scope["state"]["arrived"]
+
+        def read() -> tuple[CompletionRequest, int]:
+            return decode_completion(body, services.bounds), 0
+
+        def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
+            return completion_ask_of(decoded, request.user, model, arrived)
+
+        ask = await prepared(request, services, len(body), read, make)
+        items, writer = await _begin(request, services, ask, TextWriter)
         if ask.stream:
             return streamed(_stream(items, writer), items)
         return answered(collect_completion(await while_present(request, _chunks(items, writer))))
@@ -73,14 +87,12 @@ async def _begin(
     request: KeyRequest,
     services: Services,
     ask: Ask,
-    decoded: GenerationRequest,
     kind: type[WriterT],
 ) -> tuple[Items, WriterT]:
     """Run the turn until an engine has it. The response's id is the turn's, in OpenAI's form."""
     turn_id = services.turns.new_id()
     items = services.turns.run(ask, turn_id)
     taken = await while_present(request, until_taken(items))
-    options = decoded.stream_options
     writer = kind(
         response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
@@ -88,8 +100,8 @@ async def _begin(
         engine=lambda: taken.findings.engine,
         paths=[slot.path for slot in ask.plan.slots],
         miss_reason=lambda: taken.findings.miss_reason,
-        num_choices=decoded.n,
-        include_usage=not ask.stream or (options is not None and options.include_usage),
+        num_choices=ask.sampling.num_choices,
+        include_usage=not ask.stream or ask.include_usage,
     )
     return items, writer
 

@@ -1,7 +1,7 @@
 """What every dialect's generating call needs: a readable body, a turn that was taken, its end."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
@@ -10,11 +10,18 @@ from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
 
 from engine.protocol import Frame
+from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
-from gateway.prompt.ask import Principal
+from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
+from gateway.dialects.openai.request import ChatRequest, CompletionRequest
+from gateway.http.presence import while_present
+from gateway.http.services import Services
+from gateway.limits.workers import INLINE_BYTES
+from gateway.prompt.ask import Ask, Principal
 from gateway.turn.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
+RequestT = TypeVar("RequestT", MessagesRequest, CountTokensRequest, ChatRequest, CompletionRequest)
 Items = AsyncGenerator[Taken | list[Frame], None]
 
 _encode = msgspec.json.Encoder().encode
@@ -33,6 +40,28 @@ def check_media(request: Request[Any, Any, Any]) -> None:
             raise UnsupportedMedia("content-type: charset must be utf-8")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
+
+
+async def prepared(
+    request: KeyRequest,
+    services: Services,
+    num_bytes: int,
+    read: Callable[[], tuple[RequestT, int]],
+    make: Callable[[RequestT, int, Model], Ask],
+) -> Ask:
+    """From a body of `num_bytes` to an Ask: `read` tells the request and how many nonces were left
+    out of it. Both steps run where `Workers` says, and stop for a client that leaves."""
+    workers, workspace = services.workers, request.user.workspace
+    if num_bytes <= INLINE_BYTES:
+        decoded, num_removed = read()
+        return make(decoded, num_removed, services.find_model(decoded.model))
+
+    async def work() -> Ask:
+        decoded, num_removed = await workers.run(workspace, num_bytes, read)
+        model = services.find_model(decoded.model)
+        return await workers.run(workspace, num_bytes, make, decoded, num_removed, model)
+
+    return await while_present(request, work())
 
 
 async def until_taken(items: Items) -> Taken:

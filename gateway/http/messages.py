@@ -10,12 +10,18 @@ from litestar.params import HeaderParameter, RawBody
 from litestar.response.base import ASGIResponse
 
 from engine.protocol import Frame
+from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError, InvalidRequest
 from gateway.dialects import sse
 from gateway.dialects.anthropic.ask import ask_of, count_ask_of
 from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
 from gateway.dialects.anthropic.events import BlockStart, Event
-from gateway.dialects.anthropic.request import VERSIONS, Version
+from gateway.dialects.anthropic.request import (
+    VERSIONS,
+    CountTokensRequest,
+    MessagesRequest,
+    Version,
+)
 from gateway.dialects.anthropic.response import Message, TokenCount
 from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.http.auth import KeyAuth
@@ -26,6 +32,7 @@ from gateway.http.generation import (
     KeyRequest,
     answered,
     check_media,
+    prepared,
     streamed,
     until_taken,
 )
@@ -47,17 +54,23 @@ class MessagesController(Controller):
         check_attribution(request)
         services, headers = services_of(request), request.headers
         version = check_version(headers.get("anthropic-version"))
-        decoded, num_removed = services.without_nonces(decode_messages(body))
-        model = services.find_model(decoded.model)
-        ask = ask_of(
-            decoded,
-            request.user,
-            model,
-            version,
-            arrived=request.scope["state"]["arrived"],
-            comparison=compared(decoded, headers.get("anthropic-beta", "")),
-            num_removed=num_removed,
-        )
+        arrived, betas = request.scope["state"]["arrived"], headers.get("anthropic-beta", "")
+
+        def read() -> tuple[MessagesRequest, int]:
+            return services.without_nonces(decode_messages(body, services.bounds))
+
+        def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
+            return ask_of(
+                decoded,
+                request.user,
+                model,
+                version,
+                arrived,
+                comparison=compared(decoded, betas),
+                num_removed=num_removed,
+            )
+
+        ask = await prepared(request, services, len(body), read, make)
         turn_id = services.turns.new_id()
         items = services.turns.run(ask, turn_id)
         if not ask.stream:
@@ -76,10 +89,15 @@ class MessagesController(Controller):
         check_media(request)
         check_attribution(request)
         version = check_version(anthropic_version)
-        decoded, _ = services.without_nonces(decode_count_tokens(body))
-        model = services.find_model(decoded.model)
         arrived = request.scope["state"]["arrived"]
-        ask = count_ask_of(decoded, request.user, model, version, arrived)
+
+        def read() -> tuple[CountTokensRequest, int]:
+            return services.without_nonces(decode_count_tokens(body, services.bounds))
+
+        def make(decoded: CountTokensRequest, _: int, model: Model) -> Ask:
+            return count_ask_of(decoded, request.user, model, version, arrived)
+
+        ask = await prepared(request, services, len(body), read, make)
         return TokenCount(await while_present(request, services.turns.count(ask)))
 
 

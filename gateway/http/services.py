@@ -5,6 +5,7 @@ from typing import Any
 
 import litestar
 
+from gateway.base.bounds import RequestBounds
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
@@ -16,6 +17,7 @@ from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.keyring import KeyRing
+from gateway.limits.workers import Workers
 from gateway.prices.pricing import PriceBook
 from gateway.routing.fleet import Fleet
 from gateway.turn.turn import TurnService
@@ -36,6 +38,8 @@ class Services:
     metrics: Metrics
     supervisor: Supervisor
     clock: Clock
+    workers: Workers
+    bounds: RequestBounds
     removes_nonces: bool
 
     def find_model(self, requested: str) -> Model:

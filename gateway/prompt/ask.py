@@ -9,7 +9,7 @@ import msgspec
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.grants import NO_LIMITS, KeyScope, Limits
-from gateway.prompt.fingerprint import Fingerprint, digest_parameters, points_of
+from gateway.prompt.fingerprint import Fingerprint, digest_parameters, few_of, points_of
 from gateway.prompt.plan import Plan
 
 TurnId = NewType("TurnId", str)
@@ -58,7 +58,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
     workspace with one `routing_key` go to one engine; None routes by the prompt's first segment.
-    `num_removed` nonces were left out of the prompt. With an `output_schema` the text is JSON of
+    `num_removed` nonces were left out of the prompt. `include_usage`: a stream of OpenAI's dialect
+    ends with the usage. With an `output_schema` the text is JSON of
     that schema.
     """
 
@@ -72,6 +73,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     omit_thinking: bool
     stream: bool
     arrived: float
+    include_usage: bool = False
     routing_key: str | None = None
     comparison: Compared = NOT_COMPARED
     dialect: Dialect = "anthropic"
@@ -89,17 +91,23 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prompt_tokens(self) -> int:
         """What the prompt may have, at 4 bytes a token."""
-        num_bytes = self.plan.prefixes[-1].num_bytes if self.plan.prefixes else 0
-        return num_bytes // _BYTES_PER_TOKEN
+        return self.plan.num_bytes // _BYTES_PER_TOKEN
 
     def fingerprint(self, num_tokens: int) -> Fingerprint:
-        """What is kept of this turn's prompt, which has `num_tokens`."""
+        """What is kept of this turn's prompt, which has `num_tokens`.
+
+        It has all points where it is compared with an earlier one, else those that are kept.
+        """
+        num_tools, num_system = len(self.plan.prompt.tools), len(self.plan.prompt.system)
+        prefixes = self.plan.prefixes
+        if not self.comparison.is_wanted:
+            prefixes = few_of(prefixes, num_tools, num_system)
         return Fingerprint(
             model=self.model.id,
             parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
-            num_tools=len(self.plan.prompt.tools),
-            num_system=len(self.plan.prompt.system),
-            points=points_of(self.plan.prefixes),
+            num_tools=num_tools,
+            num_system=num_system,
+            points=points_of(prefixes),
             num_tokens=num_tokens,
             is_shared=self.comparison.is_wanted,
         )

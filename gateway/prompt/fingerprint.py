@@ -5,7 +5,7 @@ digests keyed by the workspace's scope, no content. Two of them tell where two p
 first, in the order in which a prefix cache sees it: model, tools, system, messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -75,8 +75,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Fingerprint)
 
 
-def points_of(prefixes: Sequence[Prefix]) -> list[Point]:
-    """All of them; `pack` keeps a bounded number."""
+def points_of(prefixes: Iterable[Prefix]) -> list[Point]:
     return [
         Point(name.segment, name.characters, bytes.fromhex(name.digest), num_bytes)
         for name, num_bytes in prefixes
@@ -90,23 +89,37 @@ def digest_parameters(parameters: bytes, scope: str) -> bytes:
     ).digest()
 
 
+def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[Prefix]:
+    """Those of which `pack` keeps the points, without a point made of each."""
+    if len(prefixes) <= MAX_POINTS:
+        return list(prefixes)
+    places = [(prefix.name.segment, prefix.name.characters) for prefix in prefixes]
+    return [prefixes[ordinal] for ordinal in _kept(places, num_tools, num_system)]
+
+
 def pack(fingerprint: Fingerprint) -> bytes:
     """At most MAX_POINTS points, every second one left out until they fit.
 
     The ends of the tools, of the system prompt and of the whole prompt always stay.
     """
     points = fingerprint.points
+    if len(points) > MAX_POINTS:
+        places = [point.place for point in points]
+        kept = _kept(places, fingerprint.num_tools, fingerprint.num_system)
+        points = [points[ordinal] for ordinal in kept]
+    return _encoder.encode(msgspec.structs.replace(fingerprint, points=points))
+
+
+def _kept(
+    places: Sequence[tuple[int, int | None]], num_tools: int, num_system: int
+) -> Iterator[int]:
     stride = 1
-    while -(-len(points) // stride) > MAX_POINTS - 3:
+    while -(-len(places) // stride) > MAX_POINTS - 3:
         stride *= 2
-    num_tools, num_system = fingerprint.num_tools, fingerprint.num_system
-    levels = {(num_tools - 1, None), (num_tools + num_system - 1, None), points[-1].place}
-    kept = [
-        point
-        for ordinal, point in enumerate(points)
-        if ordinal % stride == 0 or point.place in levels
-    ]
-    return _encoder.encode(msgspec.structs.replace(fingerprint, points=kept))
+    levels = {(num_tools - 1, None), (num_tools + num_system - 1, None), places[-1]}
+    for ordinal, place in enumerate(places):
+        if ordinal % stride == 0 or place in levels:
+            yield ordinal
 
 
 def unpack(packed: bytes) -> Fingerprint:

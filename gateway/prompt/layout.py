@@ -9,7 +9,7 @@ from engine.protocol import Prompt, Ttl
 from gateway.base.errors import InvalidRequest
 
 MAX_DEPTH = 64
-_INT_LIMIT = 2**63
+INT_LIMIT = 2**63
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ def check_json(value: dict[str, Any], path: str) -> None:
             for child in children:
                 if isinstance(child, dict | list):
                     below.append(child)
-                elif isinstance(child, int) and not -_INT_LIMIT <= child < _INT_LIMIT:
+                elif isinstance(child, int) and not -INT_LIMIT <= child < INT_LIMIT:
                     raise InvalidRequest(f"{path}: integers must fit in 64 bits")
         if not below:
             return

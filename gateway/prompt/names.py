@@ -46,7 +46,7 @@ class Prefix(NamedTuple):
 
 def name_prefixes(prompt: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
     """The names that go out with a request: see `find_prefixes` and `trim_names`."""
-    return trim_names([prefix.name for prefix in find_prefixes(prompt, scope)], keep)
+    return [prefix.name for prefix in trim_names(find_prefixes(prompt, scope), keep)]
 
 
 def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
@@ -66,22 +66,25 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
     return prefixes
 
 
-def trim_names(names: list[Name], keep: Collection[int] = ()) -> list[Name]:
+def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefix]:
     """At most MAX_NAMES of them, in their order.
 
     Where there are more, the segments in `keep` stay, then the deepest segment ends, then the
     deepest chunks.
     """
-    if len(names) <= MAX_NAMES:
-        return names
+    if len(prefixes) <= MAX_NAMES:
+        return prefixes
 
-    def rank(position: int) -> tuple[bool, bool, int]:
-        name = names[position]
-        is_end = name.characters is None
-        return (is_end and name.segment in keep, is_end, position)
-
-    chosen = sorted(range(len(names)), key=rank, reverse=True)[:MAX_NAMES]
-    return [names[position] for position in sorted(chosen)]
+    kept, ends, chunks = [], [], []
+    for position, (name, _) in enumerate(prefixes):
+        if name.characters is not None:
+            chunks.append(position)
+        elif name.segment in keep:
+            kept.append(position)
+        else:
+            ends.append(position)
+    chosen = [*reversed(kept), *reversed(ends), *reversed(chunks)][:MAX_NAMES]
+    return [prefixes[position] for position in sorted(chosen)]
 
 
 def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[tuple[Name | None, int]]:

@@ -11,13 +11,20 @@ from gateway.prompt.names import Prefix, find_prefixes, trim_names
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`."""
+    """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
+    `name_bytes` are the lengths."""
 
     prompt: Prompt
     slots: list[Slot]
     breakpoints: list[Breakpoint]
     names: list[Name]
+    name_bytes: list[int]
     prefixes: list[Prefix]
+
+    @property
+    def num_bytes(self) -> int:
+        """All content of the prompt, in UTF-8 and JSON."""
+        return self.prefixes[-1].num_bytes if self.prefixes else 0
 
     def marked_prefixes(self) -> Iterator[str]:
         """Digests of the prefixes at which a breakpoint may find an entry, deepest first."""
@@ -42,7 +49,12 @@ def make_plan(layout: Layout, automatic: Ttl | None, scope: str) -> Plan:
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     prefixes = find_prefixes(layout.prompt, scope)
-    names = trim_names([prefix.name for prefix in prefixes], marked)
+    named = trim_names(prefixes, marked)
     return Plan(
-        prompt=layout.prompt, slots=slots, breakpoints=breakpoints, names=names, prefixes=prefixes
+        prompt=layout.prompt,
+        slots=slots,
+        breakpoints=breakpoints,
+        names=[prefix.name for prefix in named],
+        name_bytes=[prefix.num_bytes for prefix in named],
+        prefixes=prefixes,
     )

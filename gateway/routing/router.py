@@ -107,9 +107,10 @@ class Router:
     def _prompt(self, ask: Ask, model: str) -> Prompt:
         """The request's names in the order of the request, with their estimated depth."""
         rate = self.rates.of(model)
-        sizes = {prefix.name.digest: prefix.num_bytes for prefix in ask.plan.prefixes}
+        plan = ask.plan
         ends = [
-            PrefixEnd(name.digest, int(sizes[name.digest] * rate) + 1) for name in ask.plan.names
+            PrefixEnd(name.digest, int(num_bytes * rate) + 1)
+            for name, num_bytes in zip(plan.names, plan.name_bytes, strict=True)
         ]
         affinity = None
         if ask.routing_key is not None:

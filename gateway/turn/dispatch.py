@@ -206,7 +206,7 @@ class Dispatcher:
         self.gate.moved(engine)
         engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
         if record.engine_model is not None and ask.plan.prefixes:
-            num_bytes = ask.plan.prefixes[-1].num_bytes
+            num_bytes = ask.plan.num_bytes
             self.router.rates.learn(record.engine_model, num_bytes, usage.prompt_tokens)
         record.available_tokens = choice.exact(choice.available, started)
         record.captured_tokens = choice.exact(choice.captured, started)

@@ -1,17 +1,21 @@
 """From raw bytes to a request, or to one error in the wire's words.
 
-Whatever the bytes are, the outcome is a request or InvalidRequest: bad UTF-8, bad JSON, a wrong
-type, an unknown key or nesting too deep to parse. Of duplicate keys the last one counts.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge: for bad UTF-8, bad
+JSON, a wrong type, an unknown key, nesting too deep to parse, a bound that is broken. Of duplicate
+keys the last one counts.
 """
 
 from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import explain
+from gateway.dialects.anthropic.bounds import check_bounds
 from gateway.dialects.anthropic.features import check_features
 from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
+from gateway.dialects.weigh import check_values
 
 _messages = msgspec.json.Decoder(MessagesRequest)
 _count_tokens = msgspec.json.Decoder(CountTokensRequest)
@@ -20,15 +24,16 @@ _document = msgspec.json.Decoder()
 Request = TypeVar("Request", bound=CountTokensRequest)
 
 
-def decode_messages(body: bytes) -> MessagesRequest:
-    return _decode(_messages, body)
+def decode_messages(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> MessagesRequest:
+    return _decode(_messages, body, bounds)
 
 
-def decode_count_tokens(body: bytes) -> CountTokensRequest:
-    return _decode(_count_tokens, body)
+def decode_count_tokens(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CountTokensRequest:
+    return _decode(_count_tokens, body, bounds)
 
 
-def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
+def _decode(decoder: msgspec.json.Decoder[Request], body: bytes, bounds: RequestBounds) -> Request:
+    check_values(body, bounds.max_json_values)
     try:
         request = decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -40,6 +45,7 @@ def _decode(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
     except RecursionError:
         message = "The request body is nested too deeply"
     else:
+        check_bounds(request, bounds)
         check_features(request)
         return request
     raise InvalidRequest(message)

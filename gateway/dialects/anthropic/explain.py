@@ -45,6 +45,8 @@ _TAGS = {
     "caller": ("direct",),
 }
 
+_MAX_SHOWN = 64
+
 Steps = list[str | int]
 
 
@@ -61,7 +63,7 @@ def _explain(what: str, steps: Steps, document: Any) -> str:
         reason = "Field required" if is_missing else "Extra inputs are not permitted"
         if field[2] == "type" and is_missing and _is_tagged(steps):
             return f"{_path(steps, document)}: Unable to extract tag using discriminator 'type'"
-        return f"{_path([*steps, field[2]], document)}: {reason}"
+        return f"{_path([*steps, field[2][:_MAX_SHOWN]], document)}: {reason}"
     if steps and steps[-1] == "type" and what.startswith("Invalid"):
         return _bad_tag(steps[:-1], document)
     path = _path(steps, document)

@@ -33,8 +33,9 @@ def check_features(request: CountTokensRequest) -> None:
         if value not in _EMPTY:
             raise InvalidRequest(f"{path}: not supported by this server")
     if request.context_management is not None:
+        num_thinking = _num_thinking_turns(request)
         for index, edit in enumerate(request.context_management.edits or []):
-            _check_edit(f"context_management.edits.{index}", edit, request)
+            _check_edit(f"context_management.edits.{index}", edit, num_thinking)
 
 
 def _message_fields(request: CountTokensRequest) -> Iterator[tuple[str, Any]]:
@@ -50,7 +51,7 @@ def _message_fields(request: CountTokensRequest) -> Iterator[tuple[str, Any]]:
             yield f"{path}.clear_at", message.clear_at
 
 
-def _check_edit(path: str, edit: dict[str, Any], request: CountTokensRequest) -> None:
+def _check_edit(path: str, edit: dict[str, Any], num_thinking: int) -> None:
     """Accept the clearing of thinking where there is nothing to clear; agents send it always."""
     kind = edit.get("type")
     if not isinstance(kind, str):
@@ -63,7 +64,7 @@ def _check_edit(path: str, edit: dict[str, Any], request: CountTokensRequest) ->
     if unknown:
         raise InvalidRequest(f"{path}.{unknown[0][:64]}: Extra inputs are not permitted")
     kept = _kept_turns(f"{path}.keep", edit.get("keep", {"type": "thinking_turns", "value": 1}))
-    if kept is not None and _num_thinking_turns(request) > kept:
+    if kept is not None and num_thinking > kept:
         raise InvalidRequest(f"{path}: clearing thinking is not supported by this server")
 
 

@@ -46,13 +46,14 @@ def _check_tool_results(messages: list[PromptMessage]) -> None:
         if message.role == "system":
             continue
         answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
+        expected, given = set(pending), set(answered)
         for position, tool_use_id in enumerate(answered):
-            if tool_use_id not in pending:
+            if tool_use_id not in expected:
                 raise InvalidRequest(
                     f"messages.{index}.content.{position}: unexpected `tool_use_id` found in"
                     f" `tool_result` blocks: {tool_use_id[:64]}"
                 )
-        missing = [call for call in pending if call not in answered]
+        missing = [call for call in pending if call not in given]
         if missing:
             raise InvalidRequest(
                 f"messages.{index}: `tool_use` ids were found without `tool_result` blocks"

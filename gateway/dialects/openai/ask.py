@@ -1,5 +1,7 @@
 """From Chat Completions and Completions requests to an Ask, with the checks that need no engine."""
 
+from collections import Counter
+from itertools import islice
 from typing import Any
 
 from engine.protocol import Prompt, Sampling, ToolChoice, Ttl
@@ -81,6 +83,7 @@ def _ask(
         must_think=False,
         omit_thinking=False,
         stream=request.stream,
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
         arrived=arrived,
         routing_key=request.prompt_cache_key,
     )
@@ -176,29 +179,32 @@ def _check_generation(request: GenerationRequest, max_tokens: int | None) -> Non
 
 def _check_conversation(messages: list[Message]) -> None:
     """Every tool call is answered by the messages right behind it, and nothing else is."""
-    pending: list[str] = []
+    pending: Counter[str] = Counter()
+    num_pending = 0
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         if isinstance(message, ToolMessage):
-            if message.tool_call_id not in pending:
+            if not pending[message.tool_call_id]:
                 raise InvalidRequest(
                     f"{path}.tool_call_id: messages with role 'tool' must be a response to a"
                     " preceding message with 'tool_calls'"
                 )
-            pending.remove(message.tool_call_id)
+            pending[message.tool_call_id] -= 1
+            num_pending -= 1
             continue
-        if pending:
+        if num_pending:
             _refuse_unanswered(path, pending)
         if isinstance(message, AssistantMessage):
-            pending = [call.id for call in message.tool_calls or []]
-    if pending:
+            pending = Counter(call.id for call in message.tool_calls or [])
+            num_pending = pending.total()
+    if num_pending:
         _refuse_unanswered("messages", pending)
     if isinstance(messages[-1], AssistantMessage):
         raise InvalidRequest("messages: continuing an assistant message is not supported")
 
 
-def _refuse_unanswered(path: str, pending: list[str]) -> None:
-    missing = ", ".join(call[:64] for call in pending[:8])
+def _refuse_unanswered(path: str, pending: Counter[str]) -> None:
+    missing = ", ".join(call[:64] for call in islice(pending.elements(), 8))
     raise InvalidRequest(
         f"{path}: an assistant message with 'tool_calls' must be followed by tool messages"
         f" responding to each 'tool_call_id'. Missing: {missing}"

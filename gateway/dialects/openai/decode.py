@@ -1,7 +1,7 @@
 """From raw bytes to a request, or to one error that names the field.
 
-Whatever the bytes are, the outcome is a request or InvalidRequest. A top-level field that is null
-is a field that is not there.
+Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level field that
+is null is a field that is not there.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.bounds import check_bounds, check_metadata
 from gateway.dialects.openai.explain import validation_error
 from gateway.dialects.openai.request import (
     IGNORED,
@@ -18,21 +20,29 @@ from gateway.dialects.openai.request import (
     ChatRequest,
     CompletionRequest,
 )
+from gateway.dialects.weigh import check_values
 
 _document = msgspec.json.Decoder()
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
 
-def decode_chat(body: bytes) -> ChatRequest:
-    return _decode(body, ChatRequest, REFUSED_IN_CHAT)
+def decode_chat(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> ChatRequest:
+    return _decode(body, ChatRequest, REFUSED_IN_CHAT, bounds)
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
-    return _decode(body, CompletionRequest, REFUSED_IN_COMPLETIONS)
+def decode_completion(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> CompletionRequest:
+    return _decode(body, CompletionRequest, REFUSED_IN_COMPLETIONS, bounds)
 
 
-def _decode(body: bytes, kind: type[Request], refused: Mapping[str, tuple[Any, ...]]) -> Request:
+def _decode(
+    body: bytes,
+    kind: type[Request],
+    refused: Mapping[str, tuple[Any, ...]],
+    bounds: RequestBounds,
+) -> Request:
+    check_values(body, bounds.max_json_values)
     document = _fields(body)
+    check_metadata(document.get("metadata"), bounds)
     given: dict[str, Any] = {}
     for name, value in document.items():
         if value is None or name in IGNORED:
@@ -42,11 +52,13 @@ def _decode(body: bytes, kind: type[Request], refused: Mapping[str, tuple[Any, .
         elif not any(_is_same(value, neutral) for neutral in refused[name]):
             raise InvalidRequest(f"{name}: this value is not supported by this server", name)
     try:
-        return msgspec.convert(given, kind)
+        request = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply") from None
+    check_bounds(request, bounds)
+    return request
 
 
 def _fields(body: bytes) -> dict[str, Any]:

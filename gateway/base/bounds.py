@@ -1,0 +1,109 @@
+"""What one request may ask for, and what all of them may hold: the gateway's one table of bounds.
+
+Each is a setting. A request beyond one is refused before it costs, in its dialect's envelope, with
+the field's name and the bound. The README of this package has the table; a test compares the two.
+"""
+
+from pydantic import BaseModel, Field
+
+MEBIBYTE = 1 << 20
+
+
+class RequestBounds(BaseModel):
+    """What one request may have. Lengths of texts are in characters unless a field says bytes."""
+
+    body_limit_bytes: int = Field(
+        default=32 * MEBIBYTE, ge=1024, description="Largest request body, in bytes"
+    )
+    max_json_values: int = Field(
+        default=400_000,
+        ge=100,
+        description="Most JSON values in a body: objects, lists, strings, numbers",
+    )
+    max_blocks: int = Field(
+        default=20_000,
+        ge=1,
+        description="Most content blocks in a request: of the system prompt, of messages and of"
+        " tool results; a string is one",
+    )
+    max_tools: int = Field(default=512, ge=1, description="Most tools in a request")
+    max_schema_bytes: int = Field(
+        default=128 * 1024,
+        ge=256,
+        description="Longest schema of a tool or of the output, in bytes of JSON",
+    )
+    max_schema_depth: int = Field(
+        default=64, ge=4, le=64, description="Deepest nesting of a schema, in levels of JSON"
+    )
+    max_schema_values: int = Field(
+        default=10_000, ge=16, description="Most JSON values in one schema"
+    )
+    max_schema_properties: int = Field(
+        default=1000, ge=1, description="Most properties in one schema, at all levels together"
+    )
+    max_stop_sequences: int = Field(
+        default=64,
+        ge=1,
+        description="Most stop sequences in Messages; Chat Completions and Completions take four,"
+        " as OpenAI documents",
+    )
+    max_stop_characters: int = Field(
+        default=1024, ge=1, description="Longest stop sequence, in characters"
+    )
+    max_choices: int = Field(
+        default=16, ge=1, le=16, description="Most choices (`n`) that a request may ask for"
+    )
+    max_name_characters: int = Field(
+        default=256,
+        ge=64,
+        description="Longest name or id of a model, a tool or a tool's call, in characters",
+    )
+    max_metadata_bytes: int = Field(
+        default=16 * 1024, ge=256, description="Longest metadata of a request, in bytes of JSON"
+    )
+
+
+class LoadBounds(BaseModel):
+    """What all requests together, or those of one workspace or address, may take."""
+
+    bodies_bytes: int = Field(
+        default=512 * MEBIBYTE,
+        ge=MEBIBYTE,
+        description="Bytes of all request bodies that are read or held at one time; a workspace may"
+        " hold as many as are left for others",
+    )
+    count_requests_per_minute: int = Field(
+        default=1000, ge=1, description="Calls of `count_tokens` a minute, for each workspace"
+    )
+    count_bytes_per_minute: int = Field(
+        default=32 * MEBIBYTE,
+        ge=1024,
+        description="Bytes that a workspace may have counted a minute",
+    )
+    count_concurrency: int = Field(
+        default=8, ge=1, description="Calls of `count_tokens` that run at one time in a workspace"
+    )
+    connections: int = Field(
+        default=0,
+        ge=0,
+        description="Most connections of clients; 0 takes three quarters of the descriptors that"
+        " the process may have",
+    )
+    connections_per_address: int = Field(
+        default=256,
+        ge=1,
+        description="Most connections of one address on which no valid key was shown yet",
+    )
+    key_lookups_per_minute: int = Field(
+        default=300,
+        ge=1,
+        description="Unknown keys of one address that are looked up in the database a minute",
+    )
+    routing_index_bytes: int = Field(
+        default=256 * MEBIBYTE,
+        ge=MEBIBYTE,
+        description="Memory for what engines hold, of all engines together, in bytes",
+    )
+
+
+DEFAULT_BOUNDS = RequestBounds()

@@ -1,0 +1,80 @@
+"""What a request in OpenAI's dialect may have of everything, before anything is made of it."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.base.bounds import RequestBounds
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.content import AssistantMessage, Message, ToolMessage
+from gateway.dialects.openai.request import (
+    ChatRequest,
+    GenerationRequest,
+    JsonSchemaFormat,
+    NamedTool,
+)
+from gateway.prompt.schemas import check_schema
+
+
+def check_bounds(request: GenerationRequest, bounds: RequestBounds) -> None:
+    """Raise InvalidRequest that names the field and its bound; linear in the request.
+
+    That there are at most four stop strings is part of the request's type.
+    """
+    _check_length(request.model, "model", bounds)
+    if request.n > bounds.max_choices:
+        raise InvalidRequest(f"n: must be at most {bounds.max_choices}")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop
+    if any(len(stop) > bounds.max_stop_characters for stop in stops):
+        raise InvalidRequest(
+            f"stop: a stop sequence may have at most {bounds.max_stop_characters} characters"
+        )
+    if isinstance(request, ChatRequest):
+        _check_chat(request, bounds)
+
+
+def check_metadata(metadata: Any, bounds: RequestBounds) -> None:
+    """It changes nothing and is not kept, but it is read."""
+    if metadata is not None and len(msgspec.json.encode(metadata)) > bounds.max_metadata_bytes:
+        raise InvalidRequest(f"metadata: may have at most {bounds.max_metadata_bytes} bytes")
+
+
+def _check_chat(request: ChatRequest, bounds: RequestBounds) -> None:
+    _check_blocks(request.messages, bounds)
+    if len(request.tools) > bounds.max_tools:
+        raise InvalidRequest(f"tools: may have at most {bounds.max_tools} items")
+    for index, tool in enumerate(request.tools):
+        path = f"tools[{index}].function"
+        _check_length(tool.function.name, f"{path}.name", bounds)
+        if tool.function.parameters is not None:
+            check_schema(tool.function.parameters, f"{path}.parameters", bounds)
+    form = request.response_format
+    if isinstance(form, JsonSchemaFormat) and form.json_schema.schema is not None:
+        check_schema(form.json_schema.schema, "response_format.json_schema.schema", bounds)
+    if isinstance(request.tool_choice, NamedTool):
+        _check_length(request.tool_choice.function.name, "tool_choice.function.name", bounds)
+
+
+def _check_blocks(messages: list[Message], bounds: RequestBounds) -> None:
+    left = bounds.max_blocks
+    for message in messages:
+        left -= len(message.content) if isinstance(message.content, list) else 1
+        if isinstance(message, AssistantMessage):
+            left -= len(message.tool_calls or [])
+        if left < 0:
+            raise InvalidRequest(
+                f"messages: more than {bounds.max_blocks} content parts and tool calls"
+            )
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            _check_length(message.tool_call_id, f"messages[{index}].tool_call_id", bounds)
+        elif isinstance(message, AssistantMessage):
+            for number, call in enumerate(message.tool_calls or []):
+                path = f"messages[{index}].tool_calls[{number}]"
+                _check_length(call.id, f"{path}.id", bounds)
+                _check_length(call.function.name, f"{path}.function.name", bounds)
+
+
+def _check_length(name: str, path: str, bounds: RequestBounds) -> None:
+    if len(name) > bounds.max_name_characters:
+        raise InvalidRequest(f"{path}: may have at most {bounds.max_name_characters} characters")

@@ -1,0 +1,193 @@
+"""What a request may have of everything: beyond a bound it is refused by field and bound.
+
+Every case here was accepted, or cost seconds, before there were bounds.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.base.bounds import LoadBounds, RequestBounds
+from gateway.base.errors import GatewayError, InvalidRequest, TooLarge
+from gateway.base.settings import PREFIX, Settings
+from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
+from gateway.dialects.openai.decode import decode_chat, decode_completion
+from gateway.dialects.openai.errors import body_of
+from gateway.dialects.weigh import check_values
+from tests.gateway.bodies import body, text, tool
+
+README = Path(__file__).parents[3] / "gateway" / "README.md"
+SMALL = RequestBounds(
+    max_json_values=120,
+    max_blocks=10,
+    max_tools=3,
+    max_schema_bytes=256,
+    max_schema_depth=8,
+    max_schema_values=30,
+    max_schema_properties=5,
+    max_stop_sequences=3,
+    max_stop_characters=8,
+    max_choices=2,
+    max_name_characters=64,
+    max_metadata_bytes=256,
+)
+LONG = "x" * 65
+DEEP: dict[str, Any] = {"a": {"b": {"c": {"d": {"e": {"f": {"g": {"h": 1}}}}}}}}
+WIDE = {"type": "object", "properties": {f"p{n}": {} for n in range(6)}}
+MANY = {"type": "object", "enum": list(range(40))}
+VERBOSE = {"type": "object", "description": "x" * 300}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"tools": [{**tool(), "input_schema": value}]}
+
+
+def result(*blocks: Any, of: str = "t") -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": of, "content": list(blocks)}
+
+
+DOCUMENT = {
+    "type": "document",
+    "source": {"type": "content", "content": [text()] * 11},
+}
+CALL = {"type": "tool_use", "id": LONG, "name": "n", "input": {}}
+MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [user(*[text()] * 11)]}, "messages: more than 10 content blocks"),
+    ({"messages": [{"role": "user", "content": "a"}] * 11}, "messages: more than 10 content"),
+    ({"system": [text()] * 11}, "messages: more than 10 content blocks"),
+    ({"messages": [user(result(*[text()] * 10))]}, "messages: more than 10 content blocks"),
+    ({"messages": [user(result(DOCUMENT))]}, "messages: more than 10 content blocks"),
+    ({"tools": [tool(f"t{n}") for n in range(4)]}, "tools: List should have at most 3 items"),
+    ({"tools": [tool(LONG)]}, "tools.0.name: String should have at most 64 characters"),
+    (schema(DEEP), "tools.0.input_schema: nested more than 8 levels deep"),
+    (schema(WIDE), "tools.0.input_schema: more than 5 properties"),
+    (schema(MANY), "tools.0.input_schema: more than 30 values"),
+    (schema(VERBOSE), "tools.0.input_schema: longer than 256 bytes"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": WIDE}}},
+        "output_config.format.schema: more than 5 properties",
+    ),
+    ({"stop_sequences": list("abcd")}, "stop_sequences: List should have at most 3 items"),
+    ({"stop_sequences": ["a", "x" * 9]}, "stop_sequences.1: String should have at most 8"),
+    ({"metadata": {"user_id": "x" * 300}}, "metadata: should have at most 256 bytes"),
+    ({"model": LONG}, "model: String should have at most 64 characters"),
+    (
+        {"messages": [user(text()), {"role": "assistant", "content": [CALL]}]},
+        "messages.1.content.0.tool_use.id: String should have at most 64 characters",
+    ),
+    (
+        {"messages": [user(result(of=LONG))]},
+        "messages.0.content.0.tool_result.tool_use_id: String should have at most 64 characters",
+    ),
+    (
+        {"tools": [tool()], "tool_choice": {"type": "tool", "name": LONG}},
+        "tool_choice.name: String should have at most 64 characters",
+    ),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}] * 17}},
+        "context_management.edits: List should have at most 16 items",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "refusal"), MESSAGES)
+def test_messages_are_refused_beyond_each_bound(changes: dict[str, Any], refusal: str) -> None:
+    request = msgspec.json.encode(body(**changes))
+    with pytest.raises(InvalidRequest, match=re.escape(refusal)):
+        decode_messages(request, SMALL)
+
+
+def function(**changes: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **changes}}
+
+
+def called(call_id: str = "c", name: str = "f") -> dict[str, Any]:
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": [user(*[text()] * 11)]}, "messages", "more than 10 content parts"),
+    ({"messages": [{"role": "user", "content": "a"}] * 11}, "messages", "more than 10 content"),
+    ({"tools": [function(name=f"f{n}") for n in range(4)]}, "tools", "at most 3 items"),
+    ({"tools": [function(name=LONG)]}, "tools[0].function.name", "at most 64 characters"),
+    ({"tools": [function(parameters=WIDE)]}, "tools[0].function.parameters", "5 properties"),
+    ({"tools": [function(parameters=DEEP)]}, "tools[0].function.parameters", "8 levels"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": WIDE},
+            }
+        },
+        "response_format.json_schema.schema",
+        "5 properties",
+    ),
+    ({"stop": ["a"] * 5}, "stop", "<= 4"),
+    ({"stop": "x" * 9}, "stop", "at most 8 characters"),
+    ({"n": 3}, "n", "at most 2"),
+    ({"metadata": {"k": "x" * 300}}, "metadata", "at most 256 bytes"),
+    ({"model": LONG}, "model", "at most 64 characters"),
+    ({"messages": [called(LONG)]}, "messages[0].tool_calls[0].id", "at most 64 characters"),
+    ({"messages": [called(name=LONG)]}, "messages[0].tool_calls[0].function.name", "at most 64"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "bound"), CHAT)
+def test_chat_completions_are_refused_beyond_each_bound(
+    changes: dict[str, Any], field: str, bound: str
+) -> None:
+    base = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(InvalidRequest) as refused:
+        decode_chat(msgspec.json.encode({**base, **changes}), SMALL)
+    error = body_of(refused.value).error
+    assert error.param == field and bound in error.message
+
+
+@pytest.mark.parametrize(
+    "decode", [decode_messages, decode_count_tokens, decode_chat, decode_completion]
+)
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_json_values_are_counted_before_they_are_made(
+    decode: Callable[[bytes, RequestBounds], object], space: bytes
+) -> None:
+    pairs = b",".join(b'"k%d":%b"v"' % (n, space) for n in range(121))
+    with pytest.raises(TooLarge, match="more than 120 JSON values"):
+        decode(b"{" + pairs + b"}", SMALL)
+
+
+@pytest.mark.parametrize(
+    "value", [",[{" * 400, '"' * 400, "\\" * 401, '","' * 300, '\\","', '":"' * 30, "é,\n," * 200]
+)
+def test_what_is_inside_a_string_is_no_value(value: str) -> None:
+    check_values(msgspec.json.encode({"a": [value, value * 3]}), 4)
+    with pytest.raises(TooLarge):
+        check_values(msgspec.json.encode([value] + [1] * 400), 400)
+
+
+@pytest.mark.parametrize("broken", [b'"' + b"\\" * 999, b'["' + b"a" * 999, b'"\\', b'\\"' * 500])
+def test_a_body_that_is_no_json_is_counted_to_its_end(broken: bytes) -> None:
+    check_values(broken, 2)
+
+
+def test_an_error_shows_no_more_than_the_beginning_of_an_unknown_field() -> None:
+    for decode in (decode_messages, decode_chat):
+        with pytest.raises(GatewayError) as refused:
+            decode(msgspec.json.encode(body(**{"y" * 1_000_000: 1})))
+        assert len(str(refused.value)) < 200
+
+
+def test_the_readme_has_every_bound_with_its_default() -> None:
+    shown = dict(re.findall(r"^\| `HOLDFAST_(\w+)` \| ([\d,]+) \|", README.read_text(), re.M))
+    for kind in (RequestBounds, LoadBounds):
+        for name, field in kind.model_fields.items():
+            assert int(shown[name.upper()].replace(",", "")) == field.default, name
+            assert name in Settings.model_fields and PREFIX == "HOLDFAST_"
