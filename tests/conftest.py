@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -9,23 +10,19 @@ from hypothesis import Phase, settings
 
 from tests.postgres import new_database, running_postgres
 
-# For scripts/faults/mutants.py: the same examples in every run, and the first failure is enough.
-# To look for a smaller one takes minutes and says nothing more.
+# The same examples in every run, and no deadline: a busy machine is no failure.
+settings.register_profile("usual", parent=settings.get_profile("ci"))
+# New examples; scripts/long_tests asks for them, and scripts/setup/run_tests.py with a TEST_SEED.
+settings.register_profile("fresh", parent=settings.get_profile("ci"), derandomize=False)
+# For scripts/faults/mutants.py: the first failure is enough. To look for a smaller one takes
+# minutes and says nothing more.
 settings.register_profile(
     "mutants",
     parent=settings.get_profile("ci"),
     phases=(Phase.explicit, Phase.generate),
     report_multiple_bugs=False,
 )
-
-
-# These take longest, mostly by waiting: where several processes share the tests they come first.
-LONG = ("tests/dashboard/", "tests/e2e/", "tests/fuzz/", "tests/isolation/", "tests/faults/")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+settings.load_profile("fresh" if os.environ.get("TEST_SEED") else "usual")
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ It works beside pytest-xdist too: each worker collects all tests and tells what 
 what it skipped while it collected, to the process that started it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
 SLOW = "slow; run by scripts/test --all"
 KEY = "left_out"
+# So many with one reason are told by their files.
+MANY = 30
 
 
 class LeftOut:
@@ -44,13 +46,21 @@ class LeftOut:
         terminalreporter.section(f"left out here: {count}")
         for reason, names in sorted(self.names.items()):
             terminalreporter.write_line(f"{reason} ({len(names)})")
-            for name in sorted(names):
-                terminalreporter.write_line(f"  {name}")
+            for line in lines_of(names):
+                terminalreporter.write_line(f"  {line}")
 
     def _add(self, longrepr: object, nodeid: str) -> None:
         # A skip's long representation is (path, line, reason).
         reason = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
         self.names[reason.removeprefix("Skipped: ")].add(nodeid)
+
+
+def lines_of(names: set[str]) -> list[str]:
+    """The tests by name; where they are too many to read, their files with how many of each."""
+    if len(names) <= MANY:
+        return sorted(names)
+    files = Counter(name.partition("::")[0] for name in names)
+    return [f"{file} ({count})" for file, count in sorted(files.items())]
 
 
 def pytest_configure(config: pytest.Config) -> None:

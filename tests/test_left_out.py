@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.left_out import MANY, lines_of
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {
     "pytest.ini": "[pytest]\nmarkers = slow: takes long\n",
     "test_some.py": """
 import pytest
+
+from tests.left_out import MANY, lines_of
 
 @pytest.mark.skip(reason="no engine here")
 def test_skipped(): ...
@@ -36,6 +40,8 @@ def test_that_runs(): ...
 """,
     "test_whole_file.py": """
 import pytest
+
+from tests.left_out import MANY, lines_of
 
 pytest.skip("needs another world", allow_module_level=True)
 """,
@@ -93,3 +99,10 @@ def test_what_was_asked_for_is_not_left_out(tmp_path: Path) -> None:
         "needs another world (1)",
         "  test_whole_file.py",
     ]
+
+
+def test_many_with_one_reason_are_told_by_their_files() -> None:
+    few = {f"tests/test_a.py::test_{i}" for i in range(MANY)}
+    assert lines_of(few) == sorted(few)
+    many = few | {"tests/test_b.py::test_it[x::y]"}
+    assert lines_of(many) == [f"tests/test_a.py ({MANY})", "tests/test_b.py (1)"]

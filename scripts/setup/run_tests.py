@@ -1,9 +1,14 @@
 """Run pytest in several processes, and end with what was left out: by name, with the reason.
 
 Much of the tests is waiting for other processes, so there is one more of these than cores.
+
+Everything drawn by chance has a seed: the order of the tests, `random`, the examples of Hypothesis
+and schemathesis, the order of sets. TEST_SEED is a number, or `fresh` for a new one. Without it
+every run draws the same, so that a run in a new clone fails only where something is wrong.
 """
 
 import os
+import secrets
 import shutil
 import sys
 from pathlib import Path
@@ -12,10 +17,31 @@ import pytest
 
 CHROMIUM_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 ROOT = Path(__file__).resolve().parents[2]
+USUAL_SEED = 1
+NUM_SLOWEST = 20
 
 
 def find_chromium() -> str | None:
     return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
+
+
+def seeds(arguments: list[str]) -> list[str]:
+    """The options of pytest that fix what is drawn. Raises ValueError where TEST_SEED is no seed.
+
+    Hypothesis needs no number in a usual run: the profile in tests/conftest.py derives its examples
+    from each test's own text.
+    """
+    asked = os.environ.get("TEST_SEED", "")
+    seed = secrets.randbelow(2**32) if asked == "fresh" else int(asked or USUAL_SEED)
+    os.environ["PYTHONHASHSEED"] = str(seed)  # the processes that run tests are started with it
+    # Who leaves the plugin out leaves the files' order, and has no such option.
+    options = [] if "no:randomly" in arguments else [f"--randomly-seed={seed}"]
+    if not asked:
+        print(f"seed: {seed}, as in every run; TEST_SEED=fresh draws another")
+        return options
+    os.environ["TEST_SEED"] = str(seed)
+    print(f"seed: TEST_SEED={seed} draws the same again")
+    return [*options, f"--hypothesis-seed={seed}"]
 
 
 def main(arguments: list[str]) -> int:
@@ -24,8 +50,10 @@ def main(arguments: list[str]) -> int:
     chromium = os.environ.get("CHROMIUM") or find_chromium()
     if chromium:
         os.environ["CHROMIUM"] = chromium
-    workers = ["-n", str((os.cpu_count() or 1) + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
-    return int(pytest.main(["-p", "tests.left_out", *workers, *arguments]))
+    plugins = ["-p", "tests.left_out", "-p", "tests.workers"]
+    workers = ["-n", str((os.cpu_count() or 1) + 1), "--no-loadscope-reorder"]
+    slowest = [f"--durations={NUM_SLOWEST}", "--durations-min=0.1"]
+    return int(pytest.main([*plugins, *workers, *slowest, *seeds(arguments), *arguments]))
 
 
 if __name__ == "__main__":

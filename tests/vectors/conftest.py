@@ -1,6 +1,7 @@
 """One gateway and two native engines for all vectors; each vector has words of its own."""
 
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 
@@ -31,6 +32,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def vector(world: World, request: pytest.FixtureRequest) -> Iterator[Vector]:
-    name = f"{abs(hash(request.node.name)) % 10**9} "
+    name = f"{crc32(request.node.name.encode())} "
     yield Vector(world, name)
     world.machines.clear()
