@@ -14,7 +14,9 @@ from engine.protocol import Capability, EntryInfo
 from tests.conformance.engines import PROFILES, Engine, Settings, running_engine
 
 # Such as `vllm`, which needs an environment of its own: VLLM_PYTHON is its interpreter.
-BACKENDS = tuple(os.environ.get("CONFORMANCE_BACKENDS", "synthetic native").split())
+ASKED = os.environ.get("CONFORMANCE_BACKENDS", "").split()
+# Every commit runs the engine that computes; scripts/long_tests conformance runs both.
+BACKENDS = ASKED or ["native", pytest.param("synthetic", marks=pytest.mark.slow)]
 SKIPS = Path(__file__).with_name("vllm_skips.txt")
 SKIPPED: dict[str, str] = {}
 VLLM_BLOCK_SIZE = 32

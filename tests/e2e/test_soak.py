@@ -1,6 +1,7 @@
 """A small soak; scripts/faults/soak.py is the long one."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,11 @@ ENGINE = {
     "ENGINE_LOG_LEVEL": "error",
 }
 GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
-STREAMS = 500
+# SOAK_STREAMS raises it (scripts/long_tests soak).
+STREAMS = int(os.environ.get("SOAK_STREAMS", "100"))
 
 
-@pytest.mark.timeout(600)
-def test_five_hundred_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
+def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
     with running_fleet(tmp_path, 3, 2, ENGINE, GATEWAY) as fleet:
         urls = [gateway.url for gateway in fleet.gateways]
         target = Target(urls, fleet.engines, API_KEY, "synthetic")

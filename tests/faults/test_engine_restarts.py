@@ -57,7 +57,7 @@ class Askers:
 
 @pytest.mark.timeout(1800)
 def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path) -> None:
-    restarts = number(3, 20)
+    restarts = number(2, 20)
     with running_fleet(tmp_path, 1, 1, ENGINE, {"HOLDFAST_LOG_LEVEL": "error"}) as fleet:
         askers = Askers(fleet)
         try:

@@ -135,7 +135,7 @@ def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) 
     with (
         serve(engine) as engine_url,
         serve_gateway(tmp_path, engine_url) as url,
-        httpx.Client(base_url=url, headers=HEADERS, timeout=60, trust_env=False) as http,
+        httpx.Client(base_url=url, headers=HEADERS, timeout=120, trust_env=False) as http,
     ):
         eventually(lambda: http.get("/readyz").status_code == 200)
         for turn in range(turns):
@@ -161,7 +161,7 @@ def test_frames_that_do_not_belong_there_break_one_turn_at_most(tmp_path: Path) 
 
 @pytest.mark.timeout(1800)
 def test_an_engine_takes_cancels_and_acknowledgements_of_anything(tmp_path: Path) -> None:
-    events, rng = number(300, 10_000), random.Random(44)
+    events, rng = number(100, 10_000), random.Random(44)
     settings = {"ENGINE_SYNTHETIC_DECODE_MS": "1", "ENGINE_LOG_LEVEL": "error"}
     quiet = {"HOLDFAST_LOG_LEVEL": "error"}
     with running_stack(tmp_path, "synthetic", settings, quiet) as stack, stack.engine_client() as e:
@@ -171,7 +171,7 @@ def test_an_engine_takes_cancels_and_acknowledgements_of_anything(tmp_path: Path
                 message = body(model="synthetic", max_tokens=rng.randrange(1, 20))
                 url = f"{stack.gateway}/v1/messages"
                 reply = httpx.post(
-                    url, json=message, headers={**HEADERS, "x-api-key": STACK_KEY}, timeout=60
+                    url, json=message, headers={**HEADERS, "x-api-key": STACK_KEY}, timeout=120
                 )
                 assert reply.status_code == 200, reply.text
                 known.append(reply.json()["id"])

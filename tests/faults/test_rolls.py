@@ -55,7 +55,7 @@ def test_a_gateway_that_is_told_to_stop_loses_nothing_and_is_gone_in_time(
     tmp_path: Path, max_tokens: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """50 tokens take 2 s and fit into the grace; 1,000 take 40 and are cut off."""
-    rolls = number(3, 20) if max_tokens == 50 else number(2, 5)
+    rolls = number(2, 20) if max_tokens == 50 else number(1, 5)
     Rolled.exits, Rolled.not_ready = [], []
     report = run_kills(
         tmp_path,

