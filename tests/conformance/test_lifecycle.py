@@ -10,7 +10,7 @@ from tests.conformance.conftest import settings_of
 from tests.conformance.engines import Engine, Refused, prompt, running_engine
 
 # What is not cancelled decodes for 40 s; and what was, says so in its counts.
-RELEASE_SECONDS = 20.0
+RELEASE_SECONDS = 60.0
 LONG = 2000
 
 
@@ -43,7 +43,7 @@ def test_an_entry_is_readable_from_started_on(slow_engine: Engine) -> None:
 def wait_for_running(engine: Engine, number: int = 1) -> None:
     since = time.monotonic()
     while engine.stats().running < number:
-        assert time.monotonic() - since < 30, "it never ran"
+        assert time.monotonic() - since < 180, "it never ran"
         time.sleep(0.005)
 
 

@@ -14,7 +14,7 @@ from scripts.stack import serving_dashboard
 
 # The script has run, and nothing that it drew is being replaced.
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
-WAIT_MS = 60_000
+WAIT_MS = 180_000
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from tests.gateway.serving import eventually
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(chromium() is None, reason="no Chromium"),
-    pytest.mark.timeout(300),
 ]
 PAGES = ("/", "/savings", "/workspaces", "/requests", "/why")
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf-8")

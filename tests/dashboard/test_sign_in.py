@@ -29,7 +29,7 @@ class Site:
     logs: Path
 
     def http(self, **headers: str) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
     @contextmanager
     def signed_in(self, key: str = ADMIN_KEY) -> Iterator[httpx.Client]:
@@ -40,7 +40,7 @@ class Site:
     def websocket_status(self, cookie: str = "", **changes: str) -> int:
         """What the handshake is answered with; 101 opens it."""
         address = urlsplit(self.url).netloc
-        connection = http.client.HTTPConnection(address, timeout=30)
+        connection = http.client.HTTPConnection(address, timeout=120)
         headers = {
             "host": address,
             "connection": "Upgrade",

@@ -183,13 +183,13 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _backlog(gateway: Gateway) -> int:
-    reply = httpx.get(f"{gateway.url}/readyz", timeout=30, trust_env=False).json()
+    reply = httpx.get(f"{gateway.url}/readyz", timeout=120, trust_env=False).json()
     return int(reply["journal_backlog"])
 
 
 def _counted(gateway: Gateway, name: str) -> dict[str, int]:
     """A counter with one label, by its value."""
-    text = httpx.get(f"{gateway.url}/metrics", timeout=30, trust_env=False).text
+    text = httpx.get(f"{gateway.url}/metrics", timeout=120, trust_env=False).text
     lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
 
@@ -217,7 +217,7 @@ def _idle_stats(url: str) -> dict[str, Any]:
     deadline = time.monotonic() + BOUND_SECONDS
     headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
     while True:
-        reply = httpx.get(f"{url}/v1/stats", headers=headers, timeout=30, trust_env=False)
+        reply = httpx.get(f"{url}/v1/stats", headers=headers, timeout=120, trust_env=False)
         stats: dict[str, Any] = reply.json()
         is_idle = stats["running"] + stats["waiting"] + stats["unacknowledged"] == 0
         if is_idle or time.monotonic() > deadline:

@@ -48,7 +48,7 @@ class Clients:
     async def run(self, count: int) -> None:
         """Keep `count` clients busy until stopping; each ends the turn that it has begun."""
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as http:
             await asyncio.gather(*(self._client(http, number) for number in range(count)))
 
     async def _client(self, http: httpx.AsyncClient, number: int) -> None:

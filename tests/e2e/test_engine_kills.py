@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.engine_kills import run_engine_kills
 
 
-@pytest.mark.timeout(400)
 def test_no_client_hears_of_a_killed_engine_before_its_first_byte(tmp_path: Path) -> None:
     report = run_engine_kills(tmp_path, kills=2, clients=16)
     assert not report.problems, report

@@ -30,7 +30,7 @@ def keys(stack: Stack) -> dict[str, str]:
 
 
 def send(stack: Stack, key: str, text: str = SYSTEM, ttl: str = "5m") -> Any:
-    with Anthropic(base_url=stack.gateway, api_key=key, max_retries=0, timeout=60) as client:
+    with Anthropic(base_url=stack.gateway, api_key=key, max_retries=0, timeout=120) as client:
         return client.messages.create(
             model="synthetic",
             max_tokens=4,

@@ -14,7 +14,7 @@ SETTINGS = {"ENGINE_MIN_CACHE_TOKENS": "64", "ENGINE_SYNTHETIC_PREFILL_US": "300
 # A few long prompts make much load: where it counted, short prompts would rightly avoid it.
 GATEWAY_SETTINGS = {"HOLDFAST_ROUTING_LOAD_WEIGHT": "0"}
 NUM_PROMPTS = 6
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 TURN_ID = re.compile(r"msg_\w+")
 
 

@@ -68,7 +68,6 @@ def chat(slow: Stack) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_prefill_of_a_minute_times_nobody_out(slow: Stack) -> None:
     began = time.monotonic()
 

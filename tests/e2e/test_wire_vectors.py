@@ -18,7 +18,7 @@ QUESTION = {"role": "user", "content": "What is a lease?"}
 def post(stack: Stack, version: str = "2023-06-01", **changes: Any) -> httpx.Response:
     body = {"model": "synthetic", "max_tokens": 1, "messages": [QUESTION], **changes}
     headers = {"x-api-key": API_KEY, "anthropic-version": version}
-    return httpx.post(f"{stack.gateway}/v1/messages", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{stack.gateway}/v1/messages", json=body, headers=headers, timeout=120)
 
 
 def counts(stack: Stack, **changes: Any) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.serving import make_settings, serve_app
 
 TICK = 1.0
-STEPS = number(100, 500)
+STEPS = number(50, 500)
 # Daylight saving, an hour wrong, a leap second, a battery that was empty.
 JUMPS = (-3600, 3600, -1, 1, -86_400 * 365, 86_400 * 365)
 SECRET = "engine-secret-for-tests"
@@ -64,6 +64,7 @@ def test_leases_end_at_their_time_whatever_the_wall_says(tmp_path: Path) -> None
                 wait = rng.choice((seconds - TICK, seconds, seconds + TICK, rng.uniform(1, 7200)))
                 machine.post("clock/advance", {"seconds": wait})
                 clock.now += wait
+                house.wait_for(ready=1)
                 was_read = house.ask(text, ttl)["usage"]["cache_read_input_tokens"] > 0
                 early += not was_read and wait < seconds
                 late += was_read and wait >= seconds
@@ -96,13 +97,16 @@ def test_rate_limits_count_no_wall_time(tmp_path: Path) -> None:
         migrate(settings)
         app = create_app(settings, clock=Clock(wall=clock.wall, monotonic=clock.monotonic))
         with serve_app(app, settings) as url:
-            House(url, [machine]).wait_for(ready=1)
+            house = House(url, [machine])
+            house.wait_for(ready=1)
             key = limited_key(url)
             level, last = 4.0, clock.now
             for step in range(STEPS):
                 clock.now += rng.choice((0.0, 1.1, 13.7, 16.3, 100.0))
                 level = min(4.0, level + (clock.now - last) * 4 / 60)
                 last = clock.now
+                # An engine that was silent for so long may count as lost until it is heard again.
+                house.wait_for(ready=1)
                 status = ask(url, key, step)
                 statuses.append(status)
                 allowed = level >= 1
@@ -117,7 +121,7 @@ def test_rate_limits_count_no_wall_time(tmp_path: Path) -> None:
         refused=statuses.count(429),
         wrong=wrong,
     )
-    assert wrong == 0 and {200, 429} == set(statuses)
+    assert wrong == 0 and {200, 429} == set(statuses), statuses
 
 
 def limited_key(url: str) -> str:
@@ -135,4 +139,4 @@ def ask(url: str, key: str, step: int) -> int:
         "messages": [{"role": "user", "content": f"step {step}"}],
     }
     headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-    return httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=60).status_code
+    return httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=120).status_code

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
 from engine.protocol import Frame, GenerateRequest, InputUsage, TextDelta
 from tests.faults.sizes import number, told
@@ -47,7 +46,7 @@ class Watched:
 
     def ask(self) -> httpx.Response:
         headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-        return httpx.post(f"{self.url}/v1/messages", json=body(), headers=headers, timeout=60)
+        return httpx.post(f"{self.url}/v1/messages", json=body(), headers=headers, timeout=120)
 
 
 @contextmanager
@@ -89,7 +88,6 @@ def endless(_request: GenerateRequest, _usage: InputUsage) -> list[Frame | float
     return [TextDelta("x" * 10_000), 0.02] * 50_000
 
 
-@pytest.mark.timeout(600)
 def test_readers_that_stop_take_little_memory_and_are_cut_off(tmp_path: Path) -> None:
     readers = number(20, 100)
     content = json.dumps(body(stream=True)).encode()
@@ -123,16 +121,15 @@ def test_readers_that_stop_take_little_memory_and_are_cut_off(tmp_path: Path) ->
 
 def outcomes(url: str) -> list[str]:
     headers = {"x-api-key": ADMIN_KEY}
-    rows = httpx.get(f"{url}/admin/v1/turns?limit=1000", headers=headers, timeout=30).json()
+    rows = httpx.get(f"{url}/admin/v1/turns?limit=1000", headers=headers, timeout=120).json()
     return [row["outcome"] for row in rows]
 
 
 def counted(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=120).text.splitlines()
     return sum(float(x.split()[-1]) for x in lines if x.startswith(f"holdfast_gateway_{name}"))
 
 
-@pytest.mark.timeout(600)
 def test_refused_bodies_take_no_more_than_three_times_the_limit(tmp_path: Path) -> None:
     too_long = json.dumps(body(system="x" * (BODY_LIMIT + MIB))).encode()
     chunks = b"".join(

@@ -70,7 +70,7 @@ def by_gateway(directory: Path) -> Iterator[ByGateway]:
     models = MODELS_TOML.format(MODELS[0], MINIMUMS[0], MODELS[1], MINIMUMS[1])
     with running_machines(directory, "native", GATEWAY_SLOTS) as machines:
         with serving(directory, machines, models, ["second", "third"]) as (url, keys):
-            with httpx.Client(base_url=url, timeout=60) as client:
+            with httpx.Client(base_url=url, timeout=120) as client:
                 yield ByGateway(machines, client, [API_KEY, *keys], list(MODELS))
 
 

@@ -20,7 +20,7 @@ GATEWAY_SLOTS = 4
 """So many, and one more, the gateway sends to an engine; beyond that they would wait there."""
 MINIMUMS = (32, 48)
 ENDLESS = 100_000
-WAIT_SECONDS = 30
+WAIT_SECONDS = 180
 
 
 class Sizes(NamedTuple):

@@ -36,7 +36,7 @@ class Admin:
             f"{self.url}/admin/v1/{path}",
             json=body,
             headers={"x-api-key": self.key},
-            timeout=30,
+            timeout=120,
             trust_env=False,
         )
         assert reply.status_code == status, reply.text

@@ -23,14 +23,14 @@ class Stack:
 
     def http(self, key: str = API_KEY) -> httpx.Client:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
     def sdk(self, key: str = API_KEY) -> Anthropic:
-        self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=30))
+        self.sdks.append(Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=120))
         return self.sdks[-1]
 
     def openai(self, key: str = API_KEY) -> OpenAI:
-        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
         self.openais.append(client)
         return client
 

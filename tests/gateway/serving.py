@@ -18,6 +18,8 @@ from gateway.http.server import Server
 
 API_KEY = "hf-test-key"
 ADMIN_KEY = "hf-admin-key"
+# For what happens at once on a machine that is free, and later on one that is busy.
+WAIT_SECONDS = 180.0
 
 
 @contextmanager
@@ -41,7 +43,7 @@ def serve_app(app: Litestar, settings: Settings) -> Iterator[str]:
 def _running(server: uvicorn.Server) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_SECONDS
     while not server.started:
         if not thread.is_alive() or time.monotonic() > deadline:
             raise RuntimeError("the server did not start")
@@ -51,7 +53,7 @@ def _running(server: uvicorn.Server) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
 
 
@@ -75,7 +77,7 @@ def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
         yield url
 
 
-def eventually(condition: Any, seconds: float = 20.0) -> None:
+def eventually(condition: Any, seconds: float = WAIT_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

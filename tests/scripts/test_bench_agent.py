@@ -5,18 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(300)
 def test_a_coding_agents_prefix_is_read_only_without_its_nonce_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "scripts.bench.agent", "--tokens", "2000", "--turns", "6"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr

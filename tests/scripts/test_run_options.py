@@ -17,7 +17,7 @@ def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
         [*command, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         cwd=ROOT,
         env=environment,
     )

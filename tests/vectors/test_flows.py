@@ -43,7 +43,7 @@ def streamed(vector: Vector, body: dict[str, Any]) -> Iterator[Iterator[dict[str
     url, key = f"{vector.world.url}/v1/messages", vector.world.keys["default"]
     headers = {**HEADERS, "x-api-key": key}
     with httpx.stream(
-        "POST", url, json={**body, "stream": True}, headers=headers, timeout=60
+        "POST", url, json={**body, "stream": True}, headers=headers, timeout=120
     ) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
@@ -329,7 +329,7 @@ def test_either_header_carries_the_key_v127(vector: Vector) -> None:
     key = vector.world.keys["default"]
     for header in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}):
         url = f"{vector.world.url}/v1/messages"
-        sent = httpx.post(url, json=body, headers={**HEADERS, **header}, timeout=60)
+        sent = httpx.post(url, json=body, headers={**HEADERS, **header}, timeout=120)
         assert sent.status_code == 200
 
 

@@ -54,7 +54,7 @@ class World:
 
     def post(self, path: str, body: dict[str, Any], key: str = "default") -> httpx.Response:
         headers = {**HEADERS, "x-api-key": self.keys[key]}
-        return httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers, timeout=60)
+        return httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers, timeout=120)
 
 
 @dataclass

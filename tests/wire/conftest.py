@@ -15,7 +15,7 @@ from tests.gateway.serving import eventually, serve, serve_gateway
 BODY_LIMIT = 64 * 1024
 # Longer than this process is ever kept from sending what it has begun.
 REQUEST_SECONDS = 3.0
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def drip(wire: Wire, start: bytes, rest: bytes) -> list[Reply]:
     """Send the rest a byte at a time until the other side has had enough."""
     with wire.connect() as raw:
         raw.sendall(start)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         for place in range(len(rest)):
             assert time.monotonic() < deadline, "it was never cut off"
             time.sleep(0.2)

@@ -211,7 +211,7 @@ def test_the_thread_ends_leases_in_time_while_nothing_runs() -> None:
     engine.loop.start(crashes.append)
     started_at = time.monotonic()
     while not any(isinstance(event, LeaseEnded) for event in engine.events):
-        assert time.monotonic() - started_at < 60, "the lease does not end"
+        assert time.monotonic() - started_at < 180, "the lease does not end"
         time.sleep(0.01)
     engine.loop.stop()
     assert not crashes

@@ -33,7 +33,7 @@ class Pair:
 
     def status(self, url: str, key: str) -> int:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-        return httpx.get(f"{url}/v1/models", headers=headers, timeout=30).status_code
+        return httpx.get(f"{url}/v1/models", headers=headers, timeout=120).status_code
 
     def statuses(self, key: str) -> tuple[int, int]:
         return self.status(self.first, key), self.status(self.second, key)
@@ -149,7 +149,7 @@ def test_limits_set_on_one_gateway_reach_the_other(pair: Pair) -> None:
     asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
 
     def limit() -> str | None:
-        reply = httpx.post(f"{pair.second}/v1/messages", json=asked, headers=headers, timeout=30)
+        reply = httpx.post(f"{pair.second}/v1/messages", json=asked, headers=headers, timeout=120)
         found: str | None = reply.headers.get("anthropic-ratelimit-requests-limit")
         return found
 

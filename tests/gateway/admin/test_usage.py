@@ -82,7 +82,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     headers = {"x-api-key": ADMIN_KEY}
     with (
         serve_gateway(data, "http://127.0.0.1:9") as url,
-        httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client,
+        httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client,
     ):
         yield client
 

@@ -148,7 +148,7 @@ def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(sta
     assert second["holdfast"]["breakpoints"][0]["path"] == "system.1"
     assert all("billing" not in r.prompt.system[0].text for r in stack.engine.requests)
     ids = {first["id"], second["id"]}
-    eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()}, 20)
+    eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()})
     rows = [turn for turn in stack.admin("turns").json() if turn["id"] in ids]
     assert [row["num_removed"] for row in rows] == [1, 1]
     assert "holdfast_gateway_removed_nonces_total" in httpx.get(f"{stack.url}/metrics").text

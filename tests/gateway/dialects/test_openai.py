@@ -186,6 +186,6 @@ def test_a_turn_is_recorded_like_any_other(stack: Stack) -> None:
         turns = stack.admin("turns?limit=100").json()
         return [turn for turn in turns if turn["id"] == turn_id]
 
-    eventually(recorded, 20)
+    eventually(recorded)
     [turn] = recorded()
     assert turn["output_tokens"] == answer.usage.completion_tokens

@@ -108,7 +108,7 @@ class Caller:
     """One connection that is kept; a new one where the server closed it, which is counted."""
 
     def __init__(self, url: str) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
         self.num_closed = 0
 
     def close(self) -> None:
@@ -135,7 +135,6 @@ def serving(data: Path) -> Iterator[tuple[str, psutil.Process, Path]]:
         yield url, psutil.Process(process.pid), log
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number_of_seed", range(2, 2 + number(1, 5)))
 def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answered(
     tmp_path: Path, number_of_seed: int

@@ -17,7 +17,7 @@ def hang_up(stack: Stack, request: dict[str, Any], after: bytes) -> None:
     """Send a request on a raw socket, read until `after`, close."""
     content = httpx.Request("POST", stack.url, json=request).content
     host, port = stack.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as raw:
+    with socket.create_connection((host, int(port)), timeout=120) as raw:
         head = (
             f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n"
             "anthropic-version: 2023-06-01\r\ncontent-type: application/json\r\n"

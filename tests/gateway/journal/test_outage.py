@@ -97,7 +97,7 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
     with (
         serve(engine) as engine_url,
         serve_gateway(outage.data, engine_url, database_url=outage.url) as url,
-        httpx.Client(base_url=url, headers=HEADERS, timeout=30, trust_env=False) as http,
+        httpx.Client(base_url=url, headers=HEADERS, timeout=120, trust_env=False) as http,
     ):
 
         def backlog() -> int:
@@ -134,7 +134,7 @@ def test_a_frozen_database_does_not_hold_up_the_stop_and_the_next_start_drains(
         with ExitStack() as frozen:
             with serve_gateway(tmp_path, engine_url, database_url=outage.url) as url:
                 frozen.enter_context(outage())
-                answer = httpx.post(f"{url}/v1/messages", json=body(), headers=HEADERS, timeout=30)
+                answer = httpx.post(f"{url}/v1/messages", json=body(), headers=HEADERS, timeout=120)
             # Leaving the block stopped it: `serve` fails where that takes more than 20 s.
         assert answer.status_code == 200
         with serve_gateway(tmp_path, engine_url, database_url=outage.url):

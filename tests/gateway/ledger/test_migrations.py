@@ -97,7 +97,6 @@ def test_rows_survive_every_way_down_and_up(settings: DatabaseSettings) -> None:
         assert run(settings, counted) == (number, number * 100, number)
 
 
-@pytest.mark.timeout(600)
 def test_migrators_that_start_together_do_not_race(settings: DatabaseSettings) -> None:
     started = [
         subprocess.Popen(

@@ -273,7 +273,7 @@ def is_out_of_money(url: str, key: str) -> Callable[[], bool]:
 
     def ask() -> bool:
         headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-        reply = httpx.post(f"{url}/v1/messages", json=body(), headers=headers, timeout=30)
+        reply = httpx.post(f"{url}/v1/messages", json=body(), headers=headers, timeout=120)
         assert reply.status_code in (402, 529), reply.text
         return reply.status_code == 402
 

@@ -73,7 +73,7 @@ def ask(url: str) -> None:
     body = {"model": "synthetic", "max_tokens": 2, "system": [block]}
     body["messages"] = [{"role": "user", "content": "q"}]
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-    reply = httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=60)
+    reply = httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=120)
     assert reply.status_code == 200, reply.text
 
 

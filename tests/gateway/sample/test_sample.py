@@ -217,12 +217,12 @@ def test_a_gateway_on_samples_shows_them_and_serves_no_turn(tmp_path: Path) -> N
     engine = ScriptedEngine()
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
         eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
-        with Anthropic(base_url=url, api_key=API_KEY, max_retries=0, timeout=30) as client:
+        with Anthropic(base_url=url, api_key=API_KEY, max_retries=0, timeout=120) as client:
             messages = [{"role": "user", "content": "Hello"}]
             with pytest.raises(PermissionDeniedError, match="sample data"):
                 client.messages.create(model="m", max_tokens=5, messages=messages)  # type: ignore[arg-type]
         with (
-            OpenAI(base_url=f"{url}/v1", api_key=API_KEY, max_retries=0, timeout=30) as openai,
+            OpenAI(base_url=f"{url}/v1", api_key=API_KEY, max_retries=0, timeout=120) as openai,
             pytest.raises(OpenAIPermissionDeniedError, match="sample data"),
         ):
             openai.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ NAMED = {"type": "function", "function": {"name": "look"}}
 
 def error(url: str, path: str, request: dict[str, Any]) -> dict[str, Any]:
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-    reply = httpx.post(f"{url}{path}", json=request, headers=headers, timeout=20)
+    reply = httpx.post(f"{url}{path}", json=request, headers=headers, timeout=120)
     assert reply.status_code == 400, reply.text
     detail: dict[str, Any] = reply.json()["error"]
     assert detail["type"] == "invalid_request_error"

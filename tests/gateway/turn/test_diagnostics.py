@@ -128,7 +128,7 @@ def test_what_cannot_be_compared_with_is_not_found_v117(
 
 def finished(stack: Stack, previous: str, **changes: Any) -> tuple[str, int | None]:
     """Ask until the comparison ended before the response began."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         message = create(stack, previous, **changes)
         if message.diagnostics.cache_miss_reason is not None:
@@ -220,7 +220,7 @@ def test_an_operator_compares_any_two_turns_of_the_ledger(stack: Stack) -> None:
     two = stack.sdk().messages.create(**body(**{**BASE, "messages": GROWN}))
     three = stack.sdk().messages.create(**body(**{**BASE, "system": "other"}))
     ids = {one.id, two.id, three.id}
-    eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()}, 20)
+    eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()})
     grown = stack.admin(f"turns/{two.id}/divergence?from={one.id}").json()
     assert (grown["turn"], grown["earlier"]) == (two.id, one.id)
     assert {grown[name] for name in ("kind", "segment", "missed_tokens", "missed_nano")} == {None}

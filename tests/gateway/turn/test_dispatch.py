@@ -36,7 +36,7 @@ class Pair:
             f"{self.url}/v1/{path}",
             json=body(messages=messages, **changes),
             headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
-            timeout=30,
+            timeout=120,
             trust_env=False,
         )
 
@@ -252,7 +252,7 @@ def test_an_engine_with_running_turns_is_not_removed(pair: Pair) -> None:
         f"{pair.url}/v1/messages",
         json=body(stream=True),
         headers={"x-api-key": API_KEY, "anthropic-version": "2023-06-01"},
-        timeout=30,
+        timeout=120,
         trust_env=False,
     ):
         name = "engine-0" if pair.first.requests else "engine-1"

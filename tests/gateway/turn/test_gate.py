@@ -40,7 +40,7 @@ class Served:
         )
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
+        text = httpx.get(f"{self.url}/metrics", timeout=120, trust_env=False).text
         return sum(float(row.split()[-1]) for row in text.splitlines() if row.startswith(name))
 
     @property
