@@ -1,18 +1,18 @@
 """Install what was asked for into the running virtual environment, once.
 
-Extras and dependency groups stand in pyproject.toml; the versions that are installed, and the hashes
-of their files, in requirements.lock (written by scripts/setup/lock.py). pip checks each file against
-them. Two things have no hash and are told when they are installed:
+Extras and dependency groups stand in pyproject.toml. requirements.lock (written by
+scripts/setup/lock.py) has the versions that are installed and the hashes of their files, which pip
+checks. Two things have no hash and are told when they are installed:
 
 - torch, and what only its CUDA build needs: a machine without a GPU takes the CPU build, which has
   other files and comes from another place. Its version is pinned in pyproject.toml.
 - a need that is not in the lock, such as the group `clients`.
 
-What was installed is stamped: asking again for the same takes milliseconds. The base is always among
-it, but for `--only NEED ...`. `--unlocked NEED ...` keeps every version that pyproject.toml allows,
-for an environment whose packages somebody else has chosen. `--show FOLDER NEED ...` installs nothing
-and writes into FOLDER the parts of both files that installing them reads. The user's pip
-configuration is left to pip; the only addition is PyTorch's index of CPU builds, where it answers
+What was installed is stamped: asking again for the same takes milliseconds. The base is always
+among it, but for `--only NEED ...`. `--unlocked NEED ...` keeps every version that pyproject.toml
+allows, for an environment whose packages somebody else has chosen. `--show FOLDER NEED ...` only
+writes into FOLDER the parts of both files that installing them reads. The user's pip
+configuration is left to pip. The only addition is PyTorch's index of CPU builds, where it answers
 and the machine has no NVIDIA GPU, because the default build of torch brings gigabytes of CUDA.
 """
 

@@ -2,10 +2,11 @@
 
     python -m scripts.setup.lock [--upgrade]
 
-One resolution by uv fits all needs together, for every platform and Python 3.11 or newer. Pins that
-still fit are kept, unless `--upgrade` is given. Above each entry stands which needs it is for, so
-that an installation of one extra takes its own packages and no others. Neither a URL nor the name of
-an index is written. torch is left out, with what only its CUDA build needs; see install_needs.py.
+One resolution by uv fits all needs together, for every platform and Python 3.11 or newer. Pins
+that still fit are kept, unless `--upgrade` is given. Above each entry stands which needs it is for,
+so that an installation of one extra takes its own packages and no others. Neither a URL nor the
+name of an index is written. torch is left out, with what only its CUDA build needs; see
+install_needs.py.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""requirements.lock: it pins what pyproject.toml asks for, with hashes, and says nothing of its origin."""
+"""requirements.lock pins what pyproject.toml asks for, with hashes, and names no origin."""
 
 import re
 
