@@ -65,12 +65,15 @@ class Settings(BaseSettings):
     )
     max_running: int = Field(32, ge=1, description="Sequences computed together at most")
     max_waiting: int = Field(256, ge=1, description="Requests that may wait; more are refused")
-    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = Field(
-        "auto", description="How the model writes tool calls; default: what its chat template shows"
-    )
-    reasoning_format: Literal["auto", "think", "mistral", "none"] = Field(
+    tool_format: str = Field(
         "auto",
-        description="How the model marks its thinking; default: what its chat template shows",
+        description="How the model writes tool calls (a name of engine/README.md, or `none`); "
+        "default: what its chat template proves",
+    )
+    reasoning_format: str = Field(
+        "auto",
+        description="How the model marks its thinking (a name of engine/README.md, or `none`); "
+        "default: what its chat template proves",
     )
     synthetic_prefill_us: float = Field(
         50.0, ge=0, description="Synthetic engine: microseconds per prefilled token"

@@ -6,7 +6,8 @@ from engine.backends.base import Parts, Progress
 from engine.compute.loading import LoadedModel, load_model
 from engine.protocol import Capability, Description
 from engine.settings import Settings
-from engine.text.renderer import ChatRenderer, FormatChoice
+from engine.text.formats.model_formats import FormatChoice
+from engine.text.renderer import ChatRenderer
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 MEMORY_SHARE = 0.25

@@ -26,6 +26,10 @@ _JSON_OPTIONS = {
     "coerce_one_of": True,
     "lenient": False,
 }
+# An object schema that names none of these and no properties says nothing of its keys: a forced
+# call has none then, since a model that must write on would invent some.
+_MAY_HAVE_KEYS = ("additionalProperties", "patternProperties", "propertyNames", "required", "$ref",
+                  "allOf", "anyOf", "oneOf", "minProperties", "unevaluatedProperties")  # fmt: skip
 _MAX_REASON = 200
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -62,10 +66,12 @@ class Constraint:
 class CallStyle:
     """How one format writes calls. `begin` and `end` surround all of them, `separator` is between.
 
-    `call` takes a tool's name and the name of the rule of its input. All are Lark.
+    `call` takes a tool's name and the name of the rule of its input. All are Lark. `input_rules`
+    writes that rule for inputs that are no JSON; it raises SchemaRefused for what it can't hold.
     """
 
     call: Callable[[str, str], str]
+    input_rules: Callable[[Tool, str], list[str]] | None = None
     begin: str = ""
     separator: str = ""
     end: str = ""
@@ -85,6 +91,14 @@ class GrammarWriter:
     ) -> None:
         ends = sorted(end_token_ids)
         self._tokenizer = tokenizer
+        controls = {
+            token.content: token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if len(token.content) > 1
+        }
+        self._controls = controls
+        longest_first = sorted(map(re.escape, controls), key=len, reverse=True)
+        self._control = re.compile(f"({'|'.join(longest_first)})") if controls else None
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
         # The defaults end a compilation within a second or two, and a token's mask within tens of
         # milliseconds; but 2,000 items in a row are no more than 500 optional properties.
@@ -94,6 +108,17 @@ class GrammarWriter:
         """A marker's rule: the control token where it is one, else its text."""
         token_id = self._tokenizer.token_to_id(text)
         return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+    def texts(self, text: str) -> list[str]:
+        """A text as Lark, in which control tokens' texts are those tokens."""
+        pieces = [text] if self._control is None else self._control.split(text)
+        return [
+            f"<[{self._controls[piece]}]>"
+            if piece in self._controls
+            else json.dumps(piece, ensure_ascii=False)
+            for piece in pieces
+            if piece
+        ]
 
     def constraint(
         self,
@@ -137,7 +162,11 @@ class GrammarWriter:
         rules = [f"calls: {style.begin} ({calls}) {more} {style.end}"]
         for index, tool in enumerate(tools):
             rules.append(f"call_{index}: {style.call(tool.name, f'input_{index}')}")
-            rules.append(f"input_{index}: %json {_with_options(_object_schema(tool))}")
+            tool = Tool(tool.name, _object_schema(tool), tool.description)
+            if style.input_rules is None:
+                rules.append(f"input_{index}: {json_rule(tool.input_schema)}")
+            else:
+                rules += style.input_rules(tool, f"input_{index}")
         return rules
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -190,7 +219,15 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
     kinds = tool.input_schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         raise SchemaRefused(f"input_schema of `{tool.name}`: its `type` must be `object`")
-    return {**tool.input_schema, "type": "object"}
+    schema = {**tool.input_schema, "type": "object"}
+    if not schema.get("properties") and not any(key in schema for key in _MAY_HAVE_KEYS):
+        schema["additionalProperties"] = False
+    return schema
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """The right side of a rule for JSON of a schema."""
+    return f"%json {_with_options(schema)}"
 
 
 def _with_options(schema: dict[str, Any]) -> str:

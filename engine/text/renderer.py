@@ -1,7 +1,7 @@
 """Prompts to tokens and tokens to deltas, for one model. Knows its template and its tokenizer."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Literal
@@ -10,25 +10,14 @@ import structlog
 
 from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
-from engine.protocol import GenerateRequest, Prompt, ThinkingPart
+from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
 from engine.schedule.output import OutputParser
 from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files
-from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.call_styles import find_call_style
-from engine.text.formats.reasoning import (
-    REASONING_FORMATS,
-    ReasoningFormat,
-    ThinkingParser,
-    find_reasoning_format,
-)
+from engine.text.formats.model_formats import FormatChoice, find_formats
 from engine.text.formats.stops import StopFinder
-from engine.text.formats.tool_calls import (
-    TOOL_FORMATS,
-    PlainText,
-    find_tool_format,
-    new_tool_use_id,
-)
+from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.grammar import CallStyle, GrammarWriter, ThinkingRule
 from engine.text.rendered import RenderedPrompt
@@ -36,6 +25,7 @@ from engine.text.template.boundaries import PlacedText, place_segments
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from engine.text.template.probes import TemplateProbe
+from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
 from engine.text.tokens.raw import render_text
@@ -45,18 +35,10 @@ PrefixOrder = Literal["tools_first", "template"]
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatChoice:
-    """Names of `TOOL_FORMATS` and `REASONING_FORMATS`, `auto` (the template tells) or `none`."""
-
-    tools: str = "auto"
-    reasoning: str = "auto"
-
-
 class ChatRenderer:
     """Renders, tokenizes and parses for one model; may be used from one thread at a time.
 
-    `tool_format` and `reasoning_format` are None where the template shows none that is known.
+    `tool_format` and `reasoning_format` are None where the template proves none of ours.
     `prefix_order` is told from a render: whether the tools come before the system prompt.
     `end_token_ids` end a turn: those the model declares and the one its template ends turns with.
     `can_constrain` says whether the grammar library can use the tokenizer.
@@ -76,36 +58,39 @@ class ChatRenderer:
         self._pieces = PieceTokenizer(files.tokenizer)
         self._new_id = new_id
         probe = TemplateProbe(self._template, self._pieces)
-        self.traits = probe.find_traits()
-        formats = formats or FormatChoice()
-        self.tool_format = self._choose_tool_format(formats.tools, probe)
-        self.reasoning_format = formats.reasoning if formats.reasoning != "none" else None
-        if formats.reasoning == "auto":
-            self.reasoning_format = find_reasoning_format(self._template.source)
+        controls = self._pieces.control_ids
+        declared = {text for text, token in controls.items() if token in files.end_token_ids}
+        self.formats = find_formats(
+            self._template, self._pieces.controls, formats or FormatChoice(), declared
+        )
+        self.tool_format = self.formats.tool_format
+        self.traits = self._tell_tools(probe, probe.find_traits(self.formats.traits), formats)
+        self.reasoning_format = self.formats.reasoning_format
         self.prefix_order: PrefixOrder = (
             "tools_first" if probe.has_tools_first(self.traits) else "template"
         )
-        self.end_token_ids = files.end_token_ids | probe.find_turn_end(self.traits)
-        self._tags: ReasoningFormat | None = None
-        self._opens_thinking = {False: False, True: False}
-        markers: set[str] = set()
-        if self.reasoning_format is not None:
-            self._tags = REASONING_FORMATS[self.reasoning_format]
-            markers = {self._tags.open, self._tags.close}
-            self._opens_thinking = {
-                thinking: probe.opens_thinking(self.traits, self._tags, thinking=thinking)
-                for thinking in (False, True)
-            }
-        self._vocabulary = Vocabulary(files.tokenizer).with_text(markers)
-        self._tool_vocabulary = self._vocabulary
-        if self.tool_format is not None:
-            markers |= TOOL_FORMATS[self.tool_format].MARKERS
-            self._tool_vocabulary = self._vocabulary.with_text(markers)
+        ends = {controls[text] for text in self.formats.ends if text in controls}
+        no_ends = {controls[text] for text in self.formats.no_ends if text in controls}
+        shown_ends = probe.find_turn_end(self.traits)
+        self.end_token_ids = frozenset((files.end_token_ids | shown_ends | ends) - no_ends)
+        self._opens_thinking = {
+            (thinking, after_result): self.formats.tags is not None
+            and probe.opens_thinking(
+                self.traits, self.formats.tags, thinking=thinking, after_result=after_result
+            )
+            for thinking in (False, True)
+            for after_result in (False, True)
+        }
+        texts = files.tokenizer.get_added_tokens_decoder().values()
+        shown = {token.content for token in texts if len(token.content) > 1}
+        self._vocabulary, self._tool_vocabulary = (
+            Vocabulary(files.tokenizer).with_text(_parts_of(markers, shown))
+            for markers in (self.formats.thinking_markers, self.formats.markers)
+        )
         self._writer = self._new_writer()
         self._style: CallStyle | None = None
-        if self._writer is not None and self.tool_format is not None:
-            shown = probe.shown_call(self.traits)
-            self._style = find_call_style(self.tool_format, shown, self._writer)
+        if self._writer is not None:
+            self._style = find_call_style(self.formats, self._writer)
 
     @property
     def can_constrain(self) -> bool:
@@ -144,18 +129,14 @@ class ChatRenderer:
 
         Raises InvalidRequest where what the request demands of the output can't be guaranteed.
         """
-        calls: FormatParser = PlainText()
         vocabulary = self._vocabulary
-        parses_calls = request.prompt.tools and request.tool_choice.mode != "none"
-        if parses_calls and self.tool_format is not None:
-            names = [tool.name for tool in request.prompt.tools]
-            calls = TOOL_FORMATS[self.tool_format](self._new_id, names)
+        if request.prompt.tools and request.tool_choice.mode != "none":
             vocabulary = self._tool_vocabulary
         is_open = self._begins_thinking(request)
+        calls = self.formats.new_parser(request, self._new_id, is_open=is_open)
         rule: ThinkingRule | None = None
-        if self._tags is not None:
-            calls = ThinkingParser(self._tags, calls, is_open=is_open)
-            rule = ThinkingRule(self._tags, is_open) if is_open or request.thinking else None
+        if self.formats.tags is not None and (is_open or request.thinking):
+            rule = ThinkingRule(self.formats.tags, is_open)
         constraint = None
         if self._writer is not None:
             constraint = self._writer.constraint(request, self._style, rule)
@@ -177,17 +158,23 @@ class ChatRenderer:
         last = request.prompt.messages[-1] if request.prompt.messages else None
         if last is not None and last.role == "assistant":
             ends_thinking = bool(last.parts) and isinstance(last.parts[-1], ThinkingPart)
-            return self._tags is not None and ends_thinking
-        return self._opens_thinking[request.thinking]
+            return self.formats.tags is not None and ends_thinking
+        after_result = last is not None and any(isinstance(p, ToolResultPart) for p in last.parts)
+        return self._opens_thinking[request.thinking, after_result]
 
-    def _choose_tool_format(self, wanted: str, probe: TemplateProbe) -> str | None:
-        if wanted == "none":
-            return None
-        if not probe.shows_tools(self.traits):
-            if wanted == "auto":
-                return None
+    def _tell_tools(
+        self, probe: TemplateProbe, traits: TemplateTraits, choice: FormatChoice | None
+    ) -> TemplateTraits:
+        """A template that renders calls and no tools gets these as a part of the system prompt."""
+        if self.tool_format is None or probe.shows_tools(traits):
+            return traits
+        if self.formats.calls is None or (choice is not None and choice.tools != "auto"):
             raise TemplateRefused("`tool_format`: the chat template does not render tools")
-        return find_tool_format(self._template.source) if wanted == "auto" else wanted
+        told = replace(traits, replay=replace(traits.replay, told=self.formats.told_calls))
+        if probe.shows_tools(told):
+            return told
+        self.tool_format = None
+        return traits
 
     def _new_writer(self) -> GrammarWriter | None:
         try:
@@ -215,3 +202,9 @@ class ChatRenderer:
             num_tokens += sum(len(piece.token_ids) for piece in pieces)
         stretches.append(Stretch(end, end, num_tokens, [], []))
         return stretches
+
+
+def _parts_of(markers: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """The texts that are part of a marker, of which some consist of several tokens."""
+    marked = tuple(markers)
+    return {text for text in texts if any(text in marker for marker in marked)}

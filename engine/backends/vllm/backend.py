@@ -21,7 +21,8 @@ from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
 from engine.sizing import NotSizable, kv_size
-from engine.text.renderer import ChatRenderer, FormatChoice
+from engine.text.formats.model_formats import FormatChoice
+from engine.text.renderer import ChatRenderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,19 @@ pieces, the blocks are the same.
 import json
 import re
 from collections.abc import Callable, Collection
-from typing import ClassVar, Protocol
+from typing import Any, Protocol
 
 from engine.protocol import Delta, TextDelta, ToolInputDelta, ToolUseStart
 from engine.text.formats.json_stream import JsonObjectStream
 from engine.text.formats.stops import overlap
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
+_NAME_KEYS = ("name", "tool_name")
+_INPUT_KEYS = ("arguments", "parameters")
+_ID_KEYS = "type|id|tool_call_id"
 _HEADER = re.compile(
-    rf'\{{\s*(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*"name"\s*:\s*({_STRING})\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    rf'\{{\s*(?:"(?:{_ID_KEYS})"\s*:\s*{_STRING}\s*,\s*)*"(?:{"|".join(_NAME_KEYS)})"\s*:'
+    rf'\s*({_STRING})\s*,\s*"(?:{"|".join(_INPUT_KEYS)})"\s*:\s*(?=\{{)'
 )
 
 
@@ -31,7 +34,25 @@ class FormatParser(Protocol):
 
     def feed(self, text: str) -> list[Delta]: ...
 
-    def close(self) -> list[Delta]: ...
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
+        """What was held back. `is_cut`: something else than the model ended the generation."""
+        ...
+
+
+class CallInput(Protocol):
+    """The part of one call that a `CallStream` hands on; see `CallObject`."""
+
+    is_started: bool
+    has_input: bool
+    is_over: bool
+    is_broken: bool
+    rest: str
+
+    def feed(self, text: str) -> list[Delta]: ...
+
+    def end(self) -> list[Delta]: ...
+
+    def unsaid(self) -> str: ...
 
 
 class CallObject:
@@ -71,6 +92,10 @@ class CallObject:
             self._read_tail(text)
         return deltas
 
+    def end(self) -> list[Delta]:
+        """The model ended its turn; an input that is not whole stays so."""
+        return []
+
     def unsaid(self) -> str:
         """What was fed and never told, for a generation that ends here."""
         return "" if self.is_started else self._held
@@ -98,7 +123,8 @@ class CallObject:
     def _read_whole(self, deltas: list[Delta]) -> None:
         """A call that was held back: another order of keys, or no arguments."""
         call = json.loads(self._corrected)
-        name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+        name: Any = next((call[key] for key in _NAME_KEYS if key in call), None)
+        arguments: Any = next((call[key] for key in _INPUT_KEYS if key in call), {})
         is_call = isinstance(name, str) and isinstance(arguments, dict)
         if not is_call or (self._accepts is not None and not self._accepts(name)):
             self._break(self._held)
@@ -148,9 +174,8 @@ class CallStream:
     """
 
     is_thinking = False
-    MARKER: ClassVar[str]
-    MARKERS: ClassVar[frozenset[str]]
-    """The control tokens whose texts the format consists of."""
+    starts: tuple[str, ...]
+    """The texts that calls begin with."""
 
     def __init__(self, new_id: Callable[[], str], tool_names: Collection[str]) -> None:
         self.num_calls = 0
@@ -159,7 +184,8 @@ class CallStream:
         self._held = ""
         # Read already, and text after all if no call follows.
         self._skipped = ""
-        self._object = CallObject(new_id)
+        self._start = ""
+        self._object: CallInput = CallObject(new_id)
         # A step returns True when it moved on and the next one may find something to do.
         self._step: Callable[[list[Delta]], bool] = self._read_text
 
@@ -170,14 +196,21 @@ class CallStream:
             pass
         return deltas
 
-    def close(self) -> list[Delta]:
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
+        """A call that was cut off before its name is known is neither a call nor text."""
+        deltas: list[Delta] = []
         left = self._held
         if self._step == self._read_object:
             left = self._object.unsaid()
+            if not is_cut and not self._object.has_input:
+                deltas += self._object.end()
+                self.num_calls += self._object.has_input
+        is_in_call = self._step != self._read_text
         left = self._skipped + left
+        is_text = self._is_text(left) and not (is_cut and is_in_call)
         self._held = self._skipped = ""
         self._step = self._read_text
-        return texts(left) if self._is_text(left) else []
+        return [*deltas, *texts(left)] if is_text else deltas
 
     def _is_text(self, left: str) -> bool:
         """Is what is left at the end more than what surrounds calls?"""
@@ -191,15 +224,17 @@ class CallStream:
         raise NotImplementedError
 
     def _read_text(self, deltas: list[Delta]) -> bool:
-        at = self._held.find(self.MARKER)
-        if at >= 0:
+        found = [(at, s) for s in self.starts if (at := self._held.find(s)) >= 0]
+        if found:
+            at, self._start = min(found)
             body = self._held[:at].rstrip()
             deltas += texts(body)
-            self._skipped = self._held[len(body) : at + len(self.MARKER)]
-            self._held = self._held[at + len(self.MARKER) :]
+            self._skipped = self._held[len(body) : at + len(self._start)]
+            self._held = self._held[at + len(self._start) :]
             self._step = self._after_marker
             return True
-        body = self._held[: len(self._held) - overlap(self._held, self.MARKER)].rstrip()
+        num_kept = max(overlap(self._held, start) for start in self.starts)
+        body = self._held[: len(self._held) - num_kept].rstrip()
         self._held = self._held[len(body) :]
         deltas += texts(body)
         return False
@@ -219,7 +254,7 @@ class CallStream:
         self._step = self._after_object
         return True
 
-    def _begin(self, call: CallObject) -> bool:
+    def _begin(self, call: CallInput) -> bool:
         self._object = call
         self._step = self._read_object
         return True

@@ -1,9 +1,4 @@
-"""Thinking out of a model's text: what a turn begins with between two tags.
-
-Detection looks for the closing tag in the chat template, since every template of a model that
-thinks has to handle it: `</think>` is `think` (Qwen3, DeepSeek-R1), `[/THINK]` is `mistral`
-(Magistral).
-"""
+"""Thinking out of a model's text: what a turn begins with between two tags."""
 
 from dataclasses import dataclass
 
@@ -14,22 +9,32 @@ from engine.text.formats.stops import overlap
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The texts of the tags, which may be control tokens."""
+    """The texts of the tags, which may be control tokens.
+
+    `wrapper` are tags that some models write around the answer behind their thinking.
+    """
 
     open: str
     close: str
+    wrapper: tuple[str, str] | None = None
+
+    @property
+    def markers(self) -> frozenset[str]:
+        return frozenset({self.open, self.close, *(self.wrapper or ())})
 
 
 REASONING_FORMATS = {
     "think": ReasoningFormat("<think>", "</think>"),
+    "granite": ReasoningFormat("<think>", "</think>", ("<response>", "</response>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "cohere": ReasoningFormat(
+        "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
 }
-
-
-def find_reasoning_format(template_source: str) -> str | None:
-    """The format that a chat template handles, None where it is not one of ours."""
-    shown = (name for name, tags in REASONING_FORMATS.items() if tags.close in template_source)
-    return next(shown, None)
+HARMONY = "openai"
+"""gpt-oss's channels, which are read by `HarmonyParser` instead of between tags."""
 
 
 class ThinkingParser:
@@ -37,15 +42,16 @@ class ThinkingParser:
 
     A turn may begin with thinking, nowhere else does a tag count; `is_open` where the prompt ended
     behind the opening tag. White space inside the tags and behind them is dropped, as templates
-    write it anew.
+    write it anew. A model that opens the tag once more, behind the prompt's own, thinks once.
     """
 
     def __init__(self, tags: ReasoningFormat, inner: FormatParser, *, is_open: bool) -> None:
         self.is_thinking = is_open
         self._tags = tags
-        self._inner = inner
+        self._opening = tags.open.strip()
+        self._inner = inner if tags.wrapper is None else _Unwrapped(tags.wrapper, inner)
         self._held = ""
-        self._may_begin = not is_open
+        self._may_begin = True
         self._drops_space = is_open
 
     @property
@@ -57,7 +63,7 @@ class ThinkingParser:
         deltas: list[Delta] = []
         if self._may_begin:
             self._read_begin()
-        if self.is_thinking:
+        if self.is_thinking and not self._may_begin:
             self._read_thinking(deltas)
         if self.is_thinking or self._may_begin:
             return deltas
@@ -67,19 +73,20 @@ class ThinkingParser:
         held, self._held = self._held, ""
         return [*deltas, *self._inner.feed(held)] if held else deltas
 
-    def close(self) -> list[Delta]:
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
         held, self._held = self._held, ""
         if self.is_thinking:
-            return [*_thoughts(held.rstrip()), *self._inner.close()]
-        return [*self._inner.feed(held), *self._inner.close()]
+            held = held.lstrip() if self._drops_space else held
+            return [*_thoughts(held.rstrip()), *self._inner.close(is_cut=is_cut)]
+        return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
 
     def _read_begin(self) -> None:
         begin = self._held.lstrip()
-        if begin.startswith(self._tags.open):
-            self._held = begin[len(self._tags.open) :]
+        if begin.startswith(self._opening):
+            self._held = begin[len(self._opening) :]
             self.is_thinking = self._drops_space = True
             self._may_begin = False
-        elif not self._tags.open.startswith(begin):
+        elif not self._opening.startswith(begin):
             self._may_begin = False
 
     def _read_thinking(self, deltas: list[Delta]) -> None:
@@ -95,6 +102,36 @@ class ThinkingParser:
         whole = self._held[: len(self._held) - overlap(self._held, self._tags.close)].rstrip()
         deltas += _thoughts(whole)
         self._held = self._held[len(whole) :]
+
+
+class _Unwrapped:
+    """Drops a pair of tags that the answer stands in."""
+
+    is_thinking = False
+
+    def __init__(self, tags: tuple[str, str], inner: FormatParser) -> None:
+        self._tags = list(tags)
+        self._inner = inner
+        self._held = ""
+
+    @property
+    def num_calls(self) -> int:
+        return self._inner.num_calls
+
+    def feed(self, text: str) -> list[Delta]:
+        self._held += text
+        deltas: list[Delta] = []
+        while self._tags and self._tags[0] in self._held:
+            before, _, self._held = self._held.partition(self._tags.pop(0))
+            deltas += self._inner.feed(before)
+        kept = overlap(self._held, self._tags[0]) if self._tags else 0
+        passed = self._held[: len(self._held) - kept]
+        self._held = self._held[len(passed) :]
+        return [*deltas, *self._inner.feed(passed)] if passed else deltas
+
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
+        held, self._held = self._held, ""
+        return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
 
 
 def _thoughts(text: str) -> list[Delta]:

@@ -1,12 +1,4 @@
-"""The formats in which models write tool calls, and which of them a chat template shows.
-
-The names are those of vLLM's `--tool-call-parser`. Detection looks for what a template tells its
-model to write; where a template shows several, the first in `TOOL_FORMATS` counts:
-
-- `mistral`: `[TOOL_CALLS]`;
-- `hermes`: `<tool_call>` around JSON with `arguments` (XML inside, as Qwen3-Coder has it, is not);
-- `llama3_json`: `<|python_tag|>`, or a call shown as `{"name": function name, "parameters": …}`.
-"""
+"""The formats whose markup takes code of its own, and text without any format."""
 
 import re
 import secrets
@@ -14,7 +6,7 @@ from collections.abc import Callable, Collection
 from string import ascii_letters, digits
 
 from engine.protocol import Delta
-from engine.text.formats.call_stream import CallObject, CallStream, FormatParser, texts
+from engine.text.formats.call_stream import CallObject, CallStream, texts
 from engine.text.formats.stops import overlap
 
 _SPACE = " \t\n\r"
@@ -31,35 +23,8 @@ class PlainText:
     def feed(self, text: str) -> list[Delta]:
         return texts(text)
 
-    def close(self) -> list[Delta]:
+    def close(self, *, is_cut: bool = False) -> list[Delta]:
         return []
-
-
-class HermesCalls(CallStream):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen models write."""
-
-    MARKER = "<tool_call>"
-    CLOSE = "</tool_call>"
-    MARKERS = frozenset({MARKER, CLOSE})
-
-    def _after_marker(self, deltas: list[Delta]) -> bool:
-        self._skip(_SPACE)
-        if not self._held:
-            return False
-        return self._begin(CallObject(self._new_id))
-
-    def _after_object(self, deltas: list[Delta]) -> bool:
-        rest = self._held.lstrip(_SPACE)
-        if rest.startswith(self.CLOSE):
-            self._held = rest[len(self.CLOSE) :]
-        elif self.CLOSE.startswith(rest):
-            return False
-        self._step = self._read_text
-        return True
-
-    def _is_text(self, left: str) -> bool:
-        is_closing = self._step == self._after_object and self.CLOSE.startswith(left.strip())
-        return super()._is_text(left) and not is_closing
 
 
 class MistralCalls(CallStream):
@@ -69,8 +34,7 @@ class MistralCalls(CallStream):
     as vLLM's parser allows. Ids that the model writes are dropped.
     """
 
-    MARKER = "[TOOL_CALLS]"
-    MARKERS = frozenset({MARKER, "[ARGS]", "[CALL_ID]"})
+    starts = ("[TOOL_CALLS]",)
     _NAMED = re.compile(r"([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w{0,64}\s*)?(?:\[ARGS\]\s*)?")
     # Matches whatever may become one of the above.
     _MAY_BE_NAMED = re.compile(r"[\w.-]{0,128}\s*(?:\[[\w\s\[\]]*)?")
@@ -134,8 +98,7 @@ class Llama3Calls(CallStream):
     must be that of one of the request's tools; behind the tag every name counts, as elsewhere.
     """
 
-    MARKER = "<|python_tag|>"
-    MARKERS = frozenset({MARKER})
+    starts = ("<|python_tag|>",)
 
     def __init__(self, new_id: Callable[[], str], tool_names: Collection[str]) -> None:
         super().__init__(new_id, tool_names)
@@ -144,7 +107,7 @@ class Llama3Calls(CallStream):
 
     def _read_begin(self, deltas: list[Delta]) -> bool:
         self._skip(_SPACE)
-        if not self._held or overlap(self._held, self.MARKER) == len(self._held):
+        if not self._held or overlap(self._held, self.starts[0]) == len(self._held):
             return False
         if self._held.startswith("{"):
             return self._begin(self._new_call())
@@ -177,39 +140,6 @@ class Llama3Calls(CallStream):
         return super()._is_text(left) and not (self.num_calls and not left.strip(_SPACE + ";"))
 
 
-TOOL_FORMATS: dict[str, type[CallStream]] = {
-    "mistral": MistralCalls,
-    "hermes": HermesCalls,
-    "llama3_json": Llama3Calls,
-}
-_LLAMA3_SHOWN = re.compile(r'\{\\?"name\\?": function name, \\?"parameters\\?":')
-
-
-def find_tool_format(template_source: str) -> str | None:
-    """The format that a chat template shows its model, None where it is not one of ours."""
-    shown = {
-        "mistral": MistralCalls.MARKER in template_source,
-        "hermes": HermesCalls.MARKER in template_source
-        and "arguments" in template_source
-        and "<function=" not in template_source,
-        "llama3_json": Llama3Calls.MARKER in template_source
-        or _LLAMA3_SHOWN.search(template_source) is not None,
-    }
-    return next((name for name in TOOL_FORMATS if shown[name]), None)
-
-
 def new_tool_use_id() -> str:
     """`toolu_` and 24 random characters of base 62."""
     return "toolu_" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
-
-
-__all__ = [
-    "TOOL_FORMATS",
-    "FormatParser",
-    "HermesCalls",
-    "Llama3Calls",
-    "MistralCalls",
-    "PlainText",
-    "find_tool_format",
-    "new_tool_use_id",
-]

@@ -65,7 +65,7 @@ class TurnParser:
         if token_id in self._end.token_ids:
             self.thinking_tokens += was_thinking
             # Close before counting: a call may be whole without its closing tag.
-            deltas = self.close()
+            deltas = self._close(is_cut=False)
             if self.finish is None:
                 self.finish = self._natural_end()
             return deltas
@@ -76,6 +76,10 @@ class TurnParser:
         return deltas
 
     def close(self) -> Sequence[Delta]:
+        return self._close(is_cut=self.finish in (None, "stop_sequence", "failed"))
+
+    def _close(self, *, is_cut: bool) -> list[Delta]:
+        """`is_cut`: the model did not end the turn, so a call may be cut off inside its head."""
         deltas: list[Delta] = []
         if self.finish is None:
             deltas += self._take(self._detokenizer.flush())
@@ -83,7 +87,7 @@ class TurnParser:
             return deltas
         if self.finish is None:
             deltas += self._calls.feed(self._stops.flush())
-        return self._cut([*deltas, *self._calls.close()])
+        return self._cut([*deltas, *self._calls.close(is_cut=is_cut)])
 
     def _follow(self, constraint: Constraint, token_id: TokenId) -> None:
         constraint.take(token_id)

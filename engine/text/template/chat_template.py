@@ -46,7 +46,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
@@ -85,6 +85,17 @@ class ChatTemplate:
             # Their words may quote the prompt; only what kind of error it was is told.
             kind = type(error).__name__
             raise InvalidRequest(f"the chat template fails on the prompt: {kind}") from error
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """transformers' sandbox, but for lists that grow: Kimi K2's and DeepSeek V3.2's templates keep
+    queues. Every render gets messages of its own, and dictionaries stay as they are.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, list) and attr in ("append", "extend", "insert", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
 
 class _RaisedByTemplate(TemplateError):

@@ -16,7 +16,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.template.chat_template import TemplateInput
+from engine.text.template.chat_template import TemplateInput, write_json
 from engine.text.template.marks import (
     MarkAlphabet,
     MarkedDict,
@@ -27,10 +27,12 @@ from engine.text.template.marks import (
     strings_in,
     surround,
 )
+from engine.text.template.replay import interleaved
 from engine.text.template.traits import TemplateTraits
 
 _SEPARATOR = "\n\n"
 """Between the texts that make up one message; it belongs to the later one."""
+_TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
 _ERROR_PREFIX = "Error: "
 """How a tool result says that the call failed: chat templates have no field for it."""
 
@@ -166,6 +168,7 @@ class _Builder:
         self._traits = traits
         self._segment = 0
         self._tool_names: dict[str, str] = {}
+        self._call_ids: dict[str, str] = {}
 
     def build(self, *, thinking: bool, add_generation_prompt: bool) -> TemplateInput:
         tools = [self._tool(tool) for tool in self._prompt.tools]
@@ -176,7 +179,11 @@ class _Builder:
                 messages.extend(self._assistant_messages(message))
             else:
                 messages.extend(self._messages(message))
-        if self._prompt.system:
+        if self._traits.replay.interleaves:
+            messages = interleaved(messages)
+        if tools and self._traits.replay.told:
+            tools, system = [], _SEPARATOR.join(filter(None, [self._told(tools), system]))
+        if system:
             self._put_first(system, messages)
         return TemplateInput(
             messages=messages,
@@ -207,6 +214,15 @@ class _Builder:
         marked = MarkedDict(_mark_fields(function, marks.inner), marks, function)
         return MarkedDict({"type": "function", "function": marked}, marks, written)
 
+    def _told(self, tools: list[dict[str, Any]]) -> str:
+        """The tools as a text, for a template that renders none."""
+        return (
+            _TOOLS_HEADING
+            + "\n".join(write_json(tool["function"]) for tool in tools)
+            + _SEPARATOR
+            + self._traits.replay.told
+        )
+
     def _put_first(self, system: str, messages: list[dict[str, Any]]) -> None:
         if not self._traits.folds_system:
             messages.insert(0, {"role": "system", "content": system})
@@ -229,27 +245,66 @@ class _Builder:
                     calls.append(self._call(part))
                 case ToolResultPart():
                     raise InvalidRequest("a tool result in an assistant's message")
-        text, thought = _SEPARATOR.join(texts), _SEPARATOR.join(thoughts)
+        yield from self._turn(_SEPARATOR.join(texts), _SEPARATOR.join(thoughts), calls)
+
+    def _turn(
+        self, text: str, thought: str, calls: list[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """The messages of one turn of the assistant: one, but for what a template can't take."""
+        replay = self._traits.replay
+        if calls and replay.written is not None:
+            text, calls = text + self._written(calls), []
+        if calls and text and thought and replay.merges_text:
+            text, thought = "", thought + _SEPARATOR + text
+        if calls and text and replay.splits_text:
+            yield self._assistant(text, thought)
+            text = thought = ""
+        built = self._assistant(text, thought)
+        num_first = 1 if self._traits.splits_calls else len(calls)
+        for begin in range(0, len(calls) or 1, num_first or 1):
+            if calls:
+                built["tool_calls"] = calls[begin : begin + num_first]
+                if not built["content"] and replay.null_content:
+                    built["content"] = None
+            yield built
+            built = self._assistant("", "")
+
+    def _assistant(self, text: str, thought: str) -> dict[str, Any]:
         built: dict[str, Any] = {"role": "assistant", "content": text}
-        if thoughts and self._traits.thinks_in_content:
+        if thought and self._traits.thinks_in_content:
             built["content"] = [
                 {"type": "thinking", "thinking": thought},
                 {"type": "text", "text": text},
             ]
-        elif thoughts:
-            built["reasoning_content"] = thought
-        num_first = 1 if self._traits.splits_calls else len(calls)
-        if calls:
-            built["tool_calls"] = calls[:num_first]
-        yield built
-        for call in calls[num_first:]:
-            yield {"role": "assistant", "content": "", "tool_calls": [call]}
+        elif thought:
+            built[self._traits.replay.thinking_key] = thought
+        return built
 
     def _call(self, part: ToolUsePart) -> dict[str, Any]:
+        name, marked = _mark_call(part, self._next_marks())
+        arguments: Any = marked
+        replay = self._traits.replay
+        if replay.string_arguments:
+            arguments = write_json(arguments)
+        call_id = self._traits.call_id(part.id)
+        if replay.names_ids:
+            call_id = f"functions.{part.name}:{len(self._call_ids)}"
+        self._call_ids[part.id] = call_id
         self._tool_names[part.id] = part.name
-        name, arguments = _mark_call(part, self._next_marks())
         function = {"name": name, "arguments": arguments}
-        return {"id": self._traits.call_id(part.id), "type": "function", "function": function}
+        return {"id": call_id, "type": "function", "function": function}
+
+    def _written(self, calls: list[dict[str, Any]]) -> str:
+        """The calls as text, for a template that renders none."""
+        written = self._traits.replay.written
+        assert written is not None
+        texts = [
+            written.before.replace("{name}", call["function"]["name"])
+            + write_json(call["function"]["arguments"])
+            + written.behind
+            for call in calls
+        ]
+        return written.begin + written.separator.join(texts) + written.end
 
     def _messages(self, message: Message) -> list[dict[str, Any]]:
         """A user's or a system message: runs of text, and a message for each tool result."""
@@ -276,7 +331,9 @@ class _Builder:
         text = self._text(part.text)
         return {
             "role": "tool",
-            "tool_call_id": self._traits.call_id(part.tool_use_id),
+            "tool_call_id": self._call_ids.get(
+                part.tool_use_id, self._traits.call_id(part.tool_use_id)
+            ),
             "name": self._tool_names.get(part.tool_use_id, ""),
             "content": _ERROR_PREFIX + text if part.is_error else text,
         }

@@ -11,7 +11,6 @@ from engine.protocol import (
     Part,
     Prompt,
     TextPart,
-    ThinkingPart,
     Tool,
     ToolResultPart,
     ToolUsePart,
@@ -28,7 +27,6 @@ _USER = Message("user", [TextPart("probe-user")])
 _SECOND = Message("user", [TextPart("probe-question")])
 _TOOL = Tool("probe_tool", {"type": "object", "properties": {}}, "probe-description")
 _SYSTEM = TextPart("probe-system")
-_THOUGHT = "probe-thought"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,16 @@ class TemplateProbe:
     template: ChatTemplate
     pieces: PieceTokenizer
 
-    def find_traits(self) -> TemplateTraits:
+    def find_traits(self, known: TemplateTraits | None = None) -> TemplateTraits:
         return find_traits(
             TraitProbes(
                 system=partial(self._renders, Prompt([_USER], system=[_SYSTEM]), _SYSTEM.text),
                 call=partial(self._renders, _calls(1), "probe_tool"),
                 two_calls=partial(self._renders, _calls(2), "value-1"),
                 result_and_text=partial(self._renders, _calls(1, "probe-text"), "probe-text"),
-                thinking=partial(self._shows_thinking, _thinking()),
                 moves_tools=self._moves_tools,
-            )
+            ),
+            known,
         )
 
     def shows_tools(self, traits: TemplateTraits) -> bool:
@@ -67,11 +65,18 @@ class TemplateProbe:
         return "" if text is None else text.partition("probe-user")[2]
 
     def opens_thinking(
-        self, traits: TemplateTraits, tags: ReasoningFormat, *, thinking: bool
+        self,
+        traits: TemplateTraits,
+        tags: ReasoningFormat,
+        *,
+        thinking: bool,
+        after_result: bool = False,
     ) -> bool:
         """Does the prompt of a new turn end inside the thinking tag?"""
-        text = self._text(Prompt([_USER]), traits, thinking=thinking)
-        end = "" if text is None else text.partition("probe-user")[2]
+        prompt = _calls(1) if after_result else Prompt([_USER])
+        text = self._text(prompt, traits, thinking=thinking)
+        last = "probe-result" if after_result else "probe-user"
+        end = "" if text is None else text.rpartition(last)[2]
         return end.rfind(tags.open) > end.rfind(tags.close)
 
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
@@ -97,11 +102,6 @@ class TemplateProbe:
         text = self._text(prompt, traits)
         # A template that knows no content parts may write out Python's own picture of them.
         return text is not None and needle in text and "'type'" not in text
-
-    def _shows_thinking(self, prompt: Prompt, traits: TemplateTraits) -> bool:
-        """As thinking, not as the string of a JSON object that the template writes out."""
-        text = self._text(prompt, traits) or ""
-        return _THOUGHT in text and text[text.index(_THOUGHT) - 1] not in "\"'"
 
     def _text(
         self, prompt: Prompt, traits: TemplateTraits, *, thinking: bool = False
@@ -135,10 +135,3 @@ def _calls(count: int, *texts: str) -> Prompt:
             Message("user", [*results, *(TextPart(text) for text in texts)]),
         ]
     )
-
-
-def _thinking() -> Prompt:
-    """Thinking behind the last user's text, where every template that renders any does."""
-    call = ToolUsePart("toolu_0Ab0Ab0Ab", _TOOL.name, {"key": "value"})
-    result = Message("user", [ToolResultPart("toolu_0Ab0Ab0Ab", "probe-result")])
-    return Prompt([_USER, Message("assistant", [ThinkingPart(_THOUGHT), call]), result])

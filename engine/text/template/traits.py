@@ -10,9 +10,11 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from string import ascii_letters, digits
+
+from engine.text.template.replay import Replay
 
 _SHORT_ID_LENGTH = 9
 _BASE62 = digits + ascii_letters
@@ -26,6 +28,7 @@ class TemplateTraits:
     joins_results: bool = False
     thinks_in_content: bool = False
     moves_tools: bool = False
+    replay: Replay = field(default_factory=Replay)
 
     def call_id(self, call_id: str) -> str:
         """The id that the template gets; equal ids stay equal."""
@@ -47,21 +50,22 @@ class TraitProbes:
     call: Callable[[TemplateTraits], bool]
     two_calls: Callable[[TemplateTraits], bool]
     result_and_text: Callable[[TemplateTraits], bool]
-    thinking: Callable[[TemplateTraits], bool]
     moves_tools: Callable[[TemplateTraits], bool]
 
 
-def find_traits(probes: TraitProbes) -> TemplateTraits:
-    """The fewest traits with which the probes render. A probe that never does changes nothing."""
-    traits = TemplateTraits()
+def find_traits(probes: TraitProbes, traits: TemplateTraits | None = None) -> TemplateTraits:
+    """The fewest traits beyond those given with which the probes render.
+
+    A probe that never does changes nothing.
+    """
+    traits = traits or TemplateTraits()
     for probe, changed in (
         (probes.system, {"folds_system": True}),
         (probes.call, {"shortens_ids": True}),
         (probes.two_calls, {"splits_calls": True}),
         (probes.result_and_text, {"joins_results": True}),
-        (probes.thinking, {"thinks_in_content": True}),
     ):
-        other = replace(traits, **changed)
+        other = replace(traits, **changed)  # type: ignore[arg-type]
         if not probe(traits) and probe(other):
             traits = other
     return replace(traits, moves_tools=probes.moves_tools(traits))

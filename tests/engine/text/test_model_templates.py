@@ -23,7 +23,8 @@ from engine.protocol import (
 )
 from engine.schedule.output import OutputParser
 from engine.text.errors import TemplateRefused
-from engine.text.renderer import ChatRenderer, FormatChoice
+from engine.text.formats.model_formats import FormatChoice
+from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from scripts.docs import templates as table
@@ -49,7 +50,7 @@ def text_of(name: str, prompt: Prompt, *, thinking: bool = False) -> str:
 
 def needs(name: str) -> set[str]:
     traits = renderer(name).traits
-    return {field for field in traits.__slots__ if getattr(traits, field)}
+    return {field for field in traits.__slots__ if getattr(traits, field) is True}
 
 
 def user(*texts: str) -> Message:

@@ -27,7 +27,8 @@ from engine.protocol import (
 from engine.schedule.output import OutputParser
 from engine.text.formats.json_stream import JsonObjectStream
 from engine.text.formats.stops import StopFinder
-from engine.text.formats.tool_calls import HermesCalls, PlainText, new_tool_use_id
+from engine.text.formats.table import TOOL_FORMATS
+from engine.text.formats.tool_calls import PlainText, new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.grammar import GrammarWriter
 from engine.text.tokens.detokenize import Vocabulary
@@ -87,7 +88,7 @@ def split(text: str, seed: int) -> list[str]:
 
 
 def parse(text: str, seed: int = 0) -> list[Delta]:
-    parser = HermesCalls(new_tool_use_id, ["f"])
+    parser = TOOL_FORMATS["hermes"].new_parser(new_tool_use_id, [Tool("f", {})])
     deltas = [delta for piece in split(text, seed) for delta in parser.feed(piece)]
     return [*deltas, *parser.close()]
 

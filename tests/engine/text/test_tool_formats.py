@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import Delta, TextDelta, ThinkingDelta, ToolInputDelta, ToolUseStart
+from engine.protocol import Delta, TextDelta, ThinkingDelta, Tool, ToolInputDelta, ToolUseStart
 from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
-from engine.text.formats.tool_calls import TOOL_FORMATS, PlainText, find_tool_format
+from engine.text.formats.table import TOOL_FORMATS
+from engine.text.formats.tool_calls import PlainText
 
 Block = tuple[str, str]
 TOOLS = ["f", "get_time"]
@@ -25,7 +26,8 @@ NAMED = f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}"
 
 def new_parser(tool_format: str) -> FormatParser:
     numbers = count()
-    return TOOL_FORMATS[tool_format](lambda: f"id{next(numbers)}", TOOLS)
+    tools = [Tool(name, {}) for name in TOOLS]
+    return TOOL_FORMATS[tool_format].new_parser(lambda: f"id{next(numbers)}", tools)
 
 
 def blocks(parser: FormatParser, pieces: Sequence[str]) -> list[Block]:
@@ -157,21 +159,6 @@ def test_text_without_a_whole_call_is_never_lost(tool_format: str, data: st.Data
     found = blocks(parser, [text])
     if all(kind == "text" for kind, _ in found):
         assert "".join(written for _, written in found) == text
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ('<tool_call>\n{"name": <n>, "arguments": <a>}\n</tool_call>', "hermes"),
-        ("<tool_call>\n<function=example>\n arguments", None),
-        ("{{ '[TOOL_CALLS] [' }}", "mistral"),
-        ("{{- '<|python_tag|>' }}", "llama3_json"),
-        ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
-        ("{{ messages }}", None),
-    ],
-)
-def test_a_format_is_known_by_what_the_template_shows(shown: str, expected: str | None) -> None:
-    assert find_tool_format(shown) == expected
 
 
 # Thinking.

@@ -1,0 +1,147 @@
+"""What a model writes and what its template takes, all of it proven when the model is loaded."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from engine.protocol import GenerateRequest
+from engine.text.errors import TemplateRefused
+from engine.text.formats.call_stream import FormatParser
+from engine.text.formats.harmony import HarmonyParser
+from engine.text.formats.proof import LAST_WORD, CallProof, ProvenCalls
+from engine.text.formats.reasoning import (
+    HARMONY,
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ThinkingParser,
+)
+from engine.text.formats.table import TOOL_FORMATS, CallFormat
+from engine.text.formats.thinking_proof import ThinkingProof
+from engine.text.formats.tool_calls import PlainText
+from engine.text.formats.turn_ends import behind_call, declared, within_turn
+from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.traits import TemplateTraits
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatChoice:
+    """Names of `TOOL_FORMATS` and `REASONING_FORMATS`, `auto` (what is proven) or `none`."""
+
+    tools: str = "auto"
+    reasoning: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFormats:
+    """`tool_format` and `reasoning_format` are None where nothing is known of the template's.
+
+    `traits` is how it takes calls and thinking. `calls` is None where no format was proven.
+    `ends` are texts of control tokens that end turns, `no_ends` of such that stand inside of turns.
+    """
+
+    tool_format: str | None
+    reasoning_format: str | None
+    traits: TemplateTraits
+    calls: ProvenCalls | None
+    tags: ReasoningFormat | None
+    ends: frozenset[str]
+    no_ends: frozenset[str]
+
+    @property
+    def call_format(self) -> CallFormat | None:
+        return None if self.tool_format is None else TOOL_FORMATS[self.tool_format]
+
+    @property
+    def told_calls(self) -> str:
+        """How to write a call, told to a model whose template does not tell it."""
+        of = self.call_format
+        if of is None or not of.written:
+            return ""
+        written = of.written[0]
+        call = written.begin + written.call + written.end
+        for place, word in (("{name}", "NAME"), ("{input}", "ARGUMENTS"), ("{digits}", "0")):
+            call = call.replace(place, word)
+        return f"To call tools write this, with the arguments as one JSON object:\n{call}"
+
+    @property
+    def is_harmony(self) -> bool:
+        return HARMONY in (self.tool_format, self.reasoning_format)
+
+    @property
+    def thinking_markers(self) -> frozenset[str]:
+        if self.is_harmony:
+            return TOOL_FORMATS[HARMONY].markers
+        return frozenset() if self.tags is None else self.tags.markers
+
+    @property
+    def markers(self) -> frozenset[str]:
+        of = self.call_format
+        return self.thinking_markers | (frozenset() if of is None else of.markers)
+
+    def new_parser(
+        self, request: GenerateRequest, new_id: Callable[[], str], *, is_open: bool
+    ) -> FormatParser:
+        """For one choice; `is_open`: the prompt ends inside the thinking."""
+        tools = request.prompt.tools if request.tool_choice.mode != "none" else []
+        if self.is_harmony:
+            return HarmonyParser(new_id, [tool.name for tool in tools])
+        calls: FormatParser = PlainText()
+        if tools and self.call_format is not None:
+            calls = self.call_format.new_parser(new_id, tools)
+        if self.tags is not None:
+            calls = ThinkingParser(self.tags, calls, is_open=is_open)
+        return calls
+
+
+def find_formats(
+    template: ChatTemplate,
+    controls: "re.Pattern[str] | None",
+    choice: FormatChoice,
+    known_ends: Iterable[str] = (),
+) -> ModelFormats:
+    """Render and read back. `known_ends` are the texts of the tokens that the model declares."""
+    _check("tool_format", choice.tools, TOOL_FORMATS)
+    _check("reasoning_format", choice.reasoning, (*REASONING_FORMATS, HARMONY))
+    proof = CallProof(template, controls, tuple(known_ends))
+    calls = None if choice.tools == "none" else proof.find()
+    tool_format = None if calls is None else calls.name
+    if choice.tools not in ("auto", "none") and choice.tools != tool_format:
+        log.warning(
+            "the tool format that is set is not the one that the template proves",
+            set=choice.tools,
+            proven=tool_format,
+        )
+        tool_format, calls = (
+            choice.tools,
+            calls and ProvenCalls(choice.tools, calls.traits, "", calls.probe),
+        )
+    traits = TemplateTraits() if calls is None else calls.traits
+    thinking = ThinkingProof(template, controls, has_calls=calls is not None).find(
+        traits, choice.reasoning
+    )
+    ends = declared(tool_format, thinking.name)
+    if calls is not None and calls.shown:
+        turn = proof.shown_turn(calls)
+        behind = behind_call(turn, LAST_WORD, controls, TOOL_FORMATS[calls.name].markers)
+        ends |= {behind} if behind is not None else set()
+    no_ends = within_turn(thinking.inside, controls) - declared(tool_format, thinking.name)
+    return ModelFormats(
+        tool_format=tool_format,
+        reasoning_format=thinking.name,
+        traits=thinking.traits,
+        calls=calls,
+        tags=thinking.tags or REASONING_FORMATS.get(thinking.name or ""),
+        ends=ends - no_ends,
+        no_ends=no_ends,
+    )
+
+
+def _check(setting: str, name: str, known: Iterable[str]) -> None:
+    """Raises TemplateRefused for a name that is no format's."""
+    names = ["auto", "none", *known]
+    if name not in names:
+        raise TemplateRefused(f"`{setting}`: {name!r} is none of {', '.join(names)}")

@@ -1,0 +1,424 @@
+"""The formats in which models write tool calls, as data.
+
+The names are those of vLLM's `--tool-call-parser` where it has one. A format is never chosen by its
+name or by words in a template: `engine.text.formats.proof` renders a call and takes the format
+whose parser reads back exactly that call.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.protocol import Tool
+from engine.text.formats import harmony
+from engine.text.formats.call_stream import FormatParser
+from engine.text.formats.harmony import HarmonyParser
+from engine.text.formats.literal_input import LiteralSyntax
+from engine.text.formats.patterns import NAME, SPACE, Maybe, Space, Word, literals
+from engine.text.formats.syntax_calls import CallSyntax, SyntaxCalls
+from engine.text.formats.tagged_input import TagSyntax
+from engine.text.formats.tool_calls import Llama3Calls, MistralCalls
+
+_LIST = Space(",;")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """How a model writes calls, for forcing one: texts with the places `{name}` and `{input}`.
+
+    `{digits}` and `{id}` are a number and nine letters or digits, at the model's choice; `{more}`
+    is an id as a last key, or nothing.
+    """
+
+    call: str
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """One way to write calls.
+
+    `markers` are the texts it is made of, which may be control tokens. `opening` is what every call
+    of a template in this format begins with, though models may leave it out. Of `written`, the
+    first whose call is what the template renders is the model's. `in_content`: where a template
+    renders no calls, they are written into the text of the turn. `arguments` is the notation of
+    inputs that are no JSON.
+    """
+
+    new_parser: Callable[[Callable[[], str], Sequence[Tool]], FormatParser]
+    markers: frozenset[str]
+    opening: str = ""
+    written: tuple[Written, ...] = ()
+    in_content: bool = False
+    arguments: TagSyntax | LiteralSyntax | None = None
+
+
+def _of_syntax(syntax: CallSyntax, *written: Written, in_content: bool = False) -> CallFormat:
+    arguments = syntax.arguments
+    patterns = [syntax.opens, syntax.head, syntax.tail, syntax.closes]
+    more: set[str] = set()
+    if isinstance(arguments, TagSyntax):
+        patterns.append(arguments.open)
+        more = {arguments.close, arguments.end, *arguments.others}
+    elif arguments is not None and arguments.quote:
+        more = {arguments.quote}
+
+    def new_parser(new_id: Callable[[], str], tools: Sequence[Tool]) -> FormatParser:
+        return SyntaxCalls(syntax, new_id, tools)
+
+    return CallFormat(
+        new_parser=new_parser,
+        markers=literals(*patterns) | more,
+        opening=syntax.starts[0],
+        written=written,
+        in_content=in_content,
+        arguments=arguments,
+    )
+
+
+def _object_list(opening: str, closing: str, *, in_content: bool = False) -> CallFormat:
+    """`OPENING[{"name": …, "arguments": …}, …]CLOSING`."""
+    syntax = CallSyntax(
+        opens=(opening, SPACE, Maybe("[")),
+        separator=_LIST,
+        closes=(Maybe("]"), SPACE, closing) if closing else ("]",),
+    )
+    call = '{"name": "{name}", "arguments": {input}}'
+    return _of_syntax(
+        syntax,
+        Written(begin=f"{opening}[", call=call, separator=", ", end=f"]{closing}"),
+        in_content=in_content,
+    )
+
+
+def _tagged(opens: str, closes: str, head: str, tags: TagSyntax, *written: Written) -> CallFormat:
+    """XML-like calls within `opens` and `closes`; `head` has the place `{name}`."""
+    before, _, behind = head.partition("{name}")
+    return _of_syntax(
+        CallSyntax(
+            opens=(opens, SPACE),
+            head=(before, NAME, behind),
+            closes=(closes,),
+            arguments=tags,
+        ),
+        *written,
+    )
+
+
+_QUOTED_KEY = Word("key", r'[^"<>]')
+_XML_KEY = Word("key", r"[^<>]")
+_HERMES_CALL = '{"name": "{name}", "arguments": {input}}'
+_COHERE_CALL = '{"tool_call_id": "{digits}", "tool_name": "{name}", "parameters": {input}}'
+_DSML = "｜DSML｜"
+_PYTHON = LiteralSyntax(assign="=", end=")")
+
+
+def _dsml(block: str) -> CallFormat:
+    """DeepSeek's markup since V3.2; the block's name changed with V4."""
+    return _tagged(
+        f"<{_DSML}{block}>",
+        f"</{_DSML}{block}>",
+        f'<{_DSML}invoke name="{{name}}">',
+        TagSyntax(
+            open=(
+                f'<{_DSML}parameter name="',
+                _QUOTED_KEY,
+                '" string="',
+                Word("is_string", "[a-z]"),
+                '">',
+            ),
+            close=f"</{_DSML}parameter>",
+            end=f"</{_DSML}invoke>",
+            others=(f"</{_DSML}{block}>",),
+        ),
+        Written(
+            begin=f"<{_DSML}{block}>\n",
+            call=f'<{_DSML}invoke name="{{name}}">\n{{input}}</{_DSML}invoke>',
+            separator="\n",
+            end=f"\n</{_DSML}{block}>",
+        ),
+    )
+
+
+def _python(opening: str, closing: str) -> CallFormat:
+    syntax = CallSyntax(
+        opens=(opening, SPACE, Maybe("[")) if opening else ("[", SPACE),
+        head=(NAME, SPACE, "("),
+        separator=_LIST,
+        closes=(Maybe("]"), SPACE, closing) if closing else ("]",),
+        arguments=_PYTHON,
+        knows_names=not opening,
+    )
+    return _of_syntax(
+        syntax,
+        Written(begin=f"{opening}[", call="{name}({input})", separator=", ", end=f"]{closing}"),
+    )
+
+
+def _deepseek_v3() -> CallFormat:
+    opens, closes = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    call_begin, call_end, sep = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+    head = (call_begin, "function", sep, NAME, SPACE, "```json", SPACE)
+    return _of_syntax(
+        CallSyntax(
+            opens=(opens, SPACE), head=head, tail=(SPACE, "```", SPACE, call_end), closes=(closes,)
+        ),
+        Written(
+            begin=opens,
+            call=f"{call_begin}function{sep}{{name}}\n```json\n{{input}}\n```{call_end}",
+            separator="\n",
+            end=closes,
+        ),
+    )
+
+
+def _deepseek_v31() -> CallFormat:
+    opens, closes = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    call_begin, call_end, sep = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+    return _of_syntax(
+        CallSyntax(
+            opens=(opens, SPACE),
+            head=(call_begin, NAME, sep, SPACE),
+            tail=(call_end,),
+            closes=(closes,),
+        ),
+        Written(begin=opens, call=f"{call_begin}{{name}}{sep}{{input}}{call_end}", end=closes),
+    )
+
+
+def _kimi() -> CallFormat:
+    opens, closes = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    begin, middle, end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    number = Word("index", r"\d", may_be_empty=True)
+    return _of_syntax(
+        CallSyntax(
+            opens=(opens, SPACE),
+            head=(
+                begin,
+                SPACE,
+                Maybe("functions."),
+                NAME,
+                Maybe(":"),
+                number,
+                SPACE,
+                middle,
+                SPACE,
+            ),
+            tail=(end,),
+            closes=(closes,),
+        ),
+        Written(
+            begin=opens,
+            call=f"{begin}functions.{{name}}:{{digits}}{middle}{{input}}{end}",
+            end=closes,
+        ),
+    )
+
+
+def _qwen3_coder(opens: str, closes: str, *, has_lines: bool) -> CallFormat:
+    calls = [
+        Written(
+            begin=f"{opens}\n",
+            call="<function={name}>\n{input}</function>",
+            separator=f"\n{closes}{between}{opens}\n",
+            end=f"\n{closes}",
+        )
+        for between in ("\n", "")
+    ]
+    return _tagged(
+        opens,
+        closes,
+        "<function={name}>",
+        TagSyntax(
+            open=("<parameter=", _XML_KEY, ">"),
+            close="</parameter>",
+            end="</function>",
+            others=(closes,),
+            has_lines=has_lines,
+        ),
+        *calls,
+    )
+
+
+def _glm() -> CallFormat:
+    def written(line: str) -> Written:
+        return Written(call=f"<tool_call>{{name}}{line}{{input}}</tool_call>", separator=line or "")
+
+    return _of_syntax(
+        CallSyntax(
+            head=("<tool_call>", SPACE, NAME, SPACE),
+            arguments=TagSyntax(
+                open=("<arg_key>", _XML_KEY, "</arg_key>", SPACE, "<arg_value>"),
+                close="</arg_value>",
+                end="</tool_call>",
+            ),
+        ),
+        written("\n"),
+        written(""),
+    )
+
+
+def _minimax() -> CallFormat:
+    opens, closes = "<minimax:tool_call>", "</minimax:tool_call>"
+    return _tagged(
+        opens,
+        closes,
+        '<invoke name="{name}">',
+        TagSyntax(
+            open=('<parameter name="', _QUOTED_KEY, '">'),
+            close="</parameter>",
+            end="</invoke>",
+            others=(closes,),
+        ),
+        Written(
+            begin=f"{opens}\n",
+            call='<invoke name="{name}">\n{input}</invoke>',
+            separator="\n",
+            end=f"\n{closes}",
+        ),
+    )
+
+
+def _gemma4() -> CallFormat:
+    return _of_syntax(
+        CallSyntax(
+            opens=("<|tool_call>", SPACE),
+            head=("call:", NAME, SPACE, "{"),
+            closes=("<tool_call|>",),
+            arguments=LiteralSyntax(assign=":", end="}", quote='<|"|>'),
+        ),
+        Written(
+            begin="<|tool_call>",
+            call="call:{name}{{input}}",
+            separator="<tool_call|><|tool_call>",
+            end="<tool_call|>",
+        ),
+    )
+
+
+def _function_gemma() -> CallFormat:
+    return _of_syntax(
+        CallSyntax(
+            opens=("<start_function_call>", SPACE),
+            head=("call:", NAME, SPACE, "{"),
+            closes=("<end_function_call>",),
+            arguments=LiteralSyntax(assign=":", end="}", quote="<escape>"),
+        ),
+        Written(
+            begin="<start_function_call>",
+            call="call:{name}{{input}}",
+            separator="<end_function_call><start_function_call>",
+            end="<end_function_call>",
+        ),
+    )
+
+
+def _functionary() -> CallFormat:
+    return _of_syntax(
+        CallSyntax(head=("<function=", NAME, ">", SPACE), tail=("</function>",)),
+        Written(call="<function={name}>{input}</function>"),
+    )
+
+
+def _names(tools: Sequence[Tool]) -> list[str]:
+    return [tool.name for tool in tools]
+
+
+TOOL_FORMATS: dict[str, CallFormat] = {
+    "hermes": _of_syntax(
+        CallSyntax(
+            opens=("<tool_call>", SPACE, Maybe("[")),
+            separator=_LIST,
+            closes=(Maybe("]"), SPACE, "</tool_call>"),
+        ),
+        *(
+            Written(
+                begin=f"<tool_call>{line}",
+                call=_HERMES_CALL,
+                separator=f"{line}</tool_call>{between}<tool_call>{line}",
+                end=f"{line}</tool_call>",
+            )
+            for line, between in (("\n", "\n"), ("\n", ""), ("", "\n"), ("", ""))
+        ),
+    ),
+    "mistral": CallFormat(
+        new_parser=lambda new_id, tools: MistralCalls(new_id, _names(tools)),
+        markers=frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+        written=(
+            Written(
+                begin="[TOOL_CALLS] [",
+                call='{"name": "{name}", "arguments": {input}{more}}',
+                separator=", ",
+                end="]",
+            ),
+            Written(
+                begin="[TOOL_CALLS][",
+                call='{"name": "{name}", "arguments": {input}{more}}',
+                separator=", ",
+                end="]",
+            ),
+            Written(call="[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{input}"),
+            Written(call="[TOOL_CALLS]{name}[ARGS]{input}"),
+        ),
+    ),
+    "llama3_json": CallFormat(
+        new_parser=lambda new_id, tools: Llama3Calls(new_id, _names(tools)),
+        markers=frozenset({"<|python_tag|>"}),
+        written=(
+            Written(call='{"name": "{name}", "parameters": {input}}', separator="; "),
+            Written(
+                call='{"type": "function", "name": "{name}", "parameters": {input}}',
+                separator="; ",
+            ),
+            Written(call='{"name": "{name}", "arguments": {input}}', separator="; "),
+        ),
+    ),
+    "openai": CallFormat(
+        new_parser=lambda new_id, tools: HarmonyParser(new_id, _names(tools)),
+        markers=harmony.MARKERS,
+        written=(
+            Written(
+                call=" to=functions.{name}<|channel|>commentary json<|message|>{input}<|call|>"
+            ),
+            Written(
+                call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+                "{input}<|call|>"
+            ),
+        ),
+    ),
+    "qwen3_coder": _qwen3_coder("<tool_call>", "</tool_call>", has_lines=True),
+    "seed_oss": _qwen3_coder("<seed:tool_call>", "</seed:tool_call>", has_lines=False),
+    "glm45": _glm(),
+    "minimax_m2": _minimax(),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v31": _deepseek_v31(),
+    "deepseek_v3": _deepseek_v3(),
+    "kimi_k2": _kimi(),
+    "gemma4": _gemma4(),
+    "functiongemma": _function_gemma(),
+    "functionary": _functionary(),
+    "cohere": _of_syntax(
+        CallSyntax(
+            opens=("<|START_ACTION|>", SPACE, Maybe("[")),
+            separator=_LIST,
+            closes=(Maybe("]"), SPACE, "<|END_ACTION|>"),
+        ),
+        Written(
+            begin="<|START_ACTION|>[\n    ",
+            call=_COHERE_CALL,
+            separator=",\n    ",
+            end="\n]<|END_ACTION|>",
+        ),
+    ),
+    "lfm2": _python("<|tool_call_start|>", "<|tool_call_end|>"),
+    "lfm2_json": _object_list("<|tool_call_start|>", "<|tool_call_end|>"),
+    "llama4_pythonic": _python("<|python_start|>", "<|python_end|>"),
+    "olmo3": _python("<function_calls>", "</function_calls>"),
+    "pythonic": _python("", ""),
+    "granite": _object_list("<|tool_call|>", "", in_content=True),
+    "phi4_mini_json": _object_list("<|tool_call|>", "<|/tool_call|>"),
+    "nemotron_json": _object_list("<TOOLCALL>", "</TOOLCALL>"),
+    "jamba": _object_list("<tool_calls>", "</tool_calls>"),
+}
