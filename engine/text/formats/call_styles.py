@@ -12,11 +12,11 @@ from typing import Any
 from engine.errors import SchemaRefused
 from engine.protocol import Tool
 from engine.text.formats.argument_types import ALL_TYPES, types_of
+from engine.text.formats.call_format import CallFormat, Written
 from engine.text.formats.literal_input import LiteralSyntax
 from engine.text.formats.model_formats import ModelFormats
 from engine.text.formats.patterns import Maybe, Space, Word
 from engine.text.formats.proof import ProvenCalls
-from engine.text.formats.table import CallFormat, Written
 from engine.text.formats.tagged_input import TagSyntax
 from engine.text.grammar import CallStyle, GrammarWriter, json_rule
 

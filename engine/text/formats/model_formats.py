@@ -8,6 +8,7 @@ import structlog
 
 from engine.protocol import GenerateRequest
 from engine.text.errors import TemplateRefused
+from engine.text.formats.call_format import CallFormat
 from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.harmony import HarmonyParser
 from engine.text.formats.proof import LAST_WORD, CallProof, ProvenCalls
@@ -17,7 +18,7 @@ from engine.text.formats.reasoning import (
     ReasoningFormat,
     ThinkingParser,
 )
-from engine.text.formats.table import TOOL_FORMATS, CallFormat
+from engine.text.formats.table import TOOL_FORMATS
 from engine.text.formats.thinking_proof import ThinkingProof
 from engine.text.formats.tool_calls import PlainText
 from engine.text.formats.turn_ends import behind_call, declared, within_turn

@@ -24,8 +24,9 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
+from engine.text.formats.call_format import CallFormat
 from engine.text.formats.calls_read import calls_of
-from engine.text.formats.table import TOOL_FORMATS, CallFormat
+from engine.text.formats.table import TOOL_FORMATS
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from engine.text.template.replay import Replay, WrittenCalls

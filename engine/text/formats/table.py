@@ -5,106 +5,24 @@ name or by words in a template: `engine.text.formats.proof` renders a call and t
 whose parser reads back exactly that call.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from engine.protocol import Tool
 from engine.text.formats import harmony
-from engine.text.formats.call_stream import FormatParser
+from engine.text.formats.call_format import (
+    LIST,
+    CallFormat,
+    Written,
+    object_list,
+    of_syntax,
+    tagged,
+)
 from engine.text.formats.harmony import HarmonyParser
 from engine.text.formats.literal_input import LiteralSyntax
-from engine.text.formats.patterns import NAME, SPACE, Maybe, Space, Word, literals
-from engine.text.formats.syntax_calls import CallSyntax, SyntaxCalls
+from engine.text.formats.patterns import NAME, SPACE, Maybe, Word
+from engine.text.formats.syntax_calls import CallSyntax
 from engine.text.formats.tagged_input import TagSyntax
 from engine.text.formats.tool_calls import Llama3Calls, MistralCalls
-
-_LIST = Space(",;")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """How a model writes calls, for forcing one: texts with the places `{name}` and `{input}`.
-
-    `{digits}` and `{id}` are a number and nine letters or digits, at the model's choice; `{more}`
-    is an id as a last key, or nothing.
-    """
-
-    call: str
-    begin: str = ""
-    separator: str = ""
-    end: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFormat:
-    """One way to write calls.
-
-    `markers` are the texts it is made of, which may be control tokens. `opening` is what every call
-    of a template in this format begins with, though models may leave it out. Of `written`, the
-    first whose call is what the template renders is the model's. `in_content`: where a template
-    renders no calls, they are written into the text of the turn. `arguments` is the notation of
-    inputs that are no JSON.
-    """
-
-    new_parser: Callable[[Callable[[], str], Sequence[Tool]], FormatParser]
-    markers: frozenset[str]
-    opening: str = ""
-    written: tuple[Written, ...] = ()
-    in_content: bool = False
-    arguments: TagSyntax | LiteralSyntax | None = None
-
-
-def _of_syntax(syntax: CallSyntax, *written: Written, in_content: bool = False) -> CallFormat:
-    arguments = syntax.arguments
-    patterns = [syntax.opens, syntax.head, syntax.tail, syntax.closes]
-    more: set[str] = set()
-    if isinstance(arguments, TagSyntax):
-        patterns.append(arguments.open)
-        more = {arguments.close, arguments.end, *arguments.others}
-    elif arguments is not None and arguments.quote:
-        more = {arguments.quote}
-
-    def new_parser(new_id: Callable[[], str], tools: Sequence[Tool]) -> FormatParser:
-        return SyntaxCalls(syntax, new_id, tools)
-
-    return CallFormat(
-        new_parser=new_parser,
-        markers=literals(*patterns) | more,
-        opening=syntax.starts[0],
-        written=written,
-        in_content=in_content,
-        arguments=arguments,
-    )
-
-
-def _object_list(opening: str, closing: str, *, in_content: bool = False) -> CallFormat:
-    """`OPENING[{"name": …, "arguments": …}, …]CLOSING`."""
-    syntax = CallSyntax(
-        opens=(opening, SPACE, Maybe("[")),
-        separator=_LIST,
-        closes=(Maybe("]"), SPACE, closing) if closing else ("]",),
-    )
-    call = '{"name": "{name}", "arguments": {input}}'
-    return _of_syntax(
-        syntax,
-        Written(begin=f"{opening}[", call=call, separator=", ", end=f"]{closing}"),
-        in_content=in_content,
-    )
-
-
-def _tagged(opens: str, closes: str, head: str, tags: TagSyntax, *written: Written) -> CallFormat:
-    """XML-like calls within `opens` and `closes`; `head` has the place `{name}`."""
-    before, _, behind = head.partition("{name}")
-    return _of_syntax(
-        CallSyntax(
-            opens=(opens, SPACE),
-            head=(before, NAME, behind),
-            closes=(closes,),
-            arguments=tags,
-        ),
-        *written,
-    )
-
 
 _QUOTED_KEY = Word("key", r'[^"<>]')
 _XML_KEY = Word("key", r"[^<>]")
@@ -116,7 +34,7 @@ _PYTHON = LiteralSyntax(assign="=", end=")")
 
 def _dsml(block: str) -> CallFormat:
     """DeepSeek's markup since V3.2; the block's name changed with V4."""
-    return _tagged(
+    return tagged(
         f"<{_DSML}{block}>",
         f"</{_DSML}{block}>",
         f'<{_DSML}invoke name="{{name}}">',
@@ -145,12 +63,12 @@ def _python(opening: str, closing: str) -> CallFormat:
     syntax = CallSyntax(
         opens=(opening, SPACE, Maybe("[")) if opening else ("[", SPACE),
         head=(NAME, SPACE, "("),
-        separator=_LIST,
+        separator=LIST,
         closes=(Maybe("]"), SPACE, closing) if closing else ("]",),
         arguments=_PYTHON,
         knows_names=not opening,
     )
-    return _of_syntax(
+    return of_syntax(
         syntax,
         Written(begin=f"{opening}[", call="{name}({input})", separator=", ", end=f"]{closing}"),
     )
@@ -160,7 +78,7 @@ def _deepseek_v3() -> CallFormat:
     opens, closes = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
     call_begin, call_end, sep = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
     head = (call_begin, "function", sep, NAME, SPACE, "```json", SPACE)
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(
             opens=(opens, SPACE), head=head, tail=(SPACE, "```", SPACE, call_end), closes=(closes,)
         ),
@@ -176,7 +94,7 @@ def _deepseek_v3() -> CallFormat:
 def _deepseek_v31() -> CallFormat:
     opens, closes = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
     call_begin, call_end, sep = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(
             opens=(opens, SPACE),
             head=(call_begin, NAME, sep, SPACE),
@@ -191,7 +109,7 @@ def _kimi() -> CallFormat:
     opens, closes = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     begin, middle, end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
     number = Word("index", r"\d", may_be_empty=True)
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(
             opens=(opens, SPACE),
             head=(
@@ -226,7 +144,7 @@ def _qwen3_coder(opens: str, closes: str, *, has_lines: bool) -> CallFormat:
         )
         for between in ("\n", "")
     ]
-    return _tagged(
+    return tagged(
         opens,
         closes,
         "<function={name}>",
@@ -245,7 +163,7 @@ def _glm() -> CallFormat:
     def written(line: str) -> Written:
         return Written(call=f"<tool_call>{{name}}{line}{{input}}</tool_call>", separator=line or "")
 
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(
             head=("<tool_call>", SPACE, NAME, SPACE),
             arguments=TagSyntax(
@@ -261,7 +179,7 @@ def _glm() -> CallFormat:
 
 def _minimax() -> CallFormat:
     opens, closes = "<minimax:tool_call>", "</minimax:tool_call>"
-    return _tagged(
+    return tagged(
         opens,
         closes,
         '<invoke name="{name}">',
@@ -281,7 +199,7 @@ def _minimax() -> CallFormat:
 
 
 def _gemma4() -> CallFormat:
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(
             opens=("<|tool_call>", SPACE),
             head=("call:", NAME, SPACE, "{"),
@@ -298,7 +216,7 @@ def _gemma4() -> CallFormat:
 
 
 def _function_gemma() -> CallFormat:
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(
             opens=("<start_function_call>", SPACE),
             head=("call:", NAME, SPACE, "{"),
@@ -315,7 +233,7 @@ def _function_gemma() -> CallFormat:
 
 
 def _functionary() -> CallFormat:
-    return _of_syntax(
+    return of_syntax(
         CallSyntax(head=("<function=", NAME, ">", SPACE), tail=("</function>",)),
         Written(call="<function={name}>{input}</function>"),
     )
@@ -326,10 +244,10 @@ def _names(tools: Sequence[Tool]) -> list[str]:
 
 
 TOOL_FORMATS: dict[str, CallFormat] = {
-    "hermes": _of_syntax(
+    "hermes": of_syntax(
         CallSyntax(
             opens=("<tool_call>", SPACE, Maybe("[")),
-            separator=_LIST,
+            separator=LIST,
             closes=(Maybe("]"), SPACE, "</tool_call>"),
         ),
         *(
@@ -399,10 +317,10 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "gemma4": _gemma4(),
     "functiongemma": _function_gemma(),
     "functionary": _functionary(),
-    "cohere": _of_syntax(
+    "cohere": of_syntax(
         CallSyntax(
             opens=("<|START_ACTION|>", SPACE, Maybe("[")),
-            separator=_LIST,
+            separator=LIST,
             closes=(Maybe("]"), SPACE, "<|END_ACTION|>"),
         ),
         Written(
@@ -413,12 +331,12 @@ TOOL_FORMATS: dict[str, CallFormat] = {
         ),
     ),
     "lfm2": _python("<|tool_call_start|>", "<|tool_call_end|>"),
-    "lfm2_json": _object_list("<|tool_call_start|>", "<|tool_call_end|>"),
+    "lfm2_json": object_list("<|tool_call_start|>", "<|tool_call_end|>"),
     "llama4_pythonic": _python("<|python_start|>", "<|python_end|>"),
     "olmo3": _python("<function_calls>", "</function_calls>"),
     "pythonic": _python("", ""),
-    "granite": _object_list("<|tool_call|>", "", in_content=True),
-    "phi4_mini_json": _object_list("<|tool_call|>", "<|/tool_call|>"),
-    "nemotron_json": _object_list("<TOOLCALL>", "</TOOLCALL>"),
-    "jamba": _object_list("<tool_calls>", "</tool_calls>"),
+    "granite": object_list("<|tool_call|>", "", in_content=True),
+    "phi4_mini_json": object_list("<|tool_call|>", "<|/tool_call|>"),
+    "nemotron_json": object_list("<TOOLCALL>", "</TOOLCALL>"),
+    "jamba": object_list("<tool_calls>", "</tool_calls>"),
 }
