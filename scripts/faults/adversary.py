@@ -210,13 +210,13 @@ async def _turns(client: httpx.AsyncClient, workspace: str) -> dict[str, dict[st
     cursor: dict[str, str] = {}
     while True:
         reply = await client.get(
-            "/admin/v1/turns", params={"workspace": workspace, "limit": 200, **cursor}
+            "/admin/v1/turns/search", params={"workspace": workspace, "limit": 100, **cursor}
         )
         page = reply.raise_for_status().json()
         rows |= {turn["id"]: turn for turn in page["turns"]}
         if not page.get("next"):
             return rows
-        cursor = {"cursor": page["next"]}
+        cursor = {"after": page["next"]}
 
 
 def report(outcome: Outcome) -> str:
