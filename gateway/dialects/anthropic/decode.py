@@ -37,7 +37,7 @@ def _decode(decoder: msgspec.json.Decoder[Request], body: bytes, bounds: Request
     try:
         request = decoder.decode(body)
     except msgspec.ValidationError as error:
-        message = explain.validation_error(str(error), _reread(body))
+        message = explain.validation_error(str(error), lambda: _reread(body))
     except msgspec.MsgspecError:
         message = "The request body is not valid JSON"
     except UnicodeDecodeError:

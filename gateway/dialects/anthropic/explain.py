@@ -4,11 +4,12 @@ Paths are dotted, list positions are numbers, and a content block's type follows
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from gateway.dialects.anthropic.content import SUPPORTED_BLOCKS, UNSUPPORTED_BLOCKS
+from gateway.dialects.complaints import split_complaint
 
-_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
 _EXPECTED = re.compile(r"^Expected `([^`]*)`(?: (>=|<=|>|<) (\S+)|.*of length (<=|>=) (\d+))?")
@@ -50,11 +51,12 @@ _MAX_SHOWN = 64
 Steps = list[str | int]
 
 
-def validation_error(complaint: str, document: Any) -> str:
-    match = _WHERE.match(complaint)
-    assert match is not None
-    steps = _steps(match["path"] or "")
-    return _foreign_tool(steps, document) or _explain(match["what"], steps, document)
+def validation_error(complaint: str, reread: Callable[[], Any]) -> str:
+    """`reread` gives the document without types; only what is below its fields needs that."""
+    what, path = split_complaint(complaint)
+    steps = _steps(path)
+    document = reread() if len(steps) > 1 else None
+    return _foreign_tool(steps, document) or _explain(what, steps, document)
 
 
 def _explain(what: str, steps: Steps, document: Any) -> str:

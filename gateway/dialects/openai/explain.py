@@ -3,9 +3,9 @@
 import re
 
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.complaints import split_complaint
 from gateway.dialects.openai.content import UNSUPPORTED_PARTS
 
-_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
 _VALUE = re.compile(r"^Invalid (?:enum )?value '?(.*?)'?$", re.DOTALL)
 _MAX_SHOWN = 64
@@ -13,9 +13,8 @@ _PART_TYPE = re.compile(r"\.content\[\d+\]\.type$")
 
 
 def validation_error(complaint: str) -> InvalidRequest:
-    match = _WHERE.match(complaint)
-    assert match is not None
-    what, path = match["what"], match["path"] or ""
+    what, path = split_complaint(complaint)
+    path = path.removeprefix(".")
     if field := _FIELD.match(what):
         name = field[2][:_MAX_SHOWN]
         where = f"{path}.{name}" if path else name

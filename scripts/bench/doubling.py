@@ -1,0 +1,122 @@
+"""Does what a request costs the gateway grow no faster than the request?
+
+`python -m scripts.bench.doubling [--points N]` doubles each dimension of a request up to its bound
+and prints the CPU time of reading it, planning it, taking its fingerprint and comparing that.
+`tests/gateway/test_doubling.py` fails where a doubling costs more than GROWTH times as much.
+
+Times are the process's CPU time without the garbage collector, the best of several runs. Other
+programs of the machine change its caches from moment to moment: a pair of sizes that seems to grow
+too fast is measured again in turns, and the median of those factors counts.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+from scripts.bench.doubling_requests import SUBJECTS, Subject
+
+GROWTH = 2.3
+"""Twice the work, and 15% for caches and allocators."""
+FLOOR_SECONDS = 0.002
+"""Below this what does not grow, and the clock's steps, are most of it."""
+_LEAST_SECONDS = 0.02
+_TRIES = 3
+_MORE_TRIES = 9
+
+
+@dataclass
+class Curve:
+    """CPU seconds of one subject by size."""
+
+    subject: Subject
+    seconds: dict[int, float] = field(default_factory=dict)
+    again: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def growth(self) -> float:
+        """The largest factor of a doubling above the floor; 0 without one."""
+        return max((self.factor(size) for size in self._pairs()), default=0.0)
+
+    def factor(self, size: int) -> float:
+        return self.again.get(size, self.seconds[2 * size] / self.seconds[size])
+
+    def measure(self, points: int) -> None:
+        """The bound, and the sizes that come to it by doubling, `points` of them at most."""
+        sizes = [self.subject.most >> shift for shift in range(points)]
+        for size in sizes:
+            self.seconds[size] = min(self._runs(size, _TRIES))
+        for size in self._pairs():
+            if self.factor(size) > GROWTH:
+                self.again[size] = median(self._factors(size))
+
+    def _factors(self, size: int) -> Iterator[float]:
+        small, large = self.subject.make(size), self.subject.make(2 * size)
+        for _ in range(_MORE_TRIES):
+            once = cpu_seconds(small)
+            yield cpu_seconds(large) / once
+
+    def _pairs(self) -> list[int]:
+        return [
+            size
+            for size in sorted(self.seconds)
+            if 2 * size in self.seconds and self.seconds[size] >= FLOOR_SECONDS
+        ]
+
+    def _runs(self, size: int, count: int) -> list[float]:
+        work = self.subject.make(size)
+        return [cpu_seconds(work) for _ in range(count)]
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Of one run; what is short runs until the clock has seen enough of it."""
+    began, count = time.process_time(), 0
+    while (taken := time.process_time() - began) < _LEAST_SECONDS or not count:
+        work()
+        count += 1
+    return taken / count
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def curve_of(subject: Subject, points: int) -> Curve:
+    curve = Curve(subject)
+    with without_collector():
+        curve.measure(points)
+    return curve
+
+
+def row(curve: Curve) -> str:
+    sizes = sorted(curve.seconds)
+    milliseconds = " ".join(f"{curve.seconds[size] * 1000:9.2f}" for size in sizes)
+    growth = f"{curve.growth:5.2f}" if curve.growth else "    -"
+    return f"{curve.subject.name:44} {sizes[-1]:>9} {growth} {milliseconds}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--points", type=int, default=6, help="sizes of each dimension")
+    points = parser.parse_args().points
+    print(f"{'dimension':44} {'bound':>9} {'worst':>5} ms of CPU, up to the bound by doubling")
+    worst = 0.0
+    for subject in SUBJECTS:
+        curve = curve_of(subject, points)
+        worst = max(worst, curve.growth)
+        print(row(curve), flush=True)
+    print(f"worst doubling: {worst:.2f}, allowed: {GROWTH}")
+    return int(worst > GROWTH)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,400 @@
+"""The dimensions of requests and answers that `doubling` doubles, each up to its bound."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.protocol import (
+    BreakpointReport,
+    Done,
+    Finished,
+    Frame,
+    InputUsage,
+    Receipt,
+    Started,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from gateway.base.bounds import DEFAULT_BOUNDS as BOUNDS
+from gateway.base.catalogue import Model
+from gateway.base.errors import GatewayError
+from gateway.dialects import sse
+from gateway.dialects.anthropic.ask import ask_of
+from gateway.dialects.anthropic.decode import decode_messages
+from gateway.dialects.anthropic.writer import EventWriter, Explained, MessageCollector
+from gateway.dialects.nonces import without_nonces
+from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.collector import collect_chat
+from gateway.dialects.openai.decode import decode_chat, decode_completion
+from gateway.dialects.openai.writer import ChatWriter
+from gateway.prompt.ask import Ask, Compared, Principal
+from gateway.prompt.fingerprint import compare, pack, unpack
+
+Work = Callable[[], object]
+Json = dict[str, Any]
+
+_PRINCIPAL = Principal("workspace", "key", "5" * 32)
+_MODEL = Model(id="m", display_name="m")
+_COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
+_BLOCKS = BOUNDS.max_blocks - 16
+_BYTES = 8 << 20
+"""A quarter of the longest body: enough to see how it grows."""
+_HI = {"role": "user", "content": "hi"}
+_MARKER = {"type": "ephemeral"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`make(size)` prepares one piece of work of that size; `most` is its bound."""
+
+    name: str
+    most: int
+    make: Callable[[int], Work]
+
+
+def _spent(ask: Ask) -> None:
+    """What the gateway does with every request besides sending it."""
+    fingerprint = ask.fingerprint(100)
+    compare(unpack(pack(fingerprint)), fingerprint)
+    msgspec.json.encode(ask.generate_request("r", 1.0, ()))
+
+
+def _messages(body: Json) -> Work:
+    raw = msgspec.json.encode({"model": "m", "max_tokens": 1, "messages": [_HI], **body})
+
+    def work() -> None:
+        with suppress(GatewayError):
+            request, _ = without_nonces(decode_messages(raw))
+            _spent(ask_of(request, _PRINCIPAL, _MODEL, "2023-06-01", 0.0, comparison=_COMPARED))
+
+    return work
+
+
+def _chat(body: Json) -> Work:
+    raw = msgspec.json.encode({"model": "m", "messages": [_HI], **body})
+
+    def work() -> None:
+        with suppress(GatewayError):
+            request, _ = without_nonces(decode_chat(raw))
+            _spent(chat_ask_of(request, _PRINCIPAL, _MODEL, 0.0))
+
+    return work
+
+
+def _completion(prompt: str) -> Work:
+    raw = msgspec.json.encode({"model": "m", "prompt": prompt})
+
+    def work() -> None:
+        _spent(completion_ask_of(decode_completion(raw), _PRINCIPAL, _MODEL, 0.0))
+
+    return work
+
+
+def _raw(decode: Callable[[bytes], object], body: bytes) -> Work:
+    def work() -> None:
+        with suppress(GatewayError):
+            decode(body)
+
+    return work
+
+
+def _text(value: str = "a", **more: Any) -> Json:
+    return {"type": "text", "text": value, **more}
+
+
+def _content(blocks: list[Any]) -> Json:
+    return {"messages": [{"role": "user", "content": blocks}]}
+
+
+def _alternating(count: int) -> Json:
+    roles = ["user", "assistant"] * (count // 2) + ["user"]
+    return {"messages": [{"role": role, "content": "a"} for role in roles[-count:]]}
+
+
+def _tools(count: int) -> list[Json]:
+    return [{"name": f"t{n}", "description": "a", "input_schema": _schema(8)} for n in range(count)]
+
+
+def _functions(count: int) -> list[Json]:
+    return [
+        {"type": "function", "function": {"name": f"t{n}", "parameters": _schema(8)}}
+        for n in range(count)
+    ]
+
+
+def _schema(count: int) -> Json:
+    return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+
+
+def _calls(count: int, *, answered: int | None = None) -> Json:
+    """As many calls in one message, answered in the next."""
+    calls = [{"type": "tool_use", "id": f"c{n}", "name": "t", "input": {}} for n in range(count)]
+    results = [
+        {"type": "tool_result", "tool_use_id": f"c{n}", "content": "a"}
+        for n in reversed(range(count if answered is None else answered))
+    ]
+    return {
+        "messages": [
+            _HI,
+            {"role": "assistant", "content": calls},
+            {"role": "user", "content": results or "a"},
+        ]
+    }
+
+
+def _chat_calls(count: int, *, answered: int | None = None) -> Json:
+    function = {"name": "t", "arguments": '{"a": 1}'}
+    calls = [{"id": f"c{n}", "type": "function", "function": function} for n in range(count)]
+    answers = range(count if answered is None else answered)
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "a"} for n in reversed(answers)]
+    return {"messages": [_HI, {"role": "assistant", "tool_calls": calls}, *results, _HI]}
+
+
+def _nested(count: int, inner: Json) -> Json:
+    call = {"type": "tool_use", "id": "c", "name": "t", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [inner] * count}
+    return {
+        "messages": [
+            _HI,
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+    }
+
+
+def _document(count: int) -> Json:
+    return {"type": "document", "source": {"type": "content", "content": [_text()] * count}}
+
+
+def _search(count: int) -> Json:
+    return {"type": "search_result", "source": "s", "title": "t", "content": [_text()] * count}
+
+
+def _thinking(count: int) -> Json:
+    block = {"type": "thinking", "thinking": "a", "signature": "s"}
+    return {"messages": [_HI, {"role": "assistant", "content": [block] * count}, _HI]}
+
+
+def _input(count: int) -> Json:
+    request = _nested(1, _text())
+    request["messages"][1]["content"][0]["input"] = {"a": list(range(count))}
+    return request
+
+
+def _edits(count: int) -> Json:
+    edit = {"type": "clear_thinking_20251015", "keep": "all"}
+    return {"context_management": {"edits": [edit] * 16}, **_thinking(count)}
+
+
+def _systems(count: int) -> Json:
+    return {"messages": [{"role": "system", "content": "a"}] * count + [_HI]}
+
+
+def _line(count: int) -> list[Json]:
+    line = "x-anthropic-billing-header: cc_version=2.1.0; cch=36ee5;"
+    return [_text(line)] + [_text(line + "\nrest")] * count
+
+
+_USAGE = InputUsage(input_tokens=1, computed_tokens=1)
+
+
+def _answer(*deltas: Frame) -> list[Frame]:
+    report = BreakpointReport(segment=0, state="none")
+    receipt = Receipt(name_tokens=[], num_held=0)
+    started = Started(
+        request_id="r", epoch="e", usage=_USAGE, breakpoints=[report], receipt=receipt
+    )
+    finished = Finished(reason="stop", output_tokens=1)
+    return [started, *deltas, finished, Done(request_id="r", output_tokens=1)]
+
+
+def _written(frames: list[Frame]) -> Work:
+    def work() -> None:
+        writer = EventWriter(
+            turn_id="t",
+            model="m",
+            engine=lambda: "e",
+            paths=["messages.0"],
+            explain=lambda: Explained(None, None),
+        )
+        collector = MessageCollector()
+        for frame in frames:
+            for event in writer.write(frame):
+                sse.event("e", event)
+                collector.take(event)
+        collector.message()
+
+    return work
+
+
+def _chunked(frames: list[Frame]) -> Work:
+    def work() -> None:
+        writer = ChatWriter(
+            response_id="r",
+            model="m",
+            created=0,
+            engine=lambda: "e",
+            paths=["messages[0]"],
+            miss_reason=lambda: None,
+            num_choices=1,
+            include_usage=True,
+        )
+        chunks = [chunk for frame in frames for chunk in writer.write(frame)]
+        for chunk in chunks:
+            sse.data(chunk)
+        collect_chat(chunks)
+
+    return work
+
+
+def _call_frames(count: int) -> list[Frame]:
+    return [
+        frame for n in range(count) for frame in (ToolUseStart(f"c{n}", "t"), ToolInputDelta("{}"))
+    ]
+
+
+_VALID = [
+    Subject(
+        "messages: blocks of one message", _BLOCKS, lambda n: _messages(_content([_text()] * n))
+    ),
+    Subject("messages: messages", _BLOCKS, lambda n: _messages(_alternating(n))),
+    Subject(
+        "messages: bytes of one text",
+        _BYTES,
+        lambda n: _messages(_content([_text("a b " * (n // 4))])),
+    ),
+    Subject(
+        "messages: bytes that are escaped",
+        _BYTES // 4,
+        lambda n: _messages(_content([_text('",' * (n // 2))])),
+    ),
+    Subject("messages: system blocks", _BLOCKS, lambda n: _messages({"system": [_text()] * n})),
+    Subject(
+        "messages: system blocks with nonces", _BLOCKS, lambda n: _messages({"system": _line(n)})
+    ),
+    Subject("messages: tools", BOUNDS.max_tools, lambda n: _messages({"tools": _tools(n)})),
+    Subject(
+        "messages: properties",
+        BOUNDS.max_schema_properties,
+        lambda n: _messages({"tools": [{**_tools(1)[0], "input_schema": _schema(n)}]}),
+    ),
+    Subject("messages: tool calls and results", _BLOCKS // 2, lambda n: _messages(_calls(n))),
+    Subject(
+        "messages: values of a tool's input",
+        BOUNDS.max_json_values // 2,
+        lambda n: _messages(_input(n)),
+    ),
+    Subject("messages: blocks of a tool result", _BLOCKS, lambda n: _messages(_nested(n, _text()))),
+    Subject(
+        "messages: documents in a tool result",
+        _BLOCKS // 5,
+        lambda n: _messages(_nested(n, _document(4))),
+    ),
+    Subject(
+        "messages: texts of a search result", _BLOCKS, lambda n: _messages(_nested(1, _search(n)))
+    ),
+    Subject("messages: thinking blocks", _BLOCKS, lambda n: _messages(_thinking(n))),
+    Subject("messages: thinking blocks and edits", _BLOCKS, lambda n: _messages(_edits(n))),
+    Subject(
+        "messages: stop sequences",
+        BOUNDS.max_stop_sequences,
+        lambda n: _messages({"stop_sequences": ["x" * 1024] * n}),
+    ),
+    Subject(
+        "messages: names (bytes of many texts)",
+        _BYTES,
+        lambda n: _messages(_content([_text("a" * 8300)] * (n // 8300))),
+    ),
+    Subject("chat: parts of one message", _BLOCKS, lambda n: _chat(_content([_text()] * n))),
+    Subject("chat: messages", _BLOCKS, lambda n: _chat(_alternating(n))),
+    Subject(
+        "chat: bytes of one text", _BYTES, lambda n: _chat(_content([_text("a b " * (n // 4))]))
+    ),
+    Subject("chat: system messages", _BLOCKS, lambda n: _chat(_systems(n))),
+    Subject("chat: tools", BOUNDS.max_tools, lambda n: _chat({"tools": _functions(n)})),
+    Subject(
+        "chat: properties",
+        BOUNDS.max_schema_properties,
+        lambda n: _chat(
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": _schema(n)},
+                }
+            }
+        ),
+    ),
+    Subject("chat: tool calls and results", _BLOCKS // 2, lambda n: _chat(_chat_calls(n))),
+    Subject(
+        "chat: native breakpoints",
+        _BLOCKS,
+        lambda n: _chat(_content([_text(prompt_cache_breakpoint={"mode": "explicit"})] * n)),
+    ),
+    Subject("completions: bytes of the prompt", _BYTES, lambda n: _completion("a b " * (n // 4))),
+]
+_INVALID = [
+    Subject(
+        "messages: markers",
+        _BLOCKS // 2,
+        lambda n: _messages(_content([_text(cache_control=_MARKER)] * n)),
+    ),
+    Subject(
+        "messages: the last block is wrong",
+        _BLOCKS,
+        lambda n: _messages(_content([_text()] * n + [{"type": "image"}])),
+    ),
+    Subject(
+        "messages: the last text is empty",
+        _BLOCKS,
+        lambda n: _messages(_content([_text()] * n + [_text("")])),
+    ),
+    Subject("messages: calls without results", _BLOCKS, lambda n: _messages(_calls(n, answered=0))),
+    Subject(
+        "messages: bytes of an unknown field",
+        _BYTES // 4,
+        lambda n: _messages({" - at `$" * (n // 8): 1}),
+    ),
+    Subject(
+        "messages: bytes of a wrong value",
+        _BYTES // 4,
+        lambda n: _messages({"service_tier": " - at `$[" * (n // 9)}),
+    ),
+    Subject(
+        "messages: unknown fields",
+        BOUNDS.max_json_values // 4,
+        lambda n: _messages({f"f{i}": 1 for i in range(n)}),
+    ),
+    Subject(
+        "chat: the last part is wrong",
+        _BLOCKS,
+        lambda n: _chat(_content([_text()] * n + [{"type": "image_url"}])),
+    ),
+    Subject("chat: calls without results", _BLOCKS, lambda n: _chat(_chat_calls(n, answered=0))),
+    Subject(
+        "chat: bytes of an unknown field", _BYTES // 4, lambda n: _chat({" - at `$" * (n // 8): 1})
+    ),
+    Subject(
+        "body: too many values",
+        _BYTES,
+        lambda n: _raw(decode_messages, b"[" + b'{"a": "b"},' * (n // 11) + b"1]"),
+    ),
+    Subject(
+        "body: quotes without an end",
+        _BYTES,
+        lambda n: _raw(decode_chat, b'["' + b'\\",' * (n // 3)),
+    ),
+    Subject("body: nested lists", _BYTES, lambda n: _raw(decode_messages, b"[" * n)),
+]
+_ANSWERS = [
+    Subject("events: texts", 16_384, lambda n: _written(_answer(*[TextDelta("a")] * n))),
+    Subject("events: thinking", 16_384, lambda n: _written(_answer(*[ThinkingDelta("a")] * n))),
+    Subject("events: calls", 8_192, lambda n: _written(_answer(*_call_frames(n)))),
+    Subject("chunks: texts", 16_384, lambda n: _chunked(_answer(*[TextDelta("a")] * n))),
+    Subject("chunks: calls", 8_192, lambda n: _chunked(_answer(*_call_frames(n)))),
+]
+SUBJECTS = [*_VALID, *_INVALID, *_ANSWERS]
