@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,8 @@ from scripts.bench.agent_prompts import (
     metadata,
     with_marker,
 )
-from scripts.bench.common import machine_line, table
+from scripts.bench.report import machine_line, table
 from scripts.stack import API_KEY, running_stack
-
-ROOT = Path(__file__).resolve().parents[2]
 
 RESULT_TOKENS = 600
 MAX_TOKENS = 48
@@ -176,11 +175,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, *, is_removing: bool) -> dict[str, Tally]:
     """The tallies of one session against a fresh gateway and engine, by the kind of agent."""
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as work, model_of(options) as model:
         settings = {"ENGINE_LOG_LEVEL": "warning", "ENGINE_SYNTHETIC_PREFILL_US": "0"}
         settings["ENGINE_SYNTHETIC_DECODE_MS"] = "0"
-        if options.engine == "native":
-            settings["ENGINE_MODEL"] = str(small_model(Path(work), options.tokens))
+        if model is not None:
+            settings["ENGINE_MODEL"] = str(model.path)
         with running_stack(
             Path(work) / "data",
             backend=options.engine,
@@ -189,8 +188,8 @@ def measure(options: argparse.Namespace, *, is_removing: bool) -> dict[str, Tall
         ) as stack, Anthropic(
             base_url=stack.gateway, api_key=API_KEY, timeout=600, max_retries=0
         ) as client:  # fmt: skip
-            model = next(iter(client.models.list())).id
-            return run_session(client, model, options, is_told=is_removing)
+            name = next(iter(client.models.list())).id
+            return run_session(client, name, options, is_told=is_removing)
 
 
 def run_session(
@@ -232,12 +231,13 @@ def work(agent: Agent, turns: int) -> None:
         agent.call(turn)
 
 
-def small_model(work_folder: Path, tokens: int) -> Path:
-    """A model of random weights with room for the session: as many tokens again, and 32,000."""
-    from scripts.bench.ttft import make_model  # torch and transformers, for this engine only
+def model_of(options: argparse.Namespace) -> AbstractContextManager[Any]:
+    """For the native engine, a model with room for as many tokens again, and 32,000."""
+    if options.engine != "native":
+        return nullcontext()
+    from scripts.bench.common import bench_model  # torch and transformers, for this engine only
 
-    make_model(work_folder / "bench-model", hidden=64, layers=1, context=2 * tokens + 32_000)
-    return work_folder / "bench-model"
+    return bench_model(hidden=64, layers=1, context=2 * options.tokens + 32_000)
 
 
 def sum_of(tallies: Iterable[Tally]) -> Tally:

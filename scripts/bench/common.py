@@ -1,21 +1,25 @@
-"""What the engine's benchmarks share: an engine to step, one to ask, and the machine's line.
+"""What the engine's benchmarks share: an engine to step, one to ask, and a model to load.
 
 `SteppedEngine` is the engine's own cache, scheduler, lifecycle and loop without its thread, so that
 one operation can be timed, and a step's state looked at, with nothing else going on.
 """
 
+import argparse
 import asyncio
+import json
 import os
-import platform
+import shutil
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.backends.base import Parts
@@ -48,10 +52,11 @@ from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
 from engine.schedule.scheduler import Scheduler
 from engine.settings import Settings
+from engine.text.renderer import ChatRenderer
+from scripts.bench.report import machine_line, percentile
+from scripts.stack import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-
-__all__ = ["DEMO_MODEL", "load_native", "load_synthetic"]
+__all__ = ["load_native", "load_synthetic"]
 
 DEMO_MODEL = ROOT / "engine" / "demo_model"
 SECRET = "no-secret-for-benchmarks"  # nothing listens
@@ -243,23 +248,51 @@ class Times:
 
     @property
     def p99(self) -> float:
-        ordered = sorted(self.seconds)
-        return ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
+        return percentile(self.seconds, 0.99)
 
 
-def machine_line() -> str:
-    return (
-        f"{platform.machine()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} torch threads, "
-        f"Python {platform.python_version()}, torch {torch.__version__}"
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A Llama-style model with random weights around the demo model's tokenizer."""
+
+    path: Path
+    parameters: int
+
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        tokenizer = ChatRenderer.from_model(str(self.path)).tokenizer
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hidden", type=int, default=512, help="size of the model's hidden states")
+    parser.add_argument("--layers", type=int, default=8)
+
+
+@contextmanager
+def bench_model(hidden: int, layers: int, context: int) -> Iterator[Model]:
+    """Write such a model into a temporary folder, and print the machine and the model's size."""
+    demo = json.loads((DEMO_MODEL / "config.json").read_text("utf-8"))
+    config = LlamaConfig(
+        vocab_size=demo["vocab_size"],
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=max(1, hidden // 256),
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        eos_token_id=demo["eos_token_id"],
     )
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    lines = []
-    for row in (headings, *rows):
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench-model"
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model.save_pretrained(path)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(DEMO_MODEL / name, path / name)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        del model
+        print(machine_line())
+        print(f"random weights, {parameters / 1e6:.1f} M parameters, float32", flush=True)
+        yield Model(path, parameters)

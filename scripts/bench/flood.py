@@ -23,14 +23,13 @@ from engine.protocol import CountRequest, GenerateRequest, Message, Prompt, Stat
 from scripts.bench.common import (
     Answer,
     ask,
-    machine_line,
     new_request,
     new_settings,
     numbered_text,
     running_backend,
-    table,
     text_of_tokens,
 )
+from scripts.bench.report import machine_line, table
 
 BLOCK_SIZE = 16
 # Name -> is the prefix marked, and the part of the pool that leases may hold.

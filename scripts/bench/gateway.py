@@ -29,7 +29,7 @@ from typing import Any
 
 import uvloop
 
-from scripts.bench.gateway_load import Load, Request, cpu_seconds, drive, post, rss_bytes
+from scripts.bench.gateway_load import Load, Request, drive, post, rss_bytes
 from scripts.bench.gateway_profile import profile
 from scripts.bench.gateway_servers import (
     OTHER_CORE,
@@ -40,8 +40,8 @@ from scripts.bench.gateway_servers import (
     our_gateway,
     rust_router,
 )
+from scripts.stack import ROOT, cpu_seconds
 
-ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS, STREAMS = 32, 64
 NUM_CHUNKS = 200
 SENTENCE = "Leases end when their time is over, and no sooner. "

@@ -16,7 +16,6 @@ and publishes one event for each generation, as an engine does.
 import asyncio
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httptools
@@ -43,8 +42,6 @@ from engine.protocol import (
     Stats,
     TextDelta,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 MODEL = "holdfast-demo"
 NUM_DELTAS = 200

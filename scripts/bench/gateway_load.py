@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+from scripts.bench.report import percentile
+from scripts.stack import family
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Load:
 
     def percentile(self, share: float) -> float:
         """In seconds."""
-        return sorted(self.seconds)[int(share * (len(self.seconds) - 1))]
+        return percentile(self.seconds, share)
 
 
 async def drive(
@@ -119,28 +120,10 @@ def post(path: str, headers: dict[str, str], body: bytes, mark: bytes, num_marks
     return Request("\r\n".join([*lines, "", ""]).encode() + body, mark, num_marks)
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its descendants, ended ones that were waited for
-    included."""
-    total = 0.0
-    for process in _tree(pid):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        total += sum(int(value) for value in fields[11:15]) / _TICKS
-    return total
-
-
 def rss_bytes(pid: int) -> int:
     """Memory of a process and its descendants that is in RAM."""
-    pages = [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in _tree(pid)]
+    pages = [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in family(pid)]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _tree(pid: int) -> list[int]:
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += _tree(int(child))
-    return found
 
 
 def _count(answer: bytes, request: Request) -> int:

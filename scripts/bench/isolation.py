@@ -9,7 +9,6 @@ probes give less than 1e-8.
 """
 
 import argparse
-import platform
 import random
 import statistics
 import sys
@@ -21,10 +20,9 @@ from pathlib import Path
 import httpx
 from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
+from scripts.bench.report import machine_line
 from scripts.stack import running_stack
 from tests.isolation import probes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 MAX_LEAK = 0.01
 MAX_CONTROL = 1e-8
@@ -51,7 +49,7 @@ def main() -> int:
             stack.enter_context(probes.client_of(running.gateway, probes.new_key(data, name)[1]))
             for name in ("owner", "stranger", "reference")
         )
-        print(f"{platform.machine()}, native engine on one thread, demo model\n", flush=True)
+        print(f"{machine_line()}; native engine on one thread, demo model\n", flush=True)
         good = report_exact(owner, stranger, reference, options.probes, options.seed)
         for run in range(options.runs):
             rng = random.Random(f"{options.seed} {run}")

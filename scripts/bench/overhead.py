@@ -31,13 +31,12 @@ from scripts.bench.common import (
     SteppedEngine,
     Times,
     load_synthetic,
-    machine_line,
     new_request,
     new_settings,
     numbered_text,
-    table,
     text_of_tokens,
 )
+from scripts.bench.report import machine_line, table
 
 BLOCK_SIZE = 16
 LEASE_TOKENS = 16_000

@@ -31,6 +31,7 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 
+from scripts.bench.report import percentile
 from scripts.bench.routers import PEERS_PYTHON, install
 from scripts.bench.routing_load import (
     BLOCK_TOKENS,
@@ -47,9 +48,7 @@ from scripts.bench.routing_subjects import (
     Started,
     running_engines,
 )
-from scripts.stack import ENGINE_SECRET
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import ENGINE_SECRET, cpu_seconds
 
 NUM_ENGINES = 4
 ROOM = {"roomy": 1.25, "tight": 0.2}
@@ -88,8 +87,7 @@ class Run:
     router_cpu: float
 
     def percentile(self, share: float) -> float:
-        times = sorted(self.observed.first_token)
-        return times[min(int(len(times) * share), len(times) - 1)] if times else float("nan")
+        return percentile(self.observed.first_token, share)
 
     def line(self, name: str) -> str:
         times = "".join(f"{1e3 * self.percentile(share):6.0f}ms" for share in (0.5, 0.95, 0.99))
@@ -185,13 +183,7 @@ def _engines(before: list[dict[str, int]], after: list[dict[str, int]]) -> Engin
 
 
 def _cpu_seconds(started: Started) -> float:
-    seconds = 0.0
-    for process in started.processes:
-        parent = psutil.Process(process.pid)
-        for one in (parent, *parent.children(recursive=True)):
-            times = one.cpu_times()
-            seconds += times.user + times.system
-    return seconds
+    return sum(cpu_seconds(process.pid) for process in started.processes)
 
 
 def _busy(before: Any) -> float:

@@ -15,7 +15,6 @@ import json
 import pstats
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +28,18 @@ from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
 from scripts.bench.common import (
     Answer,
+    Model,
     SteppedEngine,
+    add_model_arguments,
     ask,
+    bench_model,
     load_native,
-    machine_line,
     new_request,
     new_settings,
     running_backend,
-    table,
     text_of_tokens,
 )
-from scripts.bench.ttft import make_model
+from scripts.bench.report import table
 
 BLOCK_SIZE = 16
 TARGET_ON_OFF = 5.0
@@ -72,17 +72,14 @@ class Plan:
 
 def main() -> int:
     options = parse_arguments()
-    with tempfile.TemporaryDirectory() as work:
-        model = Path(work) / "bench-model"
-        context = 2 * options.prefix + options.output
-        parameters = make_model(model, options.hidden, options.layers, context)
-        options.context = context
+    options.context = 2 * options.prefix + options.output
+    with bench_model(options.hidden, options.layers, options.context) as made:
+        model = made.path
         settings = our_settings(str(model), options)
-        on, off = new_plan(model, options, "on"), new_plan(model, options, "off")
-        print(machine_line())
+        on, off = new_plan(made, options, "on"), new_plan(made, options, "off")
         print(
-            f"random weights, {parameters / 1e6:.1f} M parameters, float32, {options.threads}"
-            f" threads each\n{options.clients} clients x {options.rounds} requests: prefix"
+            f"{options.threads} threads each\n"
+            f"{options.clients} clients x {options.rounds} requests: prefix"
             f" {options.prefix} tokens, prompts {mean_tokens(model, on):.0f}, output"
             f" {options.output}; pool {pool_tokens(options):,} tokens\n",
             flush=True,
@@ -106,8 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2, help="requests of each client")
     parser.add_argument("--output", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    add_model_arguments(parser)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--page-size", type=int, default=256, help="transformers': its default")
     parser.add_argument("--transformers-step-tokens", type=int, help="default: its own choice")
@@ -134,12 +130,8 @@ def our_settings(model: str, options: argparse.Namespace) -> Settings:
     )
 
 
-def new_plan(model: Path, options: argparse.Namespace, name: str) -> Plan:
+def new_plan(model: Model, options: argparse.Namespace, name: str) -> Plan:
     """The prompts are the same whatever the name; `off` gives each a scope of its own."""
-    renderer = ChatRenderer.from_model(str(model))
-
-    def count(text: str) -> int:
-        return len(renderer.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def request(label: str, system: str) -> GenerateRequest:
         question = f"Question {label}: " + "what does the policy say of this item, and why? " * 2
@@ -148,8 +140,8 @@ def new_plan(model: Path, options: argparse.Namespace, name: str) -> Plan:
             f"{name}-{label}", system, question, max_tokens=options.output, scope=scope
         )
 
-    prefix = text_of_tokens(count, "The shared prefix", options.prefix)
-    stranger = text_of_tokens(count, "Another text", options.prefix // 4)
+    prefix = text_of_tokens(model.count, "The shared prefix", options.prefix)
+    stranger = text_of_tokens(model.count, "Another text", options.prefix // 4)
     return Plan(
         stranger=request("0-0", stranger),
         first=request("0-1", prefix),
@@ -282,23 +274,8 @@ def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
         steps += 1
     profiler.disable()
     seconds = time.perf_counter() - begun
-    stats: Any = pstats.Stats(profiler).strip_dirs()
-    costs = sorted(
-        ((own, calls, name) for (_, calls, own, _, name) in map(cost_of, stats.stats.items())),
-        reverse=True,
-    )
     print(f"\nwhere {seconds:.2f} s of {steps} steps go, each function's own time (cProfile)")
-    rows = [
-        (name, f"{calls:,}", f"{own:.2f}", f"{own / seconds:.1%}")
-        for own, calls, name in costs[:10]
-    ]
-    print(table(("function", "calls", "s", "share"), rows))
-
-
-def cost_of(item: tuple[tuple[str, int, str], Any]) -> tuple[int, int, float, float, str]:
-    (file, line, name), (primitive, calls, own, cumulative, _) = item
-    where = name if file == "~" else f"{file}:{line} {name}"
-    return primitive, calls, own, cumulative, where
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(10)
 
 
 if __name__ == "__main__":

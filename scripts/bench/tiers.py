@@ -11,29 +11,27 @@ random weights.
 import argparse
 import asyncio
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 
 from engine.backends.looped import LoopedBackend
 from engine.protocol import GenerateRequest, Started, Stats, TextDelta
 from engine.settings import Settings
-from engine.text.renderer import ChatRenderer
 from scripts.bench.common import (
     Answer,
+    Model,
+    add_model_arguments,
     ask,
-    machine_line,
+    bench_model,
     new_request,
     new_settings,
     running_backend,
-    table,
     text_of_tokens,
 )
-from scripts.bench.ttft import make_model
+from scripts.bench.report import table
 
 BLOCK_SIZE = 16
 MIB = 2**20
@@ -69,27 +67,19 @@ class Reader:
     def longest_gap(self, begin: float, end: float) -> float:
         """Of the pauses that touch this stretch of time."""
         gaps = [later - one for one, later in pairwise(self.times) if later > begin and one < end]
-        return max(gaps)
+        return max(gaps, default=float("nan"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prefix", type=int, default=8192)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    add_model_arguments(parser)
     parser.add_argument("--mib", type=float, nargs="*", default=[1, 4, 64, 1024])
     options = parser.parse_args()
-    print(machine_line())
-    outcomes = []
-    with tempfile.TemporaryDirectory() as work:
-        model = Path(work) / "bench-model"
-        parameters = make_model(model, options.hidden, options.layers, 2 * options.prefix)
-        print(
-            f"random weights, {parameters / 1e6:.1f} M parameters, prefix {options.prefix} tokens"
-        )
-        for mib in [*options.mib, None]:
-            outcomes.append(asyncio.run(measure(str(model), options.prefix, mib)))
-    report(outcomes)
+    with bench_model(options.hidden, options.layers, 2 * options.prefix) as model:
+        print(f"prefix {options.prefix} tokens")
+        sizes = [*options.mib, None]
+        report([asyncio.run(measure(model, options.prefix, mib)) for mib in sizes])
     return 0
 
 
@@ -104,16 +94,11 @@ def settings_of(model: str, prefix: int, mib: float | None) -> Settings:
     )
 
 
-async def measure(model: str, prefix: int, mib: float | None) -> Outcome:
-    tokenizer = ChatRenderer.from_model(model).tokenizer
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    async with running_backend(settings_of(model, prefix, mib)) as backend:
+async def measure(model: Model, prefix: int, mib: float | None) -> Outcome:
+    async with running_backend(settings_of(str(model.path), prefix, mib)) as backend:
 
         def text(label: str) -> str:
-            return text_of_tokens(count, label, prefix)
+            return text_of_tokens(model.count, label, prefix)
 
         def request(name: str, system: str, max_tokens: int) -> GenerateRequest:
             made = new_request(name, system, "What?", max_tokens=max_tokens, is_marked=False)

@@ -7,9 +7,6 @@ beside it is what the API returned.
 """
 
 import argparse
-import json
-import platform
-import shutil
 import statistics
 import sys
 import tempfile
@@ -18,58 +15,33 @@ from pathlib import Path
 
 import torch
 from anthropic import Anthropic
-from transformers import AutoModelForCausalLM, LlamaConfig
 
+from scripts.bench.common import add_model_arguments, bench_model
+from scripts.bench.report import table
 from scripts.stack import API_KEY, running_stack
-
-ROOT = Path(__file__).resolve().parents[2]
-
-DEMO_MODEL = ROOT / "engine" / "demo_model"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=8192, help="length of the prefix")
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    add_model_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        model = Path(work) / "bench-model"
-        parameters = make_model(model, options.hidden, options.layers, 2 * options.tokens)
+    with (
+        bench_model(options.hidden, options.layers, 2 * options.tokens) as model,
+        tempfile.TemporaryDirectory() as data,
+    ):
         settings = {
-            "ENGINE_MODEL": str(model),
+            "ENGINE_MODEL": str(model.path),
             "ENGINE_LOG_LEVEL": "warning",
             "ENGINE_THREADS": str(options.threads),
         }
-        with running_stack(Path(work) / "data", engine_settings=settings) as stack:
+        with running_stack(Path(data), engine_settings=settings) as stack:
             client = Anthropic(base_url=stack.gateway, api_key=API_KEY, timeout=600)
             rounds = [measure(client, options.tokens, index) for index in range(options.rounds)]
-    report(rounds, parameters, options.threads)
+    report(rounds, options.threads)
     return 0
-
-
-def make_model(directory: Path, hidden: int, layers: int, context: int) -> int:
-    """Write a random-weight model; returns its number of parameters."""
-    demo = json.loads((DEMO_MODEL / "config.json").read_text())
-    config = LlamaConfig(
-        vocab_size=demo["vocab_size"],
-        hidden_size=hidden,
-        intermediate_size=hidden * 11 // 4,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=max(1, hidden // 256),
-        max_position_embeddings=context,
-        tie_word_embeddings=True,
-        eos_token_id=demo["eos_token_id"],
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    model.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(DEMO_MODEL / name, directory / name)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def measure(client: Anthropic, tokens: int, index: int) -> tuple[tuple[float, dict[str, int]], ...]:
@@ -108,20 +80,22 @@ def ask(client: Anthropic, system: str, question: str) -> tuple[float, dict[str,
     return first, counts
 
 
-def report(
-    rounds: list[tuple[tuple[float, dict[str, int]], ...]], parameters: int, threads: int
-) -> None:
-    print(f"{platform.machine()}, {threads} threads, torch {torch.__version__}")
-    print(f"random weights, {parameters / 1e6:.1f} M parameters, float32\n")
-    print("round  uncached s  usage (input, written, read)   cached s  usage             ratio")
-    ratios = []
-    for index, ((cold, cold_usage), (warm, warm_usage)) in enumerate(rounds, start=1):
-        ratios.append(cold / warm)
-        print(
-            f"{index:>5}  {cold:>10.3f}  {tuple(cold_usage.values())!s:<29}  {warm:>8.4f}"
-            f"  {tuple(warm_usage.values())!s:<16}  {cold / warm:>5.1f}"
+def report(rounds: list[tuple[tuple[float, dict[str, int]], ...]], threads: int) -> None:
+    rows = [
+        (
+            str(index),
+            f"{cold:.3f}",
+            f"{tuple(cold_usage.values())}",
+            f"{warm:.4f}",
+            f"{tuple(warm_usage.values())}",
+            f"{cold / warm:.1f}",
         )
-    print(f"\nmedian: {statistics.median(ratios):.1f} times shorter with the prefix cached")
+        for index, ((cold, cold_usage), (warm, warm_usage)) in enumerate(rounds, start=1)
+    ]
+    print(f"{threads} threads; usage is (input, written, read)\n")
+    print(table(("round", "uncached s", "usage", "cached s", "usage", "ratio"), rows))
+    ratio = statistics.median(cold / warm for (cold, _), (warm, _) in rounds)
+    print(f"\nmedian: {ratio:.1f} times shorter with the prefix cached")
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ from scripts.bench.common import (
     Sent,
     SteppedEngine,
     load_synthetic,
-    machine_line,
     new_request,
     new_settings,
-    table,
 )
+from scripts.bench.report import machine_line, percentile, table
 
 BLOCK_SIZE = 16
 BATCH = 32
@@ -161,7 +160,6 @@ def new_engine(num_blocks: int, max_running: int, step_tokens: int) -> SteppedEn
 def report_waste(wastes: list[tuple[Load, str, Waste]], options: argparse.Namespace) -> None:
     rows = []
     for load, device, waste in wastes:
-        ordered = sorted(waste.shares)
         rows.append(
             (
                 load.name,
@@ -172,7 +170,7 @@ def report_waste(wastes: list[tuple[Load, str, Waste]], options: argparse.Namesp
                 f"{waste.share:.2%}",
                 f"{(waste.allocated - waste.used - waste.pending) / waste.allocated:.2%}",
                 f"{waste.pending / waste.allocated:.2%}",
-                f"{ordered[int(len(ordered) * 0.99)]:.2%}",
+                f"{percentile(waste.shares, 0.99):.2%}",
                 f"{1 - waste.contiguous_used / waste.contiguous_longest:.1%}",
                 f"{1 - waste.contiguous_used / waste.contiguous_exact:.1%}",
             )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import ROOT
+
 # So that neither a deployment of this machine nor its volumes are touched.
 NAME = "holdfast-check"
 BUILD_SECONDS = 3600

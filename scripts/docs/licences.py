@@ -10,12 +10,12 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import ROOT
+
 FILE = ROOT / "gateway" / "LICENCES.md"
 # vLLM brings two hundred packages of its own, by machine; `pip-licenses` there lists them.
 EXTRAS = ("gateway", "postgres", "engine", "dashboard")

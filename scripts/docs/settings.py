@@ -4,16 +4,13 @@ Run it after a change of settings; tests/test_layout.py fails when it was forgot
 table between the two markers below; the first one alone will do to begin with.
 """
 
-from pathlib import Path
-
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from dashboard.settings import Settings as DashboardSettings
 from engine.settings import Settings as EngineSettings
 from gateway.base.settings import Settings as GatewaySettings
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import ROOT
 
 BEGIN = "<!-- settings -->"
 END = "<!-- /settings -->"

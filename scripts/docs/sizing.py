@@ -13,8 +13,6 @@ from typing import Any
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, GIB, KvSize, NotSizable, kv_size
 
-ROOT = Path(__file__).resolve().parents[2]
-
 BLOCK_SIZE: int = Settings.model_fields["block_size"].default
 LEASE_SHARE: float = Settings.model_fields["lease_share"].default
 

@@ -39,8 +39,7 @@ from engine.protocol import (
 from engine.settings import Settings
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.renderer import ChatRenderer
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import ROOT
 
 README = ROOT / "engine" / "README.md"
 TEMPLATES = ROOT / "tests" / "engine" / "text" / "chat_templates"

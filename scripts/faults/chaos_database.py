@@ -22,7 +22,8 @@ from typing import Any
 
 import httpx
 
-from scripts.stack import API_KEY, running_stack
+from scripts.bench.report import percentile
+from scripts.stack import API_HEADERS, ROOT, running_stack
 from tests.e2e.outage import (
     data_directory,
     frozen_postgres,
@@ -32,14 +33,11 @@ from tests.e2e.outage import (
 )
 from tests.postgres import new_database, running_postgres
 
-ROOT = Path(__file__).resolve().parents[2]
-
 ENGINE = {
     "ENGINE_SYNTHETIC_DECODE_MS": "2",
     "ENGINE_MAX_RUNNING": "64",
     "ENGINE_LOG_LEVEL": "error",
 }
-HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
 DRAIN_SECONDS = 300
 
 
@@ -55,7 +53,7 @@ class Phase:
 
     def percentile(self, share: float) -> float:
         """In milliseconds."""
-        return sorted(self.seconds)[int(share * (len(self.seconds) - 1))] * 1000
+        return percentile(self.seconds, share) * 1000
 
 
 def main() -> int:
@@ -139,7 +137,7 @@ async def ask(http: httpx.AsyncClient, url: str, phase: Phase) -> None:
     }
     started = time.perf_counter()
     try:
-        answer = await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)
+        answer = await http.post(f"{url}/v1/messages", json=body, headers=API_HEADERS)
     except httpx.TransportError as error:
         phase.failures.append(repr(error))
         return

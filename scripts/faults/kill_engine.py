@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scripts.stack import ROOT
 from tests.e2e.engine_kills import run_engine_kills, table
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:

@@ -12,10 +12,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scripts.stack import ROOT
 from tests.e2e.kills import run_kills, table
 from tests.postgres import new_database, running_postgres
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:

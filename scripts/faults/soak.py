@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.stack import API_KEY
+from scripts.bench.report import percentile
+from scripts.stack import API_KEY, ROOT
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     MIB,
@@ -30,8 +31,6 @@ from tests.e2e.soaking import (
     run_streams,
     slope_an_hour,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 ENGINE = {
     # So few that they are full well before the second half, of which growth is measured.
@@ -102,11 +101,10 @@ async def run(target: Target, options: argparse.Namespace) -> list[str]:
 
 
 def print_streams(number: int, streams: Streams) -> None:
-    first = sorted(streams.first) or [0.0]
     print(
         f"round {number}: {streams.count} streams, {streams.num_open_at_once} open at once,"
         f" {len(streams.wrong)} wrong, {streams.seconds:.1f} s; to the first text"
-        f" p50 {first[len(first) // 2]:.2f} s, p99 {first[int(0.99 * (len(first) - 1))]:.2f} s",
+        f" p50 {percentile(streams.first, 0.5):.2f} s, p99 {percentile(streams.first, 0.99):.2f} s",
         flush=True,
     )
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from gateway.routing.cost import Weights
+from scripts.bench.report import percentile
 from scripts.simulate.engine import Request, SimulatedEngine, Times
 from scripts.simulate.fleet import POLICIES, Clockwork, Gateway, Result, Simulation
 from scripts.simulate.traces import (
@@ -27,8 +28,6 @@ from scripts.simulate.traces import (
     conversation,
     tenants,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
@@ -106,7 +105,6 @@ def _report(policy: str, result: Result, num_engines: int, seconds: float) -> No
     total = result.total()
     loads = [result.loads[number] for number in range(num_engines)]
     mean = sum(loads) / num_engines or 1
-    waits = sorted(result.waits) or [0.0]
     print(
         f"\n{policy}: {total.requests:,} requests, {result.refused} refused, "
         f"{result.seconds:,.0f} s simulated in {seconds:.1f} s"
@@ -122,8 +120,8 @@ def _report(policy: str, result: Result, num_engines: int, seconds: float) -> No
     )
     print(f"  load max/mean      {max(loads) / mean:.3f}")
     print(
-        f"  first token        p50 {waits[len(waits) // 2]:.3f} s, "
-        f"p95 {waits[int(len(waits) * 0.95)]:.3f} s"
+        f"  first token        p50 {percentile(result.waits, 0.5):.3f} s, "
+        f"p95 {percentile(result.waits, 0.95):.3f} s"
     )
     for kind, counts in sorted(result.counts.items()):
         kept = f", 5-minute promise {_share(counts.honoured, counts.promised)}"
