@@ -42,11 +42,13 @@ from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
+from gateway.ledger.identity import Identity
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.limits.admission import Admission
 from gateway.limits.keyring import KeyRing
+from gateway.limits.reading import ReadLimit
 from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.prices.pricing import PriceBook
@@ -63,6 +65,9 @@ from gateway.turn.turn import TurnService
 from gateway.turn.why_missed import LastHolders
 
 _SETTLE_SECONDS = 3.0
+_DRAIN_CONNECTIONS = 2
+_ACCESS_CONNECTIONS = 6
+_READ_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +147,13 @@ async def _start(
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics, clock = base.metrics, base.clock
     journal = _open_journal(stack, settings, base)
-    ledger = _open_ledger(stack, settings)
-    keys = Keys(ledger)
-    workspaces = Workspaces(ledger)
+    # Whoever reads much must not keep the drain, the keys or a revocation waiting.
+    identity = Identity()
+    ledger = _open_ledger(stack, settings, identity, _DRAIN_CONNECTIONS)
+    access = _open_ledger(stack, settings, identity, _ACCESS_CONNECTIONS)
+    reads = _open_ledger(stack, settings, identity, _READ_CONNECTIONS)
+    keys = Keys(access)
+    workspaces = Workspaces(access)
     keyring = KeyRing(
         keys, settings.master_secret, clock, settings.api_key, settings.keys_stale_seconds
     )
@@ -156,7 +165,7 @@ async def _start(
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
     drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
-    queries = Queries(ledger)
+    queries = Queries(reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
@@ -186,6 +195,8 @@ async def _start(
         journal=journal,
         metrics=metrics,
         supervisor=base.supervisor,
+        ledger=identity,
+        reading=ReadLimit(),
         clock=clock,
         workers=_workers(stack),
         bounds=settings.request_bounds,
@@ -241,8 +252,10 @@ def _workers(stack: AsyncExitStack) -> Workers:
     return workers
 
 
-def _open_ledger(stack: AsyncExitStack, settings: Settings) -> Ledger:
-    ledger = Ledger(settings.ledger_url)
+def _open_ledger(
+    stack: AsyncExitStack, settings: Settings, identity: Identity, pool_size: int
+) -> Ledger:
+    ledger = Ledger(settings.ledger_url, pool_size=pool_size, identity=identity)
     stack.push_async_callback(ledger.close)
     return ledger
 

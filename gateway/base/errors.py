@@ -28,6 +28,8 @@ GatewayError               500 api_error
     ├── NoEngineReady      529 overloaded_error
     ├── JournalFull        529 overloaded_error          no room to record another turn
     └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
+        ├── LedgerDamaged  529 overloaded_error          its file is broken
+        └── LedgerReplaced 529 overloaded_error          it is another one than before
 """
 
 from typing import ClassVar
@@ -212,3 +214,17 @@ class JournalFull(Overloaded):
 
 class LedgerUnavailable(Overloaded):
     default = "the database is not available"
+
+
+class LedgerDamaged(LedgerUnavailable):
+    default = (
+        "the ledger's file is damaged: stop the gateway, restore a backup or recover the file with"
+        " `sqlite3 ledger.db .recover`, and start it again; turns wait in the journal"
+    )
+
+
+class LedgerReplaced(LedgerUnavailable):
+    default = (
+        "the ledger is another database than the one this gateway began with: put the first one"
+        " back, or start the gateway again to go on with this one; turns wait in the journal"
+    )

@@ -15,6 +15,7 @@ from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.export import turn_lines, usage_lines
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.upkeep import rebuild, retain
+from gateway.limits.admission import month_of
 from gateway.prices.money import per_million
 from gateway.prices.pricing import HOSTED, SHIPPED, PriceSheets, load_prices
 
@@ -101,11 +102,13 @@ def _retain(options: argparse.Namespace) -> int:
         # A gateway that was killed repeats what it had just inserted: that must still be there.
         print("--turns: must be at least 2d", file=sys.stderr)
         return 2
-    now = _now_ms()
+    now, month = _now_ms(), int(month_of(Clock().wall()).timestamp() * 1000)
     deleted = _with_ledger(
-        lambda ledger: retain(ledger, now - options.turns, now - options.rollups)
+        lambda ledger: retain(ledger, now - options.turns, now - options.rollups, month)
     )
     print(f"deleted {deleted.turns} turns and {deleted.rollups} sums")
+    if now - options.rollups > month:
+        print("sums of the running month stay: spend limits are counted from them")
     return 0
 
 

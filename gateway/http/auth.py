@@ -18,6 +18,7 @@ from typing import Any
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
+from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
 from gateway.base.errors import Forbidden, MissingKey, SampleData, Unauthenticated
@@ -37,6 +38,7 @@ class Viewer:
 
     workspace: str | None
     may_send: bool = False
+    key_id: str = ""
 
     def sees(self, workspace: str) -> bool:
         return self.workspace is None or self.workspace == workspace
@@ -63,7 +65,8 @@ class AdminGate:
         if principal is None:
             raise Unauthenticated
         own = None if principal.key_scope == "admin" else principal.workspace
-        return Viewer(own, may_send=principal.key_scope != "read_only")
+        may_send = principal.key_scope != "read_only"
+        return Viewer(own, may_send=may_send, key_id=principal.key_id)
 
 
 class KeyAuth(AbstractAuthenticationMiddleware):
@@ -83,7 +86,10 @@ class KeyAuth(AbstractAuthenticationMiddleware):
 
 
 class AdminAuth(AbstractAuthenticationMiddleware):
-    """Sets the request's Viewer."""
+    """Sets the request's Viewer, and holds one of its key's places while it reads."""
+
+    def __init__(self, app: ASGIApp, *arguments: Any, **options: Any) -> None:
+        super().__init__(_Reading(app), *arguments, **options)
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         gate: AdminGate = connection.app.state.services.admin
@@ -91,6 +97,21 @@ class AdminAuth(AbstractAuthenticationMiddleware):
         if viewer.workspace is not None and not _shows_own_workspace(connection):
             raise Forbidden("this needs an admin key")
         return AuthenticationResult(user=viewer, auth=None)
+
+
+class _Reading:
+    """The rest of the application, behind the bound on a key's reads."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") not in _READING:
+            await self._app(scope, receive, send)
+            return
+        services = scope["litestar_app"].state.services
+        async with services.reading.taken(scope["user"].key_id):
+            await self._app(scope, receive, send)
 
 
 def _shows_own_workspace(connection: Connection) -> bool:

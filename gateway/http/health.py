@@ -38,7 +38,8 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: it was told to end, and its place is taken by another.
 
-    `loops` are the gateway's own loops that are failing; there are none while it is ready.
+    `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
+    database for good; there is neither while it is ready.
     """
 
     ready: bool
@@ -47,6 +48,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     journal_backlog: int
     journal: JournalHealth
     loops: list[LoopHealth]
+    ledger: str | None
 
 
 def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
@@ -71,7 +73,8 @@ class HealthController(Controller):
         """Ready while an engine is, the journal has room and no loop is failing, until it is told
         to stop.
 
-        No database is needed.
+        No database is needed: one that is away may come back. One that is damaged or another one
+        than before does not by itself.
 
         `/health` is vLLM's name, which GuideLLM asks for.
         """
@@ -91,8 +94,8 @@ class HealthController(Controller):
             has_room=services.journal.has_room,
         )
         is_stopping = state.stopping.is_set()
-        loops = services.supervisor.failing
-        is_able = bool(services.fleet.ready) and journal.has_room and not loops
+        loops, ledger = services.supervisor.failing, services.ledger.problem
+        is_able = bool(services.fleet.ready) and journal.has_room and not (loops or ledger)
         is_ready = is_able and not is_stopping
         body = Readiness(
             ready=is_ready,
@@ -101,6 +104,7 @@ class HealthController(Controller):
             journal_backlog=journal.backlog,
             journal=journal,
             loops=loops,
+            ledger=ledger,
         )
         return Response(body, status_code=200 if is_ready else 503)
 

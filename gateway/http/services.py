@@ -13,11 +13,13 @@ from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.journal.writer import Journal
+from gateway.ledger.identity import Identity
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.keyring import KeyRing
 from gateway.limits.workers import Workers
+from gateway.limits.reading import ReadLimit
 from gateway.prices.pricing import PriceBook
 from gateway.routing.fleet import Fleet
 from gateway.turn.turn import TurnService
@@ -37,6 +39,8 @@ class Services:
     journal: Journal
     metrics: Metrics
     supervisor: Supervisor
+    ledger: Identity
+    reading: ReadLimit
     clock: Clock
     workers: Workers
     bounds: RequestBounds

@@ -9,18 +9,34 @@ once, and neither the wait nor the clean-up behind it can last longer.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import event, text
+from sqlalchemy import event, make_url, select, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.base.errors import LedgerRefused, LedgerUnavailable, SampleData
+from gateway.base.errors import (
+    GatewayError,
+    LedgerDamaged,
+    LedgerRefused,
+    LedgerUnavailable,
+    SampleData,
+)
 from gateway.base.record import TurnRecord
 from gateway.ledger import watermark
+from gateway.ledger.identity import Identity, is_damage
+from gateway.ledger.patience import PatientTimer
 from gateway.ledger.schema import TurnRow
 from gateway.ledger.sums.rollups import add_turns
 
@@ -31,14 +47,31 @@ _STATEMENT_SHARE = 0.8
 # Beyond the deadline, for the driver to notice its socket's end.
 _MARGIN_SECONDS = 0.5
 _CLOSE_SECONDS = 2.0
+# Parameters of one statement.
+_IDS = 500
 
 Result = TypeVar("Result")
 
 
 class Ledger:
-    def __init__(self, url: str, deadline_seconds: float = _DEADLINE_SECONDS) -> None:
+    """One pool of connections to the database.
+
+    Parts that must not wait for each other have a ledger each: `pool_size` connections are all that
+    one of them can hold.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        deadline_seconds: float = _DEADLINE_SECONDS,
+        pool_size: int = 10,
+        identity: Identity | None = None,
+    ) -> None:
+        """`identity` is that of another pool on the same database."""
         self._deadline_seconds = deadline_seconds
-        self.engine = make_engine(url, int(deadline_seconds * 1000 * _STATEMENT_SHARE))
+        self.engine = make_engine(url, int(deadline_seconds * 1000 * _STATEMENT_SHARE), pool_size)
+        self.identity = identity or Identity()
+        self.identity.watch(self.engine)
         self._discarding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -47,32 +80,59 @@ class Ledger:
     ) -> AsyncIterator[AsyncConnection]:
         """One transaction, committed at the end of the block, within the deadline.
 
-        Raise LedgerRefused for a value that the database can't hold, LedgerUnavailable for
+        Raise LedgerRefused for a value that the database can't hold, LedgerDamaged and
+        LedgerReplaced for a file that is not the ledger any more, and LedgerUnavailable for
         everything else. A connection that was not left in order is thrown away, not used again.
         """
         seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
-        deadline = asyncio.get_running_loop().time() + seconds
+        loop = asyncio.get_running_loop()
+        self.identity.check_file()
         try:
-            async with asyncio.timeout_at(deadline + _MARGIN_SECONDS):
-                connection = await self._connect(deadline)
-                async with self._in_order(connection, deadline):
-                    yield connection
-                    await connection.commit()
-                    await connection.close()
+            async with asyncio.timeout(None) as scope:
+                timer = PatientTimer(
+                    seconds + _MARGIN_SECONDS, lambda: scope.reschedule(loop.time())
+                )
+                try:
+                    connection = await self._connect(seconds)
+                    async with self._in_order(connection, seconds):
+                        yield connection
+                        await connection.commit()
+                finally:
+                    timer.cancel()
+            await self._release(connection)
         except TimeoutError:
             raise LedgerUnavailable from None
         except (SQLAlchemyError, OSError) as error:
-            if _is_refusal(error):
-                raise LedgerRefused from error
-            raise LedgerUnavailable from error
+            raise self._translated(error) from error
 
-    async def _connect(self, deadline: float) -> AsyncConnection:
-        """A connection whose server answers: of those in the pool, it may have gone away."""
+    @asynccontextmanager
+    async def snapshot(
+        self, deadline_seconds: float | None = None
+    ) -> AsyncIterator[AsyncConnection]:
+        """As `transaction`, for reads: every statement of the block sees the same moment."""
+        async with self.transaction(deadline_seconds) as connection:
+            await connection.exec_driver_sql(
+                "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+                if self.is_postgres
+                else "BEGIN"
+            )
+            yield connection
+
+    def _translated(self, error: Exception) -> GatewayError:
+        if _is_refusal(error):
+            return LedgerRefused()
+        if is_damage(error):
+            self.identity.is_damaged = True
+            return LedgerDamaged()
+        return LedgerUnavailable()
+
+    async def _connect(self, seconds: float) -> AsyncConnection:
+        """A connection whose server answers. One from the pool may have lost its server."""
         connection = await self.engine.connect()
         if not self.is_postgres:
             return connection
         try:
-            async with self._in_order(connection, deadline):
+            async with self._in_order(connection, seconds):
                 await connection.exec_driver_sql("SELECT 1")
                 await connection.rollback()
         except DBAPIError as error:
@@ -82,13 +142,12 @@ class Ledger:
         return connection
 
     @asynccontextmanager
-    async def _in_order(self, connection: AsyncConnection, deadline: float) -> AsyncIterator[None]:
+    async def _in_order(self, connection: AsyncConnection, seconds: float) -> AsyncIterator[None]:
         """Break the connection at the deadline; throw it away if the block ends in an error."""
         cutting = None
         if self.is_postgres:
             pooled = await connection.get_raw_connection()
-            loop = asyncio.get_running_loop()
-            cutting = loop.call_at(deadline, _cut, pooled.driver_connection)
+            cutting = PatientTimer(seconds, partial(_cut, pooled.driver_connection))
         is_in_order = False
         try:
             yield
@@ -97,31 +156,58 @@ class Ledger:
             if cutting is not None:
                 cutting.cancel()
             if not is_in_order:
-                self._discard(connection)
+                self._later(_throw_away(connection))
 
-    def _discard(self, connection: AsyncConnection) -> None:
+    async def _release(self, connection: AsyncConnection) -> None:
+        """Give the connection back. Whoever stops waiting does not stop it: a return that is
+        cancelled half-way leaves a connection that nobody knows the state of."""
+        await asyncio.wait({self._later(connection.close())}, timeout=_CLOSE_SECONDS)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """In the background: SQLite's thread may be busy for as long as it waits for a lock."""
-        task = asyncio.create_task(_throw_away(connection), name="discard connection")
+        task = asyncio.create_task(work, name="give a connection back")
         self._discarding.add(task)
-        task.add_done_callback(self._discarding.discard)
+        task.add_done_callback(self._discarded)
+        return task
+
+    def _discarded(self, task: asyncio.Task[None]) -> None:
+        self._discarding.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was broken: nobody needs to hear of it again
 
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
         """Insert closed turns, and add them to the sums; those already there change nothing.
 
         Raises as `transaction`, and SampleData where the database holds sample data: then nothing
-        was inserted.
+        was inserted. LedgerReplaced where the rows went into another database than earlier ones,
+        or into a file that has lost its name: then nothing may be forgotten elsewhere.
         """
         insert = postgresql.insert if self.is_postgres else sqlite.insert
         statement = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
         rows = {record.id: row_of(record) for record in reversed(records)}
         async with self.transaction() as connection:
-            inserted = await connection.execute(
-                statement, [rows[turn_id] for turn_id in sorted(rows)]
-            )
+            try:
+                inserted = await connection.execute(
+                    statement, [rows[turn_id] for turn_id in sorted(rows)]
+                )
+            except (IntegrityError, OverflowError, ValueError) as error:
+                raise LedgerRefused from error
             # After the insert, which waits for whoever fills the database with samples.
             if await watermark.is_sample(connection):
                 raise SampleData
             await add_turns(connection, inserted.scalars().all())
+            await self.identity.check_stamp(connection)
+            await self.identity.check_log(connection)
+        self.identity.check_file()
+
+    async def known(self, turn_ids: Sequence[str]) -> set[str]:
+        """Those of the turns that the ledger has."""
+        found: set[str] = set()
+        async with self.snapshot() as connection:
+            for start in range(0, len(turn_ids), _IDS):
+                query = select(TurnRow.id).where(TurnRow.id.in_(turn_ids[start : start + _IDS]))
+                found.update((await connection.execute(query)).scalars())
+        return found
 
     async def analyze(self) -> None:
         """Tell the database's planner what the tables hold; after loading a lot at once."""
@@ -135,7 +221,7 @@ class Ledger:
     async def close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await asyncio.gather(*self._discarding)
+                await asyncio.gather(*self._discarding, return_exceptions=True)
                 await self.engine.dispose()
         except TimeoutError:
             pass  # the process ends, and its connections with it
@@ -161,7 +247,12 @@ def _cut(driver_connection: Any) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the same rows would be refused again: a value, not the server or the schema."""
+    """Whether the same rows would be refused again: a value, not the server or the schema.
+
+    SQLite calls a sum that exceeds 64 bits an operational error.
+    """
+    if isinstance(error, OperationalError) and "integer overflow" in str(error.orig):
+        return True
     return isinstance(error, DataError) or (
         isinstance(error, StatementError) and not isinstance(error, DBAPIError)
     )
@@ -176,13 +267,13 @@ async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> 
         await ledger.close()
 
 
-def make_engine(url: str, statement_ms: int = 4000) -> AsyncEngine:
+def make_engine(url: str, statement_ms: int = 4000, pool_size: int = 10) -> AsyncEngine:
     if url.startswith("postgresql"):
         return create_async_engine(
             url,
             hide_parameters=True,
-            pool_size=5,
-            max_overflow=5,
+            pool_size=pool_size // 2,
+            max_overflow=pool_size - pool_size // 2,
             pool_timeout=2,
             connect_args={
                 "connect_timeout": 3,
@@ -190,11 +281,17 @@ def make_engine(url: str, statement_ms: int = 4000) -> AsyncEngine:
                 "tcp_user_timeout": statement_ms,
             },
         )
+    # SQLite in memory has one connection and no pool.
+    sizes = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 2} if _is_file(url) else {}
     engine = create_async_engine(
-        url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}
+        url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}, **sizes
     )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     return engine
+
+
+def _is_file(url: str) -> bool:
+    return bool(make_url(url).database) and make_url(url).database != ":memory:"
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -10,17 +10,24 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.ranges import Range, widen_to_days
 from gateway.ledger.reads.totals import Totals, totals_by
-from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page
+from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page_of
+from gateway.ledger.schema import TurnRollupRow
 from gateway.ledger.sums.rollups import DAY_SECONDS
 
 _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
 # What makes a cell a formula in one spreadsheet or another.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _PAGE = 1000
+EXPORT_SECONDS = 300.0
+"""An export that its client takes longer to read is cut off."""
 _DAY_MS = DAY_SECONDS * 1000
+_WEEK_MS = 7 * _DAY_MS
 _SUMS = Totals.__struct_fields__
 
 
@@ -38,37 +45,52 @@ def line(cells: Iterable[object]) -> str:
 
 
 async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIterator[str]:
-    """One line for each interval, workspace, key, engine, model and price, the header first."""
+    """One line for each interval, workspace, key, engine, model and price, the header first.
+
+    All of one moment. A week at a time is in memory, and weeks before the first turn and behind the
+    last one cost nothing: three years are 158 statements at most.
+    """
     yield line(
         ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
     )
-    async with ledger.transaction() as connection:
-        of = await widen_to_days(connection, of)
-    # Day by day, so that a year of hours is never in memory.
-    for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _DAY_MS):
-        part = replace(
-            of, since_ms=max(since, of.since_ms), until_ms=min(since + _DAY_MS, of.until_ms)
-        )
-        async with ledger.transaction() as connection:
+    async with ledger.snapshot(EXPORT_SECONDS) as connection:
+        of = await _with_turns(connection, await widen_to_days(connection, of))
+        for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _WEEK_MS):
+            part = replace(
+                of, since_ms=max(since, of.since_ms), until_ms=min(since + _WEEK_MS, of.until_ms)
+            )
             found = await totals_by(connection, part, _KEYS, step_seconds)
-        for (start, *keys), totals in sorted(found.items()):
-            sums = [getattr(totals, name) for name in _SUMS]
-            yield line((moment(start), *keys, *sums, totals.saved_nano))
+            for (start, *keys), totals in sorted(found.items()):
+                sums = [getattr(totals, name) for name in _SUMS]
+                yield line((moment(start), *keys, *sums, totals.saved_nano))
 
 
 async def turn_lines(ledger: Ledger, of: Range) -> AsyncIterator[str]:
-    """One line for each turn, the newest first, the header before them."""
+    """One line for each turn, the newest first, the header before them; all of one moment."""
     names = [name for name in Turn.__struct_fields__ if name != "opened_ms"]
     yield line(("opened_at", *names))
     after: Cursor | None = None
-    while True:
-        found = await page(ledger, of, TurnFilter(), _PAGE, after)
-        for turn in found.turns:
-            values: list[Any] = [getattr(turn, name) for name in names]
-            yield line((moment(turn.opened_ms), *values))
-        if found.next is None:
-            return
-        after = Cursor.parse(found.next)
+    async with ledger.snapshot(EXPORT_SECONDS) as connection:
+        while True:
+            found = await page_of(connection, of, TurnFilter(), _PAGE, after)
+            for turn in found.turns:
+                values: list[Any] = [getattr(turn, name) for name in names]
+                yield line((moment(turn.opened_ms), *values))
+            if found.next is None:
+                return
+            after = Cursor.parse(found.next)
+
+
+async def _with_turns(connection: AsyncConnection, of: Range) -> Range:
+    """The part of the range in which there are days with turns."""
+    table = TurnRollupRow
+    query = select(func.min(table.start_ms), func.max(table.start_ms)).where(
+        table.width_seconds == DAY_SECONDS
+    )
+    first, last = tuple[Any, Any]((await connection.execute(query)).one())
+    if first is None:
+        return replace(of, until_ms=of.since_ms)
+    return replace(of, since_ms=max(of.since_ms, first), until_ms=min(of.until_ms, last + _DAY_MS))
 
 
 def moment(ms: int) -> str:

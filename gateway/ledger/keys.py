@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, insert, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, insert, not_, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound
@@ -24,6 +24,7 @@ from gateway.ledger.schema import ApiKeyRow, WorkspaceRow
 from gateway.ledger.workspaces import Workspace, check_workspace_id, find_workspace, workspace_of
 
 LOOKUP_SECONDS = 1.0
+_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,16 @@ class ApiKey:
         return self.revoked_at is None and not expired
 
 
+class KnownKey(NamedTuple):
+    """What is needed of a key that works."""
+
+    id: str
+    workspace: str
+    digest: str
+    scope: KeyScope
+    expires_at: datetime | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
     """Who may come in, as of one `version`: the newest keys, and all workspaces by their ids.
@@ -56,7 +67,7 @@ class Directory:
 
     version: int
     is_sample: bool
-    keys: list[ApiKey]
+    keys: list[KnownKey]
     workspaces: dict[str, Workspace]
     has_ended: frozenset[str]
 
@@ -159,27 +170,25 @@ class Keys:
             return await watermark.read(connection)
 
     async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
-        """The newest keys that work, of workspaces that are not archived."""
-        async with self._ledger.transaction() as connection:
-            # Read first: a change that comes in between is then seen as a newer version.
+        """The newest keys that work, of workspaces that are not archived.
+
+        All of it as of one moment: a key and its workspace that are made meanwhile are both there,
+        or neither is. The event loop goes on between any two pages of keys.
+        """
+        async with self._ledger.snapshot() as connection:
             version = await watermark.read(connection)
             is_sample = await watermark.is_sample(connection)
             rows = (await connection.execute(select(WorkspaceRow.__table__))).all()
             workspaces = {row.id: workspace_of(row) for row in rows}
-            stored = await _select(connection, None)
-        keys = [
-            key
-            for key in stored
-            if key.works(now) and workspaces[key.workspace].archived_at is None
-        ]
+            keys = await _working_keys(connection, limit, now)
+            ended = select(ApiKeyRow.digest).where(ApiKeyRow.digest.in_(asked), not_(_works(now)))
+            has_ended = frozenset((await connection.execute(ended)).scalars()) if asked else set()
         return Directory(
             version=version,
             is_sample=is_sample,
-            keys=keys[-limit:],
+            keys=keys,
             workspaces=workspaces,
-            has_ended=frozenset(
-                key.digest for key in stored if key.digest in asked and not key.works(now)
-            ),
+            has_ended=frozenset(has_ended),
         )
 
     async def touch(self, used: Mapping[str, datetime]) -> None:
@@ -226,6 +235,42 @@ async def _insert(
     }
     await connection.execute(insert(ApiKeyRow).values(values))
     return key_id
+
+
+def _works(now: datetime) -> ColumnElement[bool]:
+    """`ApiKey.works`, in SQL."""
+    expires = ApiKeyRow.expires_at
+    return ApiKeyRow.revoked_at.is_(None) & or_(expires.is_(None), expires > now)
+
+
+async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) -> list[KnownKey]:
+    """The newest first, in pages."""
+    newest = (ApiKeyRow.created_at, ApiKeyRow.id)
+    query = (
+        select(
+            ApiKeyRow.id,
+            ApiKeyRow.workspace_id,
+            ApiKeyRow.digest,
+            ApiKeyRow.scope,
+            ApiKeyRow.expires_at,
+            ApiKeyRow.created_at,
+        )
+        .join(WorkspaceRow, WorkspaceRow.id == ApiKeyRow.workspace_id)
+        .where(_works(now), WorkspaceRow.archived_at.is_(None))
+        .order_by(*(column.desc() for column in newest))
+    )
+    keys: list[KnownKey] = []
+    page = query
+    while len(keys) < limit:
+        rows = (await connection.execute(page.limit(min(_PAGE, limit - len(keys))))).all()
+        keys += [
+            KnownKey(row.id, row.workspace_id, row.digest, row.scope, row.expires_at)
+            for row in rows
+        ]
+        if len(rows) < _PAGE:
+            break
+        page = query.where(tuple_(*newest) < tuple_(rows[-1].created_at, rows[-1].id))
+    return keys
 
 
 async def _select(

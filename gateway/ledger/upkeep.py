@@ -75,12 +75,14 @@ async def rebuild(ledger: Ledger) -> int:
     return done
 
 
-async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int) -> Deleted:
+async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
     """Delete turns and sums that began before these moments, both cut to whole UTC days.
 
-    Sums outlive turns: `rollups_ms` must not be later than `turns_ms`.
+    Sums outlive turns: `rollups_ms` must not be later than `turns_ms`. Sums from `month_ms` on stay
+    in any case: it is the begin of the calendar month, whose spend limits are counted from them.
     """
     assert rollups_ms <= turns_ms
+    rollups_ms = min(rollups_ms, month_ms)
     turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
     # First of all, so that nobody takes what is half deleted for everything.
     await _move_horizon(ledger, turns_ms)

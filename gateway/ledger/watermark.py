@@ -1,15 +1,17 @@
-"""The counter by which gateways notice that keys or workspaces have changed, and the mark of a
-database that holds sample data."""
+"""The counter by which gateways notice that keys or workspaces have changed, the mark of a database
+that holds sample data, and the stamp that tells one database from another."""
 
 from datetime import datetime
 
 from sqlalchemy import insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.schema import WatermarkRow
 
 _ACCESS = "access"
 _SAMPLE = "sample"
+_STAMP = "stamp"
 
 
 async def advance(connection: AsyncConnection) -> None:
@@ -24,6 +26,17 @@ async def advance(connection: AsyncConnection) -> None:
 
 async def read(connection: AsyncConnection) -> int:
     query = select(WatermarkRow.value).where(WatermarkRow.name == _ACCESS)
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def stamp(connection: AsyncConnection, made: int) -> int:
+    """The database's own number; `made` where it has none yet."""
+    query = select(WatermarkRow.value).where(WatermarkRow.name == _STAMP)
+    if (found := (await connection.execute(query)).scalar_one_or_none()) is not None:
+        return int(found)
+    kind = postgresql if connection.dialect.name == "postgresql" else sqlite
+    row = kind.insert(WatermarkRow).values({"name": _STAMP, "value": made})
+    await connection.execute(row.on_conflict_do_nothing())
     return int((await connection.execute(query)).scalar_one())
 
 

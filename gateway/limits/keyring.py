@@ -2,7 +2,8 @@
 
 A key that is not in memory is looked up once, with a deadline; a wrong one is remembered briefly,
 so that guessing costs the database nothing. Every two seconds the database is asked for one number;
-only where it has grown are keys and workspaces read again. While the database is away, what is in
+only where it has changed are keys and workspaces read again, in pages, and what is as it was is not
+made again. While the database is away, what is in
 memory counts on, for `max_stale_seconds`.
 """
 
@@ -12,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from typing import NamedTuple
 from uuid import UUID
 
 from pydantic import SecretStr
@@ -19,15 +21,19 @@ from pydantic import SecretStr
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded
+from gateway.base.grants import Limits
 from gateway.base.logs import get_logger
-from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Keys, digest_of
+from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKey, digest_of
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
 from gateway.prompt.ask import Principal
 
 POLL_SECONDS = 2.0
 # Until a change counts on every gateway whose database answers: one pause, two queries at most.
 EFFECTIVE_SECONDS = int(POLL_SECONDS + 2 * LOOKUP_SECONDS)
-_RELOAD_SECONDS = 30.0
+# For what was written into the tables without the number being raised.
+_RELOAD_SECONDS = 600.0
+# Entries made before others get the event loop.
+_SLICE = 500
 _MAX_KEYS = 10_000
 _MAX_WRONG = 10_000
 _WRONG_SECONDS = 5.0
@@ -36,11 +42,21 @@ _MAX_LOOKUPS = 32
 _LAST_USE_SECONDS = 60.0
 
 
+class _Grant(NamedTuple):
+    """What a workspace's keys share."""
+
+    workspace: str
+    scope: str
+    limits: Limits
+    lease_share: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     principal: Principal
     digest: str
     expires_at: datetime | None
+    grant: _Grant | None = None
 
 
 class KeyRing:
@@ -120,16 +136,39 @@ class KeyRing:
         configured = self._configured
         digests = [] if configured is None else [configured.digest]
         found = await self._keys.directory(_MAX_KEYS, now, digests)
+        known = await self._take_over(found)
+        # No lookup that began before this counts from here on.
         self._generation += 1
         self._version, self.workspaces = found.version, found.workspaces
         self.is_sample = found.is_sample
-        self._known = {key.digest: self._of(key, found.workspaces) for key in found.keys}
+        self._known = known
         self._confirmed = self._loaded = asked
         if configured is not None:
             # It works without a database; where there is one, its limits and its end count too.
             principal = self._principal(DEFAULT_WORKSPACE, configured.principal.key_id)
             expired = now if configured.digest in found.has_ended else None
             self._configured = _Known(principal, configured.digest, expired)
+
+    async def _take_over(self, found: Directory) -> dict[str, _Known]:
+        """By digest; an entry that would say the same is kept."""
+        known: dict[str, _Known] = {}
+        grants = {workspace.id: self._grant(workspace) for workspace in found.workspaces.values()}
+        for number, key in enumerate(found.keys):
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            grant, old = grants.get(key.workspace), self._known.get(key.digest)
+            if grant is None:
+                continue
+            if old is not None and old.grant == grant and old.expires_at == key.expires_at:
+                known[key.digest] = old
+            else:
+                known[key.digest] = self._of(key, grant)
+        return known
+
+    def _grant(self, workspace: Workspace) -> _Grant:
+        return _Grant(
+            workspace.id, self.scope_of(workspace.id), workspace.limits, workspace.lease_share
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
@@ -165,23 +204,23 @@ class KeyRing:
                 self._wrong.popitem(last=False)
             return None
         key, workspace = found
-        known = self._of(key, {workspace.id: workspace})
+        known = self._of(key, self._grant(workspace))
         if generation == self._generation:
             # Otherwise it may have been revoked after it was found, and before the refresh.
             self._known[digest] = known
         return known
 
-    def _of(self, key: ApiKey, workspaces: dict[str, Workspace]) -> _Known:
-        workspace = workspaces[key.workspace]
+    @staticmethod
+    def _of(key: ApiKey | KnownKey, grant: _Grant) -> _Known:
         principal = Principal(
-            workspace.id,
+            grant.workspace,
             key.id,
-            self.scope_of(workspace.id),
+            grant.scope,
             key_scope=key.scope,
-            limits=workspace.limits,
-            lease_share=workspace.lease_share,
+            limits=grant.limits,
+            lease_share=grant.lease_share,
         )
-        return _Known(principal, key.digest, key.expires_at)
+        return _Known(principal, key.digest, key.expires_at, grant)
 
     def _principal(self, workspace: str, key_id: str) -> Principal:
         scope, found = self.scope_of(workspace), self.workspaces.get(workspace)

@@ -10,6 +10,7 @@ from sqlalchemy import func, select, text, union_all
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.ranges import Part, Range, parts_of, widen_to_days
 from gateway.ledger.schema import LatencyRollupRow, TurnRow
+from gateway.ledger.sums.horizon import horizon_ms
 from gateway.ledger.sums.rollups import (
     DAY_SECONDS,
     PROMPT_EDGES,
@@ -58,9 +59,11 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def latency(ledger: Ledger, of: Range) -> Latency:
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         of = await widen_to_days(connection, of)
-        is_short = of.seconds <= _MAX_RAW_SECONDS
+        # Behind the horizon there are no turns, so that even a short range is read from the sums.
+        has_turns = of.since_ms >= await horizon_ms(connection)
+        is_short = has_turns and of.seconds <= _MAX_RAW_SECONDS
         step = (3600 if is_short else DAY_SECONDS) * 1000
         parts = parts_of(of.since_ms, of.until_ms, [] if is_short else [DAY_SECONDS])
         selects = [_select(of, part, step) for part in parts]

@@ -63,7 +63,7 @@ async def prefixes(
         query = query.where(PrefixRow.workspace_id == of.workspace)
     if of.model is not None:
         query = query.where(PrefixRow.model == of.model)
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         rows = (await connection.execute(query)).mappings().all()
     return [_report(row, prices) for row in rows]
 
@@ -74,7 +74,7 @@ async def named(
     """Those that are known of these, by workspace and prefix."""
     names = sorted({prefix for _, prefix in keys})
     found = {}
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         for start in range(0, len(names), _BATCH):
             query = select(*PrefixRow.__table__.columns).where(
                 PrefixRow.workspace_id.in_(sorted({workspace for workspace, _ in keys})),

@@ -86,7 +86,7 @@ async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
             .subquery()
         )
         parts.append(select(part))
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         rows = (await connection.execute(union_all(*parts))).mappings().all()
     return sorted((_sample(row) for row in rows), key=lambda each: (each.opened_ms, each.id))
 
@@ -115,7 +115,7 @@ async def epochs(ledger: Ledger, of: Range, engines: list[str], limit: int = 50)
     Found by halving: between two turns of one epoch there was no other.
     """
     found = []
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         for engine in engines:
             changes: list[tuple[Any, Any]] = []
             await _changes(connection, of, engine, changes, limit)

@@ -83,7 +83,7 @@ class Queries:
         self.ledger = ledger
 
     async def totals(self, of: Range) -> Totals:
-        async with self.ledger.transaction() as connection:
+        async with self.ledger.snapshot() as connection:
             found = await totals_by(connection, await widen_to_days(connection, of), ())
         return found.get((), Totals())
 
@@ -92,14 +92,14 @@ class Queries:
     ) -> dict[tuple[Any, ...], Totals]:
         """For each combination of values of the dimensions `by` (`rollups.DIMENSIONS`); with a
         step for each interval too, whose start is the key's first value."""
-        async with self.ledger.transaction() as connection:
+        async with self.ledger.snapshot() as connection:
             return await totals_by(
                 connection, await widen_to_days(connection, of), by, step_seconds
             )
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
         """Equal intervals aligned to the epoch; intervals without turns are there, with zeros."""
-        async with self.ledger.transaction() as connection:
+        async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
             width = width_seconds or bucket_seconds(int(of.seconds))
             found = await totals_by(connection, of, (), width)
@@ -117,7 +117,7 @@ class Queries:
 
     async def reasons(self, of: Range) -> Reasons:
         counts: dict[str, Counter[str]] = {"miss": Counter(), "outcome": Counter()}
-        async with self.ledger.transaction() as connection:
+        async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
             for query in reason_counts(of):
                 for kind, value, requests in await connection.execute(query):
@@ -129,7 +129,7 @@ class Queries:
         query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
         if workspace is not None:
             query = query.where(TurnRow.workspace_id == workspace)
-        async with self.ledger.transaction() as connection:
+        async with self.ledger.snapshot() as connection:
             found: bytes | None = (await connection.execute(query)).scalar_one_or_none()
             return found
 

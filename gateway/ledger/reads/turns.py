@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.ranges import Range
@@ -94,6 +95,17 @@ async def page(
     ledger: Ledger, of: Range, which: TurnFilter, limit: int, after: Cursor | None = None
 ) -> TurnPage:
     """The newest turns of a range first; turns that arrive meanwhile shift no later page."""
+    async with ledger.snapshot() as connection:
+        return await page_of(connection, of, which, limit, after)
+
+
+async def page_of(
+    connection: AsyncConnection,
+    of: Range,
+    which: TurnFilter,
+    limit: int,
+    after: Cursor | None = None,
+) -> TurnPage:
     wanted = {
         "outcome": which.outcome,
         "miss_reason": which.miss_reason,
@@ -125,8 +137,7 @@ async def page(
             TurnRow.opened_ms <= after.opened_ms,
             tuple_(TurnRow.opened_ms, TurnRow.id) < (after.opened_ms, after.id),
         )
-    async with ledger.transaction() as connection:
-        rows = (await connection.execute(query)).all()
+    rows = (await connection.execute(query)).all()
     turns = [_turn(row._mapping) for row in rows[:limit]]
     more = len(rows) > limit
     return TurnPage(
@@ -144,7 +155,7 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
         .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
         .limit(limit)
     )
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         return [(row.id, row.fingerprint) for row in await connection.execute(query)]
 
 
@@ -153,7 +164,7 @@ async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Tur
     query = select(*_COLUMNS).where(TurnRow.id == turn_id)
     if workspace is not None:
         query = query.where(TurnRow.workspace_id == workspace)
-    async with ledger.transaction() as connection:
+    async with ledger.snapshot() as connection:
         row = (await connection.execute(query)).one_or_none()
     return None if row is None else _turn(row._mapping)
 

@@ -133,5 +133,4 @@ def test_recovered_turns_cost_what_the_operators_own_prices_say(tmp_path: Path, 
     assert price is not None and row["id"] == turn_id
     counts = TokenCounts(input=10, write_5m=0, write_1h=0, read=90, output=7)
     assert row["cost_nano"] == price.cost(counts).actual
-    cheap = load_prices().with_id(row["price"])
-    assert cheap is not None and row["cost_nano"] > cheap.cost(counts).actual
+    assert load_prices().with_id(row["price"]) is None, "no price of the shipped sheet"

@@ -18,6 +18,7 @@ from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import migrate
 from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.reads.latency import latency
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.schema import (
@@ -30,6 +31,8 @@ from gateway.ledger.schema import (
 )
 from gateway.ledger.sums.rollups import DIMENSIONS
 from gateway.ledger.upkeep import rebuild, retain, sum_once
+from gateway.ledger.workspaces import Workspaces
+from gateway.limits.admission import month_of
 from gateway.prices.pricing import PROMPT_BANDS
 from tests.postgres import new_database
 
@@ -242,7 +245,7 @@ def test_retention_deletes_turns_and_keeps_their_sums(
         everything = Range(since_ms=ms(-1), until_ms=ms(11))
         queries = Queries(ledger)
         before, reasons = await queries.totals(everything), await queries.reasons(everything)
-        deleted = await retain(ledger, ms(8), ms(2))
+        deleted = await retain(ledger, ms(8), ms(2), ms(8))
         assert (deleted.turns, (await queries.totals(everything)).requests) == (2400, 2400)
         assert before.requests == 3000 and reasons.misses == {"cold": 3000}
         # A range that begins within a day whose turns are gone takes the whole day.
@@ -254,7 +257,7 @@ def test_retention_deletes_turns_and_keeps_their_sums(
         kept = (await rows_of(ledger))["turn_rollups"]
         await rebuild(ledger)
         assert (await rows_of(ledger))["turn_rollups"] == kept
-        again = await retain(ledger, ms(8), ms(2))
+        again = await retain(ledger, ms(8), ms(2), ms(8))
         assert again.turns == 0 and again.rollups == 0
 
     loop.run(with_ledger(ledger_url, check))
@@ -273,7 +276,7 @@ def test_turns_arrive_while_others_are_deleted_and_summed_again(
 
         async def maintain() -> None:
             await rebuild(ledger)
-            await retain(ledger, ms(5), ms(-5))
+            await retain(ledger, ms(5), ms(-5), ms(5))
             await rebuild(ledger)
 
         async with asyncio.TaskGroup() as group:
@@ -328,5 +331,39 @@ def test_turns_from_before_there_were_sums_are_summed_once(
         assert await sum_once(ledger)
         assert await rows_of(ledger) == kept
         assert not await sum_once(ledger)
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+def test_retention_keeps_the_sums_that_the_months_spend_limits_are_counted_from(
+    ledger_url: str, loop: asyncio.Runner
+) -> None:
+    month = month_of(START + timedelta(days=19))
+
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(number, number, cost=10**9) for number in range(20)])
+        workspaces = Workspaces(ledger)
+        before = await workspaces.spent(["a"], month)
+        assert before["a"] == 9 * 10**9
+        await retain(ledger, ms(19), ms(18), int(month.timestamp() * 1000))
+        assert await workspaces.spent(["a"], month) == before
+
+    loop.run(with_ledger(ledger_url, check))
+
+
+@pytest.mark.parametrize("hours", [1, 24, 47])
+def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
+    ledger_url: str, loop: asyncio.Runner, hours: int
+) -> None:
+    async def check(ledger: Ledger) -> None:
+        await empty(ledger)
+        await ledger.insert_turns([at(number, number // 10) for number in range(100)])
+        await retain(ledger, ms(8), ms(-1), ms(-1))
+        of = Range(since_ms=ms(3), until_ms=ms(3) + hours * 3_600_000)
+        found = await latency(ledger, of)
+        # The range begins at 22:30 and is widened to the days that it touches.
+        assert found.misses.requests == 10 * (1 + (22.5 + hours > 24) + (22.5 + hours > 48))
+        assert found.misses.p50 is not None and found.series and found.cells
 
     loop.run(with_ledger(ledger_url, check))

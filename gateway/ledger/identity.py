@@ -1,0 +1,109 @@
+"""Whether the database is still the one that this gateway began with.
+
+Three things are compared. The *stamp* is a random number in the database, made at the first insert.
+For SQLite the path must lead to the file that is open, since a file that was deleted or replaced
+takes rows to its grave; so must the path of the write-ahead log. What differs is told once and for
+all: it is for the operator to put the file back or to start the gateway again.
+"""
+
+import os
+import secrets
+import sqlite3
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.base.errors import LedgerDamaged, LedgerReplaced
+from gateway.ledger import watermark
+
+_STAMP_BITS = 62
+_DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PRIMARY = 0xFF
+
+FileId = tuple[int, int]
+
+
+class Identity:
+    """Of one database, whatever number of pools leads to it.
+
+    `problem` says in one line why the database is not the ledger any more, else it is None.
+    """
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._file: FileId | None = None
+        self._stamp: int | None = None
+        self.is_damaged = False
+        self._has_other_stamp = self._has_lost_log = False
+
+    def watch(self, engine: AsyncEngine) -> None:
+        """Look at every connection that the pool makes."""
+        if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
+            self._path = engine.url.database
+            event.listen(engine.sync_engine, "do_connect", self._before)
+            event.listen(engine.sync_engine, "connect", self._connected)
+
+    @property
+    def problem(self) -> str | None:
+        if self.is_damaged:
+            return LedgerDamaged.default
+        is_other = self._has_other_stamp or self._has_lost_log or self._is_moved
+        return LedgerReplaced.default if is_other else None
+
+    def check_file(self) -> None:
+        """Raise LedgerReplaced where the path does not lead to the file that is open."""
+        if self._is_moved:
+            raise LedgerReplaced
+
+    async def check_stamp(self, connection: AsyncConnection) -> None:
+        """Raise LedgerReplaced where an earlier look found another stamp."""
+        stamp = await watermark.stamp(connection, secrets.randbits(_STAMP_BITS))
+        if self._stamp is None:
+            self._stamp = stamp
+        self._has_other_stamp = stamp != self._stamp
+        if self._has_other_stamp:
+            raise LedgerReplaced
+
+    async def check_log(self, connection: AsyncConnection) -> None:
+        """Raise LedgerReplaced where the connection writes to a log that has lost its name.
+
+        What is in it reaches the database's file when the last connection is closed.
+        """
+        if self._path is None:
+            return
+        opened = (await connection.get_raw_connection()).info.get("log")
+        if opened is not None and opened != _file_id(f"{self._path}-wal"):
+            self._has_lost_log = True
+            raise LedgerReplaced
+
+    @property
+    def _is_moved(self) -> bool:
+        return (
+            self._file is not None and self._path is not None and _file_id(self._path) != self._file
+        )
+
+    def _before(self, *_: Any) -> None:
+        """SQLite would make an empty file in the place of one that is gone."""
+        if self._file is not None:
+            self.check_file()
+
+    def _connected(self, _connection: Any, record: Any) -> None:
+        assert self._path is not None
+        self._file = self._file or _file_id(self._path)
+        record.info["log"] = _file_id(f"{self._path}-wal")
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether SQLite says that the file itself is broken."""
+    code = getattr(error.orig, "sqlite_errorcode", None) if isinstance(error, DBAPIError) else None
+    return code is not None and code & _PRIMARY in _DAMAGES
+
+
+def _file_id(path: str) -> FileId | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

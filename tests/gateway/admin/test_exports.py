@@ -1,0 +1,77 @@
+"""Exports take no connection that keys, the drain or a revocation need."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from gateway.cli.main import migrate
+from gateway.ledger.database import Ledger
+from gateway.ledger.export import usage_lines
+from gateway.ledger.reads.ranges import Range
+from tests.gateway.admin_client import Admin
+from tests.gateway.bodies import body
+from tests.gateway.ledger.test_sums import at
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually, make_settings, serve, serve_gateway
+
+YEAR_MS = 365 * 86_400_000
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with serve(ScriptedEngine()) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        yield url
+
+
+def test_a_key_is_revoked_and_turns_are_drained_while_it_exports_in_parallel(url: str) -> None:
+    admin = Admin(url)
+    admin.workspace("reader")
+    key_id, key = admin.make_key("reader", scope="read_only")
+    until = int(datetime.now(UTC).timestamp() * 1000)
+    path = f"{url}/admin/v1/export.csv?since_ms={until - 3 * YEAR_MS}&until_ms={until}&rows=hours"
+    statuses: list[int] = []
+
+    def export(_: int) -> None:
+        answer = httpx.get(path, headers={"x-api-key": key}, timeout=120, trust_env=False)
+        statuses.append(answer.status_code)
+
+    with ThreadPoolExecutor(24) as pool:
+        running = [pool.submit(export, number) for number in range(24)]
+        headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+        assert httpx.post(f"{url}/v1/messages", json=body(), headers=headers, timeout=60).is_success
+        admin.post(f"keys/{key_id}/revoke")
+        eventually(lambda: httpx.get(f"{url}/readyz").json()["journal"]["backlog"] == 0, 60)
+        for each in running:
+            each.result()
+    assert set(statuses) <= {200, 401, 429}, "what is too much is refused, and nothing fails"
+
+
+def test_an_export_of_three_years_is_one_transaction_of_few_statements(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    migrate(settings)
+
+    async def check() -> tuple[int, int, int]:
+        ledger = Ledger(settings.ledger_url)
+        await ledger.insert_turns([at(number, number) for number in range(40)])
+        statements, begins = [], []
+
+        def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            (begins if statement == "BEGIN" else statements).append(statement)
+
+        event.listen(ledger.engine.sync_engine, "before_cursor_execute", note)
+        until = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp() * 1000)
+        of = Range(since_ms=until - 3 * YEAR_MS, until_ms=until)
+        lines = [line async for line in usage_lines(ledger, of, 3600)]
+        await ledger.close()
+        return len(lines), len(statements), len(begins)
+
+    lines, statements, begins = asyncio.run(check())
+    assert (lines, begins) == (41, 1)
+    assert statements < 15, "a week at a time, and only weeks with turns"

@@ -1,0 +1,127 @@
+"""A ledger that is deleted, replaced or damaged under a running gateway costs no turn.
+
+The drain does not forget what went into a file that has lost its name, and `/readyz` says no.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.cli.main import migrate
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import (
+    API_KEY,
+    eventually,
+    make_settings,
+    serve,
+    serve_app,
+    serve_gateway,
+)
+
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+
+
+def ask(url: str, count: int) -> set[str]:
+    told = set()
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=60, trust_env=False) as http:
+        for _ in range(count):
+            answer = http.post("/v1/messages", json=body())
+            assert answer.status_code == 200, answer.text
+            told.add(answer.json()["id"])
+    return told
+
+
+def health(url: str) -> tuple[int, dict[str, Any]]:
+    answer = httpx.get(f"{url}/readyz", timeout=30)
+    return answer.status_code, answer.json()
+
+
+def backlog(url: str) -> int:
+    return int(health(url)[1]["journal"]["backlog"])
+
+
+def rows(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as db:
+        return {row[0] for row in db.execute("SELECT id FROM turns")}
+
+
+def move(source: Path, target: Path) -> None:
+    """A SQLite database with its write-ahead log."""
+    for file in list(source.glob("ledger.db*")):
+        file.rename(target / file.name)
+
+
+@pytest.fixture
+def engine_url() -> Iterator[str]:
+    with serve(ScriptedEngine()) as url:
+        yield url
+
+
+def test_a_ledger_that_is_deleted_while_the_gateway_runs_costs_no_turn(
+    tmp_path: Path, engine_url: str
+) -> None:
+    kept = tmp_path / "kept"
+    with serve_gateway(tmp_path, engine_url) as url:
+        before = ask(url, 2)
+        eventually(lambda: backlog(url) == 0, 60)
+        kept.mkdir()
+        move(tmp_path, kept)
+        after = ask(url, 10)
+        eventually(lambda: health(url)[0] == 503, 60)
+        assert "another database" in health(url)[1]["ledger"]
+        assert backlog(url) == 10, "nothing was forgotten"
+        assert not (tmp_path / "ledger.db").exists(), "no empty file takes its place"
+    # Whoever runs it next has an empty ledger, and what was not in the old one.
+    with serve_gateway(tmp_path, engine_url) as url:
+        eventually(lambda: backlog(url) == 0, 60)
+        assert health(url)[0] == 200
+    assert rows(tmp_path / "ledger.db") == after
+    assert rows(kept / "ledger.db") == before
+
+
+def test_a_ledger_that_is_replaced_and_put_back_gets_every_turn(
+    tmp_path: Path, engine_url: str
+) -> None:
+    other, ledger, mine = tmp_path / "other", tmp_path / "ledger.db", tmp_path / "mine"
+    mine.mkdir()
+    migrate(make_settings(other))
+    with serve_gateway(tmp_path, engine_url) as url:
+        told = ask(url, 1)
+        eventually(lambda: backlog(url) == 0, 60)
+        move(tmp_path, mine)
+        move(other, tmp_path)
+        told |= ask(url, 3)
+        eventually(lambda: health(url)[0] == 503, 60)
+        assert backlog(url) == 3
+        assert rows(ledger) == set()
+        move(tmp_path, other)
+        move(mine, tmp_path)
+        eventually(lambda: health(url)[0] == 200 and backlog(url) == 0, 60)
+    assert rows(ledger) == told
+
+
+def test_a_ledger_that_is_damaged_is_said_to_be(tmp_path: Path, engine_url: str) -> None:
+    ledger = tmp_path / "ledger.db"
+    with serve_gateway(tmp_path, engine_url) as url:
+        ask(url, 1)
+        eventually(lambda: backlog(url) == 0, 60)
+    with ledger.open("r+b") as file:
+        file.seek(100)
+        file.write(os.urandom(ledger.stat().st_size - 100))
+    with serve_gateway_as_it_is(tmp_path, engine_url) as url:
+        eventually(lambda: health(url)[0] == 503, 60)
+        assert "damaged" in health(url)[1]["ledger"]
+
+
+def serve_gateway_as_it_is(data: Path, engine: str) -> Any:
+    """Without a migration."""
+    settings = make_settings(data, engine)
+    return serve_app(create_app(settings), settings)
