@@ -79,6 +79,15 @@ class Base:
     clock: Clock
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """Pools of one database: a reader of much keeps neither the drain nor a revocation waiting."""
+
+    drain: Ledger
+    access: Ledger
+    reads: Ledger
+
+
 def create_app(
     settings: Settings,
     *,
@@ -147,13 +156,9 @@ async def _start(
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics, clock = base.metrics, base.clock
     journal = _open_journal(stack, settings, base)
-    # Whoever reads much must not keep the drain, the keys or a revocation waiting.
-    identity = Identity()
-    ledger = _open_ledger(stack, settings, identity, _DRAIN_CONNECTIONS)
-    access = _open_ledger(stack, settings, identity, _ACCESS_CONNECTIONS)
-    reads = _open_ledger(stack, settings, identity, _READ_CONNECTIONS)
-    keys = Keys(access)
-    workspaces = Workspaces(access)
+    ledgers = _open_ledgers(stack, settings)
+    keys = Keys(ledgers.access)
+    workspaces = Workspaces(ledgers.access)
     keyring = KeyRing(
         keys, settings.master_secret, clock, settings.api_key, settings.keys_stale_seconds
     )
@@ -164,8 +169,8 @@ async def _start(
     billing = Billing(prices, metrics, admission.count_used)
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
-    drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
-    queries = Queries(reads)
+    drain = Drain(journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics)
+    queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
@@ -195,7 +200,7 @@ async def _start(
         journal=journal,
         metrics=metrics,
         supervisor=base.supervisor,
-        ledger=identity,
+        ledger=ledgers.drain.identity,
         reading=ReadLimit(),
         clock=clock,
         workers=_workers(stack),
@@ -252,12 +257,19 @@ def _workers(stack: AsyncExitStack) -> Workers:
     return workers
 
 
-def _open_ledger(
-    stack: AsyncExitStack, settings: Settings, identity: Identity, pool_size: int
-) -> Ledger:
-    ledger = Ledger(settings.ledger_url, pool_size=pool_size, identity=identity)
-    stack.push_async_callback(ledger.close)
-    return ledger
+def _open_ledgers(stack: AsyncExitStack, settings: Settings) -> Ledgers:
+    identity = Identity()
+
+    def opened(pool_size: int) -> Ledger:
+        ledger = Ledger(settings.ledger_url, pool_size=pool_size, identity=identity)
+        stack.push_async_callback(ledger.close)
+        return ledger
+
+    return Ledgers(
+        drain=opened(_DRAIN_CONNECTIONS),
+        access=opened(_ACCESS_CONNECTIONS),
+        reads=opened(_READ_CONNECTIONS),
+    )
 
 
 def _open_journal(stack: AsyncExitStack, settings: Settings, base: Base) -> Journal:
