@@ -18,8 +18,8 @@ from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.keyring import KeyRing
-from gateway.limits.workers import Workers
 from gateway.limits.reading import ReadLimit
+from gateway.limits.workers import Workers
 from gateway.prices.pricing import PriceBook
 from gateway.routing.fleet import Fleet
 from gateway.turn.turn import TurnService
