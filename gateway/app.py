@@ -157,8 +157,7 @@ async def _start(
     metrics, clock = base.metrics, base.clock
     journal = _open_journal(stack, settings, base)
     ledgers = _open_ledgers(stack, settings)
-    keys = Keys(ledgers.access)
-    workspaces = Workspaces(ledgers.access)
+    keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring = KeyRing(
         keys, settings.master_secret, clock, settings.api_key, settings.keys_stale_seconds
     )
