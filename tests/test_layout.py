@@ -236,8 +236,10 @@ def test_env_example_lists_every_setting() -> None:
     )
 
 
-def test_the_readme_table_lists_every_setting() -> None:
-    assert settings_docs.readme_table() in (ROOT / "README.md").read_text("utf-8"), (
+@pytest.mark.parametrize("program", settings_docs.PAGES)
+def test_a_table_beside_the_settings_lists_every_setting(program: str) -> None:
+    path = ROOT / settings_docs.PAGES[program]
+    assert path.read_text("utf-8") == settings_docs.page(program), (
         "run .venv/bin/python -m scripts.docs.settings"
     )
 

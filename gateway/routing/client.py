@@ -1,7 +1,7 @@
 """HTTP to engines: aiohttp's client, with its failures as the gateway's errors.
 
-aiohttp is used as it is: what a client with a nicer interface on top costs is in the README, "What
-a request costs".
+aiohttp is used as it is: what a client with a nicer interface on top costs is in
+gateway/README.md, "What a request costs".
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""Write the settings of the three programs where people look for them: `.env.example` and README.
+"""Write the settings to `.env.example`, and as a table beside each `settings.py`.
 
-Run it after a change of settings; tests/test_layout.py fails when it was forgotten. README gets its
-table between the two markers below; the first one alone will do to begin with.
+Run it after a change of settings; tests/test_layout.py fails when it was forgotten.
 """
 
 from pydantic.fields import FieldInfo
@@ -12,13 +11,16 @@ from engine.settings import Settings as EngineSettings
 from gateway.base.settings import Settings as GatewaySettings
 from scripts.stack import ROOT
 
-BEGIN = "<!-- settings -->"
-END = "<!-- /settings -->"
 PROGRAMS: list[tuple[str, type[BaseSettings]]] = [
     ("gateway", GatewaySettings),
     ("engine", EngineSettings),
     ("dashboard", DashboardSettings),
 ]
+PAGES = {
+    "gateway": "gateway/base/SETTINGS.md",
+    "engine": "engine/SETTINGS.md",
+    "dashboard": "dashboard/SETTINGS.md",
+}
 # Defaults that depend on where the program is installed.
 PLACED = {"ENGINE_MODEL": "engine/demo_model"}
 COMPOSE = """# Settings for docker compose, and all others with their defaults.
@@ -83,27 +85,28 @@ def env_example() -> str:
     return "".join(lines)
 
 
-def readme_table() -> str:
-    lines = [BEGIN, "", "| variable | default | meaning |", "|---|---|---|"]
-    for _, name, default, description in rows():
-        shown = "required" if default is None else f"`{default}`" if default else "unset"
-        lines.append(f"| `{name}` | {shown} | {description} |")
-    return "\n".join([*lines, "", END])
-
-
-def with_table(readme: str) -> str:
-    """Replace what is between the markers; a text without them stays as it is."""
-    before, begin, rest = readme.partition(BEGIN)
-    if not begin:
-        return readme
-    return before + readme_table() + (rest.split(END, 1)[1] if END in rest else rest)
+def page(program: str) -> str:
+    """A program's table of settings, as Markdown."""
+    lines = [
+        f"# Settings of the {program}",
+        "",
+        "Environment variables, read once at start. `python -m scripts.docs.settings` writes this",
+        "page from `settings.py` beside it; `.env.example` lists the settings of all programs.",
+        "",
+        "| variable | default | meaning |",
+        "|---|---|---|",
+    ]
+    for owner, name, default, description in rows():
+        if owner == program:
+            shown = "required" if default is None else f"`{default}`" if default else "unset"
+            lines.append(f"| `{name}` | {shown} | {description} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     (ROOT / ".env.example").write_text(env_example(), "utf-8")
-    readme = ROOT / "README.md"
-    if readme.exists():
-        readme.write_text(with_table(readme.read_text("utf-8")), "utf-8")
+    for program, path in PAGES.items():
+        (ROOT / path).write_text(page(program), "utf-8")
 
 
 if __name__ == "__main__":
