@@ -46,6 +46,12 @@ POSTGRES_PASSWORD=
 #COMPOSE_ENGINE_CPUS=2
 # docker compose, profile gpu: number of GPUs
 #COMPOSE_ENGINE_GPUS=1
+# docker compose: other people's images; a release names each by its digest, as in name@sha256:...
+#COMPOSE_PYTHON_IMAGE=python:3.11.14-slim-bookworm
+#COMPOSE_POSTGRES_IMAGE=postgres:17.6-bookworm
+#COMPOSE_PROMETHEUS_IMAGE=prom/prometheus:v3.5.0
+#COMPOSE_NGINX_IMAGE=nginx:1.28.0
+#COMPOSE_VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 """
 
 

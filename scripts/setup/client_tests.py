@@ -1,7 +1,9 @@
-"""Run tests/clients with the Python of another virtual environment against a real service.
+"""Run tests/clients with the Python of other virtual environments against a real service.
 
-Gateway and native engine are started from this environment; the tests are told a URL and a key, and
-nothing else of ours. Further arguments are pytest's.
+    python -m scripts.setup.client_tests [pytest arguments]
+
+There are two environments, because their SDKs exclude each other. Gateway and native engine are
+started from this one; the tests are told a URL and a key, and nothing else of ours.
 """
 
 import os
@@ -10,9 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.stack import API_KEY, running_stack
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.stack import API_KEY, ROOT, running_stack
 
 PYTEST = (
     "-m", "pytest", "-rA",
@@ -22,17 +22,38 @@ PYTEST = (
 )  # fmt: skip
 
 
-def main(python: str, arguments: list[str]) -> int:
-    with tempfile.TemporaryDirectory() as data, running_stack(Path(data)) as stack:
-        environment = {
-            **os.environ,
-            "CLIENT_TESTS_URL": stack.gateway,
-            "CLIENT_TESTS_KEY": API_KEY,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "true",  # else it is fetched from GitHub at import
-        }
-        command = [python, *PYTEST, *(arguments or ["tests/clients"])]
-        return subprocess.run(command, cwd=ROOT, env=environment).returncode
+GROUPS = {
+    "clients": ("test_anthropic_clients.py", "test_litellm.py"),
+    "clients-llm": ("test_llm.py",),
+}
+
+
+def environment_of(group: str) -> Path:
+    """The interpreter of a group's own virtual environment, made where it is not there."""
+    interpreter = ROOT / f".venv-{group}" / "bin" / "python"
+    if not interpreter.exists():
+        subprocess.run([sys.executable, "-m", "venv", interpreter.parents[1]], check=True)
+    installer = "scripts/setup/install_needs.py"
+    subprocess.run([interpreter, installer, "--only", group], cwd=ROOT, check=True)
+    return interpreter
+
+
+def main(arguments: list[str]) -> int:
+    status = 0
+    for group, files in GROUPS.items():
+        interpreter = environment_of(group)
+        with tempfile.TemporaryDirectory() as data, running_stack(Path(data)) as stack:
+            environment = {
+                **os.environ,
+                "CLIENT_TESTS_URL": stack.gateway,
+                "CLIENT_TESTS_KEY": API_KEY,
+                "LITELLM_LOCAL_MODEL_COST_MAP": "true",  # else it is fetched from GitHub at import
+            }
+            tests = [f"tests/clients/{file}" for file in files]
+            command = [str(interpreter), *PYTEST, *tests, *arguments]
+            status |= subprocess.run(command, cwd=ROOT, env=environment).returncode
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

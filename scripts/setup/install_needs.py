@@ -1,19 +1,29 @@
 """Install what was asked for into the running virtual environment, once.
 
-Reads the extras and dependency groups straight from pyproject.toml, so any pip of the last years
-will do, and stamps what it installed: asking again for the same takes milliseconds. The base is
-always among it, but for `--only EXTRA_OR_GROUP ...`. `--show EXTRA_OR_GROUP ...` installs nothing
-and prints the part of pyproject.toml that installing them reads. The user's pip configuration is
-left to pip; the only addition is PyTorch's index of CPU builds, where it answers and the machine
-has no NVIDIA GPU, because the default build of torch brings gigabytes of CUDA.
+Extras and dependency groups stand in pyproject.toml. requirements.lock (written by
+scripts/setup/lock.py) has the versions that are installed and the hashes of their files, which pip
+checks. Two things have no hash and are told when they are installed:
+
+- torch, and what only its CUDA build needs: a machine without a GPU takes the CPU build, which has
+  other files and comes from another place. Its version is pinned in pyproject.toml.
+- a need that is not in the lock, such as the group `clients`.
+
+What was installed is stamped: asking again for the same takes milliseconds. The base is always
+among it, but for `--only NEED ...`. `--unlocked NEED ...` keeps every version that pyproject.toml
+allows, for an environment whose packages somebody else has chosen. `--show FOLDER NEED ...` only
+writes into FOLDER the parts of both files that installing them reads. The user's pip
+configuration is left to pip. The only addition is PyTorch's index of CPU builds, where it answers
+and the machine has no NVIDIA GPU, because the default build of torch brings gigabytes of CUDA.
 """
 
 import fcntl
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import tomllib
 import urllib.error
@@ -24,6 +34,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+LOCK = "requirements.lock"
+FOR = "# for: "
+UNHASHED = "torch"
 STAMP = Path(sys.prefix) / "holdfast-installed.json"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 5.0
@@ -51,13 +64,31 @@ def requirements_of(need: str, project: dict[str, Any]) -> list[str]:
     raise InstallError(f"`{need}` is neither an extra nor a dependency group of pyproject.toml")
 
 
-def shown(needs: list[str], project: dict[str, Any]) -> str:
-    """Write what `install` reads for `needs`, and nothing else, as a pyproject.toml of its own."""
+def read_lock() -> dict[str, list[str]]:
+    """By need, the entries of the lock: a pinned requirement with the hashes of its files."""
+    found: dict[str, list[str]] = {}
+    path = ROOT / LOCK
+    text = path.read_text("utf-8") if path.exists() else ""
+    for part in text.split(FOR)[1:]:
+        needs, _, entry = part.partition("\n")
+        for need in needs.split():
+            found.setdefault(need, []).append(entry.strip())
+    return found
+
+
+def show(folder: Path, needs: list[str]) -> None:
+    """Write what `install` reads for `needs`, and nothing else."""
+    project, lock = read_project(), read_lock()
     # Lists of strings and quoted keys are the same in JSON and TOML.
     lines = ["[project]", f"dependencies = {json.dumps(requirements_of('base', project))}"]
     lines.append("[project.optional-dependencies]")
     lines += [f'"{need}" = {json.dumps(requirements_of(need, project))}' for need in needs]
-    return "\n".join([*lines, "[dependency-groups]"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text("\n".join([*lines, "[dependency-groups]", ""]), "utf-8")
+    parts = {entry: [n for n in ("base", *needs) if entry in lock.get(n, ())]
+             for n in ("base", *needs) for entry in lock.get(n, ())}  # fmt: skip
+    written = [f"{FOR}{' '.join(parts[entry])}\n{entry}\n" for entry in sorted(parts)]
+    (folder / LOCK).write_text("".join(written), "utf-8")
 
 
 def digest(requirements: list[str]) -> str:
@@ -110,10 +141,10 @@ def index_options(needs: list[str]) -> list[str]:
     return []
 
 
-def run_pip(requirements: list[str], options: list[str]) -> None:
+def run_pip(arguments: list[str]) -> None:
     """Run pip and pass on the lines that show it moves."""
     command = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
-    command += ["--disable-pip-version-check", *options, *requirements]
+    command += ["--disable-pip-version-check", *arguments]
     shown = ("  Downloading", "Processing", "Installing collected", "ERROR", "WARNING: Retrying")
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -127,11 +158,11 @@ def run_pip(requirements: list[str], options: list[str]) -> None:
         raise InstallError("pip failed; its last lines were:\n  " + "\n  ".join(tail))
 
 
-def install(needs: list[str], *, is_base_wanted: bool = True) -> None:
+def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = True) -> None:
     """Install the base, if wanted, and `needs` unless the stamp says that they are here."""
-    project = read_project()
+    project, lock = read_project(), read_lock() if is_locked else {}
     names = ["base", *needs] if is_base_wanted else needs
-    wanted = {need: requirements_of(need, project) for need in names}
+    wanted = {need: requirements_of(need, project) + lock.get(need, []) for need in names}
     with locked():
         stamp = read_stamp()
         missing = [n for n, requirements in wanted.items() if stamp.get(n) != digest(requirements)]
@@ -142,20 +173,48 @@ def install(needs: list[str], *, is_base_wanted: bool = True) -> None:
         has_pip = [sys.executable, "-m", "pip", "--version"]
         if subprocess.run(has_pip, capture_output=True).returncode != 0:
             subprocess.run([sys.executable, "-m", "ensurepip", "--upgrade"], check=True)
-        # Everything known goes in, so that one resolution fits all of it together.
-        run_pip(sorted({r for need in wanted.values() for r in need}), index_options(missing))
+        install_all(names, project, lock)
         stamp.update({need: digest(wanted[need]) for need in missing})
         STAMP.write_text(json.dumps(stamp, indent=1), "utf-8")
 
 
+def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[str]]) -> None:
+    """First what has hashes, each file checked; then the rest, which must agree with it."""
+    entries = sorted({entry for need in needs for entry in lock.get(need, ())})
+    rest = {r for need in needs if need not in lock for r in requirements_of(need, project)}
+    rest |= {r for need in needs for r in requirements_of(need, project) if is_unhashed(r)}
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder, "pins.txt")
+        if entries:
+            hashed = Path(folder, "hashed.txt")
+            hashed.write_text("\n".join(entries), "utf-8")
+            run_pip(["--require-hashes", "--no-deps", "-r", str(hashed)])
+        if rest:
+            if lock:
+                names = ", ".join(sorted(re.split(r"[^\w.-]", r)[0] for r in rest))
+                print(f"    not in {LOCK}, so without a hash: {names}", flush=True)
+            pins.write_text("\n".join(entry.partition(" \\")[0] for entry in entries), "utf-8")
+            run_pip([*index_options(needs), "-c", str(pins), *sorted(rest)])
+
+
+def is_unhashed(requirement: str) -> bool:
+    return re.match(rf"{UNHASHED}(?![\w-])", requirement) is not None
+
+
+def main(arguments: list[str]) -> None:
+    match arguments:
+        case ["--show", folder, *needs]:
+            show(Path(folder), needs)
+        case ["--only", *needs]:
+            install(needs, is_base_wanted=False)
+        case ["--unlocked", *needs]:
+            install(needs, is_locked=False)
+        case needs:
+            install(needs)
+
+
 if __name__ == "__main__":
     try:
-        match sys.argv[1:]:
-            case ["--show", *needs]:
-                print(shown(needs, read_project()))
-            case ["--only", *needs]:
-                install(needs, is_base_wanted=False)
-            case needs:
-                install(needs)
+        main(sys.argv[1:])
     except InstallError as error:
         sys.exit(f"install: {error}")

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "scripts/setup/install_needs.py"
+FILES = ("pyproject.toml", "requirements.lock")
 RECIPES = sorted([*ROOT.glob("*/Dockerfile"), *ROOT.glob("*/Dockerfile.*")])
 every_recipe = pytest.mark.parametrize(
     "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT))
@@ -24,30 +25,29 @@ def stages(path: Path) -> dict[str, str]:
 
 
 def needs_of(path: Path) -> list[str]:
-    (needs,) = re.findall(
-        rf"{PROGRAM} --show(.*) >needs\.toml$", stages(path)["needs"], re.MULTILINE
-    )
+    (needs,) = re.findall(rf"{PROGRAM} --show /needs(.*)$", stages(path)["needs"], re.MULTILINE)
     return str(needs).split()
 
 
 def show(tree: Path, needs: list[str]) -> str:
-    command = [sys.executable, PROGRAM, "--show", *needs]
+    """Both files that `--show` writes, one behind the other."""
+    command = [sys.executable, PROGRAM, "--show", "shown", *needs]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return "".join((tree / "shown" / name).read_text("utf-8") for name in FILES)
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a stage with all of pyproject.toml has."""
-    for name in ("pyproject.toml", PROGRAM):
+    """What a stage with all of both files has."""
+    for name in (*FILES, PROGRAM):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
-def change(tree: Path, old: str, new: str) -> None:
-    path = tree / "pyproject.toml"
+def change(tree: Path, old: str, new: str, file: str = "pyproject.toml") -> None:
+    path = tree / file
     before = path.read_text("utf-8")
     after = re.sub(old, new, before, flags=re.MULTILINE)
     assert after != before, old
@@ -58,9 +58,9 @@ def change(tree: Path, old: str, new: str) -> None:
 def test_packages_are_installed_from_what_is_needed_alone(path: Path) -> None:
     stage = stages(path)["packages"]
     copied = re.findall(r"^COPY (.*)$", stage, re.MULTILINE)
-    assert copied == ["--from=needs /build/needs.toml pyproject.toml", f"{PROGRAM} scripts/setup/"]
-    (installed,) = re.findall(rf"{PROGRAM}([\w ]*)", stage.partition("RUN ")[2])
-    assert installed.split() == needs_of(path)
+    assert copied == ["--from=needs /needs ./", f"{PROGRAM} scripts/setup/"]
+    (installed,) = re.findall(rf"{PROGRAM}([\w -]*)", stage.partition("RUN ")[2])
+    assert [word for word in installed.split() if word != "--unlocked"] == needs_of(path)
 
 
 @every_recipe
@@ -76,8 +76,12 @@ def test_what_is_needed_changes_with_the_requirements_and_with_nothing_else(
     ):
         change(tree, old, new)
     assert show(tree, needs) == before
+    change(tree, r"^pytest==\d+", "pytest==99", "requirements.lock")
+    assert show(tree, needs) == before
+    change(tree, r"^httpx==\d+", "httpx==98", "requirements.lock")
+    assert show(tree, needs) != before and "\nhttpx==98" in show(tree, needs)
     change(tree, r"httpx>=[^\"]*", "httpx==99.0")
-    assert show(tree, needs) != before and '"httpx==99.0"' in show(tree, needs)
+    assert '"httpx==99.0"' in show(tree, needs)
 
 
 @every_recipe
@@ -85,11 +89,12 @@ def test_what_is_needed_is_all_that_installing_reads(path: Path, tree: Path) -> 
     """Shown again from what was shown, it is the same."""
     needs = needs_of(path)
     before = show(tree, needs)
-    (tree / "pyproject.toml").write_text(before, "utf-8")
+    for name in FILES:
+        shutil.copy(tree / "shown" / name, tree / name)
     assert show(tree, needs) == before
 
 
 def test_a_need_that_there_is_not_is_named(tree: Path) -> None:
-    command = [sys.executable, PROGRAM, "--show", "nothing"]
+    command = [sys.executable, PROGRAM, "--show", "shown", "nothing"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 1 and "`nothing` is neither" in done.stderr
