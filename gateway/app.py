@@ -51,7 +51,7 @@ from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadLimit
 from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
-from gateway.prices.pricing import PriceBook
+from gateway.prices.book import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.cost import Weights
 from gateway.routing.engine import Engine

@@ -26,7 +26,7 @@ from gateway.http.server import Server
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import sum_once
 from gateway.limits.workers import SWITCH_SECONDS
-from gateway.prices.pricing import PriceError
+from gateway.prices.files import PriceError
 
 ROOT = Path(__file__).resolve().parents[2]
 # The collector walks what lives through a request again and again, and finds nothing: requests

@@ -16,8 +16,9 @@ from gateway.ledger.export import turn_lines, usage_lines
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.upkeep import rebuild, retain
 from gateway.limits.admission import month_of
+from gateway.prices.files import HOSTED, SHIPPED, load_prices
 from gateway.prices.money import per_million
-from gateway.prices.pricing import HOSTED, SHIPPED, PriceSheets, load_prices
+from gateway.prices.sheets import PriceSheets
 
 _UNITS_MS = {"d": 86_400_000, "w": 7 * 86_400_000, "y": 365 * 86_400_000}
 _MIN_TURNS_MS = 2 * _UNITS_MS["d"]

@@ -28,7 +28,7 @@ from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
-from gateway.prices.pricing import PriceBook
+from gateway.prices.book import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet

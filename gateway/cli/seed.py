@@ -12,7 +12,7 @@ from gateway.base.settings import DatabaseSettings, load_database, load_price_fi
 from gateway.cli.money import moment_ms
 from gateway.ledger import sample
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.prices.pricing import PriceBook
+from gateway.prices.book import PriceBook
 from gateway.sample.arrivals import DAYS
 from gateway.sample.cast import APPS
 from gateway.sample.month import Month, key_id_of

@@ -20,7 +20,7 @@ from gateway.ledger.workspaces import Workspaces
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadLimit
 from gateway.limits.workers import Workers
-from gateway.prices.pricing import PriceBook
+from gateway.prices.book import PriceBook
 from gateway.routing.fleet import Fleet
 from gateway.turn.turn import TurnService
 

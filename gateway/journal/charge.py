@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from engine.protocol import Done, Finished, Started
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.prices.pricing import Price, PriceBook, PriceSheets, TokenCounts
+from gateway.prices.book import PriceBook
+from gateway.prices.price import Price, TokenCounts
+from gateway.prices.sheets import PriceSheets
 
 
 def token_counts(record: TurnRecord) -> TokenCounts:

@@ -164,8 +164,8 @@ class TurnRollupRow(Base):
 
     `start_ms` is a multiple of `width_seconds` since 1970 (an hour or a day, UTC). Empty strings
     stand for "no engine" and "no price", since a primary key holds no null. `prompt_above` is the
-    highest of `pricing.PROMPT_BANDS` that the prompts exceed. What each sum counts is written in
-    `rollups.py`, once for this table and for the turns themselves.
+    highest of `PROMPT_BANDS` in `prices/price.py` that the prompts exceed. What each sum counts is
+    written in `rollups.py`, once for this table and for the turns themselves.
     """
 
     __tablename__ = "turn_rollups"

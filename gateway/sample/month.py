@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from gateway.base.record import TurnRecord
 from gateway.journal.charge import charge
-from gateway.prices.pricing import PriceBook, PriceSheets
+from gateway.prices.book import PriceBook
+from gateway.prices.sheets import PriceSheets
 from gateway.sample.arrivals import Arrival, arrivals, day_of, start_of
 from gateway.sample.cast import ENGINE_MODEL, MACHINES, PRICED_AS
 from gateway.sample.memory import EngineMemory

@@ -27,7 +27,7 @@ from gateway.ledger.reads import turns as queries_turns
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.reads.turns import Cursor, TurnFilter
-from gateway.prices.pricing import PriceBook
+from gateway.prices.book import PriceBook
 from scripts.bench.report import table
 
 END = datetime(2026, 11, 21, 12, 20, 30, tzinfo=UTC)

@@ -13,7 +13,8 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import migrate
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import rebuild
-from gateway.prices.pricing import PriceBook, TokenCounts
+from gateway.prices.book import PriceBook
+from gateway.prices.price import TokenCounts
 
 HOSTILE = "=![x](http://evil.test/x.png) :red[boo] <img src=//evil.test/i> $a$"
 NUM_MANY = 100_000

@@ -26,7 +26,7 @@ from gateway.base.record import TurnRecord
 from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.prices.pricing import load_prices
+from gateway.prices.files import load_prices
 from scripts.stack import API_KEY as STACK_KEY
 from scripts.stack import running_stack
 from tests.e2e.kills import idle_stats

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "test_what_cannot_be_compared_with_is_not_found_v117",
     "V118": "tests/gateway/turn/test_diagnostics.py::test_only_other_parameters_differ_v118",
     "V119": "tests/gateway/turn/test_diagnostics.py::V119",
-    **{f"V{n}": f"tests/gateway/prices/test_pricing.py::V{n}" for n in range(120, 126)},
+    **{f"V{n}": f"tests/gateway/prices/test_prices.py::V{n}" for n in range(120, 126)},
     "V128": "tests/e2e/test_wire_vectors.py::"
     "test_the_newer_version_refuses_sampling_parameters_v128",
     "V129": "tests/e2e/test_wire_vectors.py::"

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.schema import PrefixRow
-from gateway.prices.pricing import PriceSheets
+from gateway.prices.sheets import PriceSheets
 
 # Parameters of one statement.
 _BATCH = 500

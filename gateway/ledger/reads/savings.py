@@ -10,7 +10,8 @@ from datetime import date
 import msgspec
 
 from gateway.ledger.reads.totals import Totals
-from gateway.prices.pricing import Price, PriceSheets, TokenCounts, TokenPrices, cost_at
+from gateway.prices.price import Price, TokenCounts, TokenPrices, cost_at
+from gateway.prices.sheets import PriceSheets
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):

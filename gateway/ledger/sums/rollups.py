@@ -36,7 +36,7 @@ from gateway.ledger.schema import (
     TurnRow,
 )
 from gateway.ledger.sums.gaps import FIVE_MINUTES_MS, HOUR_MS, add_gaps
-from gateway.prices.pricing import PROMPT_BANDS
+from gateway.prices.price import PROMPT_BANDS
 
 HOUR_SECONDS = 3600
 DAY_SECONDS = 86_400

@@ -15,7 +15,7 @@ from gateway.base.record import TurnRecord
 from gateway.cli.main import migrate
 from gateway.journal.charge import charge
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.prices.pricing import load_prices
+from gateway.prices.files import load_prices
 from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
 
 DAY = datetime(2026, 11, 10, tzinfo=UTC)

@@ -18,7 +18,9 @@ from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
-from gateway.prices.pricing import SHIPPED, PriceBook, TokenCounts, load_prices
+from gateway.prices.book import PriceBook
+from gateway.prices.files import SHIPPED, load_prices
+from gateway.prices.price import TokenCounts
 from tests.gateway.journal.test_journal import record
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import make_settings, serve

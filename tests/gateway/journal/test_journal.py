@@ -17,7 +17,7 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.prices.pricing import load_prices
+from gateway.prices.files import load_prices
 
 
 def record(journal: Journal, number: int) -> TurnRecord:

@@ -16,7 +16,7 @@ from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
-from gateway.prices.pricing import load_prices
+from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, record
 
 REPLAYS = 1000

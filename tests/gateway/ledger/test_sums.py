@@ -33,7 +33,7 @@ from gateway.ledger.sums.rollups import DIMENSIONS
 from gateway.ledger.upkeep import rebuild, retain, sum_once
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.admission import month_of
-from gateway.prices.pricing import PROMPT_BANDS
+from gateway.prices.price import PROMPT_BANDS
 from tests.postgres import new_database
 
 START = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)

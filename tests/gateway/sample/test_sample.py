@@ -31,7 +31,7 @@ from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
 from gateway.ledger.upkeep import rebuild
-from gateway.prices.pricing import PriceBook
+from gateway.prices.book import PriceBook
 from gateway.prompt.fingerprint import compare, unpack
 from gateway.sample.cast import APPS, MACHINES
 from gateway.sample.month import Month

@@ -4,8 +4,10 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.main import main
+from gateway.prices.book import PriceBook
+from gateway.prices.files import HOSTED, PriceError, load_prices
 from gateway.prices.money import dollars, per_token
-from gateway.prices.pricing import HOSTED, PriceBook, PriceError, TokenCounts, load_prices
+from gateway.prices.price import TokenCounts
 
 TODAY = date(2026, 11, 21)
 
@@ -116,6 +118,26 @@ output = "5"
         ),
         (('output = "5"', 'output = "5"' + GOOD), "price of `large`", "2 times"),
         (("[[price]]", "[price]"), "price", "[[price]]"),
+        (("2026-01-01", "2026-01-01T00:00:00"), "price 1 (`large`)", "from: must be a day"),
+        (('"large"', '"' + "a" * 73 + '"'), "price 1", "model: must be a text of at most 72"),
+        (('"large"', '"large\\n"'), "price 1", "model: must be a text of at most 72"),
+        (('model = "large"', ""), "price 1", "model: must be a text of at most 72"),
+        (('["qwen3-*"]', '[""]'), "price 1 (`large`)", "aliases: must be a list of texts"),
+        (('output = "5"', 'output = "5"\nband = 1'), "price 1 (`large`)", "[[price.band]] tables"),
+        (('output = "5"', 'output = "5"\nband = [1]'), "price 1 (`large`), band 1", "a table"),
+        (
+            ('output = "5"', 'output = "5"\n[[price.band]]\nabove_prompt_tokens = true'),
+            "price 1 (`large`), band 1",
+            "above_prompt_tokens: must be one of 32000",
+        ),
+        (
+            ('output = "5"', 'output = "5"\n[[price.band]]\nabove_prompt_tokens = 32_000'),
+            "price 1 (`large`), band 1",
+            'input: must be a price as a text, like "1.25"',
+        ),
+        (("[[price]]", 'source = "a"\n[[price]]'), "as_of", "the day of `source`"),
+        (("[[price]]", "source = 1\nas_of = 2026-01-31\n[[price]]"), "source", "must be a text"),
+        (("[[price]]", "vendor = 1\n[[price]]"), "the file", "unknown field `vendor`"),
     ],
 )
 def test_a_wrong_file_is_told_with_its_name_entry_and_field(
@@ -129,6 +151,21 @@ def test_a_wrong_file_is_told_with_its_name_entry_and_field(
         line.startswith(str(path)) and entry in line and field in line
         for line in str(raised.value).splitlines()
     ), raised.value
+
+
+def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(
+        GOOD.replace('"1"', '"one"').replace('read = "0.1"', "")
+        + GOOD.replace('"large"', '"small"').replace("2026-01-01", "1")
+    )
+    with pytest.raises(PriceError) as raised:
+        load_prices(path)
+    assert str(raised.value).splitlines() == [
+        f"{path}: price 1 (`large`): input: price `one` is not a number",
+        f'{path}: price 1 (`large`): read: must be a price as a text, like "1.25"',
+        f"{path}: price 2 (`small`): from: must be a day, like 2026-01-31",
+    ]
 
 
 @pytest.mark.parametrize("text", ["[[price", "", "\xff"])

@@ -1,0 +1,166 @@
+"""Price files: TOML with one [[price]] table for each model and the day from which it holds.
+
+The form is described in `price_sheets.toml`. An error names the file, the entry and the field.
+"""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.prices.money import NanoDollars, per_token
+from gateway.prices.price import PROMPT_BANDS, Band, Price, TokenPrices
+from gateway.prices.sheets import PriceSheets
+
+SHIPPED = Path(__file__).parent / "price_sheets.toml"
+HOSTED = Path(__file__).parent / "hosted_prices.toml"
+
+_PRICE = 'must be a price as a text, like "1.25"'
+_MUST = {
+    **dict.fromkeys(("input", "write_5m", "write_1h", "read", "output"), _PRICE),
+    "model": "must be a text of at most 72 characters, no `@`",
+    "from": "must be a day, like 2026-01-31",
+    "aliases": "must be a list of texts",
+    "band": "must be [[price.band]] tables",
+    "above_prompt_tokens": f"must be one of {', '.join(map(str, PROMPT_BANDS))}",
+    "price": "must be one or more [[price]] tables",
+    "source": "must be a text",
+    "as_of": "must be a day, like 2026-01-31",
+}
+
+
+class PriceError(Exception):
+    """A price file is wrong; one line for each problem names the file, the entry and the field."""
+
+
+def _exact(value: Any) -> NanoDollars:
+    if not isinstance(value, str):
+        raise ValueError(_PRICE)
+    return per_token(value)
+
+
+def _is_band(value: int) -> int:
+    if value not in PROMPT_BANDS:
+        raise ValueError(_MUST["above_prompt_tokens"])
+    return value
+
+
+_Nano = Annotated[NanoDollars, BeforeValidator(_exact)]
+# With the day and a digest a model's name must fit the ledger's column.
+_Model = Annotated[str, Field(pattern=r"^[^@#\s]{1,72}\z")]
+
+
+class _Rates(BaseModel):
+    """Dollars per million tokens in the file, nano-dollars per token here."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    input: _Nano
+    write_5m: _Nano
+    write_1h: _Nano
+    read: _Nano
+    output: _Nano
+
+    @property
+    def prices(self) -> TokenPrices:
+        return TokenPrices(
+            input=self.input,
+            write_5m=self.write_5m,
+            write_1h=self.write_1h,
+            read=self.read,
+            output=self.output,
+        )
+
+
+class _BandTable(_Rates):
+    above_prompt_tokens: Annotated[int, Field(strict=True), BeforeValidator(_is_band)]
+
+
+class _PriceTable(_Rates):
+    model: _Model
+    valid_from: date = Field(alias="from")
+    aliases: list[Annotated[str, Field(min_length=1)]] = []
+    band: list[_BandTable] = []
+
+    @property
+    def price(self) -> Price:
+        bands = sorted(self.band, key=lambda band: band.above_prompt_tokens)
+        return Price(
+            model=self.model,
+            valid_from=self.valid_from,
+            rates=self.prices,
+            bands=tuple(Band(band.above_prompt_tokens, band.prices) for band in bands),
+            aliases=tuple(self.aliases),
+        )
+
+
+class _PriceFile(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    price: list[_PriceTable] = Field(min_length=1)
+    source: str | None = None
+    as_of: date | None = None
+
+
+def load_prices(path: Path = SHIPPED) -> PriceSheets:
+    """Read a file, or raise PriceError with every problem at once."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PriceError(f"{path}: {error}") from None
+    problems = list(_rules_between_entries(document))
+    try:
+        read = _PriceFile.model_validate(document)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        problems = [*(_problem(each, document) for each in found), *problems]
+    if problems:
+        raise PriceError("\n".join(f"{path}: {problem}" for problem in problems))
+    return PriceSheets((table.price for table in read.price), read.source, read.as_of)
+
+
+def _rules_between_entries(document: dict[str, Any]) -> Iterator[str]:
+    if "source" in document and "as_of" not in document:
+        yield "as_of: must be the day of `source`, like 2026-01-31"
+    counted = Counter((table.get("model"), str(table.get("from"))) for table in _tables(document))
+    for (model, day), count in counted.items():
+        if count > 1:
+            yield f"price of `{model}` from {day}: is there {count} times"
+
+
+def _tables(document: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    """The entries that are tables with a name for their model."""
+    found = document.get("price")
+    tables = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [table for table in tables if isinstance(table.get("model"), str)]
+
+
+def _problem(error: ErrorDetails, document: dict[str, Any]) -> str:
+    """One line: the entry, the field, and what it must be."""
+    match error["loc"]:
+        case ("price", int(number), "band", int(band), *rest):
+            place = f"{_entry(document, number)}, band {band + 1}"
+        case ("price", int(number), *rest):
+            place = _entry(document, number)
+        case (*rest,):
+            place = "the file"
+    if not rest:
+        return f"{place}: must be a table"
+    field = str(rest[0])
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown field `{field}`"
+    reason = error["ctx"]["error"] if error["type"] == "value_error" else _MUST[field]
+    return f"{field}: {reason}" if place == "the file" else f"{place}: {field}: {reason}"
+
+
+def _entry(document: dict[str, Any], number: int) -> str:
+    """The entry's number, and its model where that is one line."""
+    table = document["price"][number]
+    model = table.get("model") if isinstance(table, dict) else None
+    is_line = isinstance(model, str) and model.isprintable()
+    return f"price {number + 1} (`{model}`)" if is_line else f"price {number + 1}"
