@@ -1,5 +1,6 @@
 """`python -m dashboard`: serve the dashboard at DASHBOARD_HOST and DASHBOARD_PORT."""
 
+import os
 import sys
 
 from pydantic import ValidationError
@@ -16,6 +17,8 @@ def main() -> int:
             name = f"DASHBOARD_{str(problem['loc'][0]).upper()}"
             print(f"dashboard: {name}: {problem['msg']}", file=sys.stderr)
         return 2
+    # Streamlit starts uvicorn, which reads from here whose forwarded headers it believes.
+    os.environ["FORWARDED_ALLOW_IPS"] = ",".join(own.trusted_proxies)
     create_app(own).run(config=streamlit_config(own))
     return 0
 

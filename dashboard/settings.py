@@ -1,6 +1,7 @@
 """The dashboard's settings: environment variables `DASHBOARD_*`, read once at start."""
 
 from functools import cache
+from ipaddress import ip_network
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -22,15 +23,28 @@ class Settings(BaseSettings):
         min_length=1,
         description="Names under which browsers reach it, separated by commas; others are refused",
     )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Addresses or networks of reverse proxies, separated by commas. Their"
+        " X-Forwarded-For and X-Forwarded-Proto are believed, those of nobody else",
+    )
     session_hours: float = Field(
         12.0, gt=0, le=720, description="How long a sign-in lasts, in hours"
     )
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Raise ValueError for what is neither an address nor a network."""
+        for each in value:
+            ip_network(each)
         return value
 
 

@@ -1,5 +1,6 @@
-"""The gate in front of everything: who is not signed in gets the sign-in page and nothing else."""
+"""The gate in front of everything: without a session there is the sign-in page and nothing else."""
 
+import logging
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote
 
@@ -8,18 +9,24 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard.access.headers import app_policy, security_headers
+from dashboard.access.origin import is_from_here
 from dashboard.access.sessions import COOKIE, Sessions
 
 LOGIN_PATH = "/login"
 # The probe of supervisors and containers; it tells nothing but that the process lives.
 OPEN_PATHS = {LOGIN_PATH, "/_stcore/health"}
-# A browser that follows a link from another site leaves the strict cookie out. Asking again from
-# a page of our own brings it.
+# A browser that follows a link from another site sends no strict cookie. It sends the cookie when a
+# page of this site asks again.
 _AGAIN = '<!doctype html><meta http-equiv="refresh" content="0"><title>Holdfast</title>'
+
+_FROM_ELSEWHERE = PlainTextResponse(
+    "sent by a page of another origin", 403, {"cache-control": "no-store"}
+)
+_LOG = logging.getLogger(__name__)
 
 
 class Gate:
-    """Pure ASGI, since a middleware made for requests never sees a websocket."""
+    """Pure ASGI: a middleware for requests sees no websocket."""
 
     def __init__(self, app: ASGIApp, sessions: Sessions) -> None:
         self._app = app
@@ -31,14 +38,19 @@ class Gate:
             return
         headers = Headers(scope=scope)
         is_open = scope["path"] in OPEN_PATHS
-        if is_open or self._sessions.find(cookie_of(headers)) is not None:
+        is_from_elsewhere = not is_from_here(scope)
+        if is_from_elsewhere:
+            _LOG.warning("%s", _elsewhere(scope, headers))
+        elif is_open or self._sessions.find(cookie_of(headers)) is not None:
             await self._app(scope, receive, _guarded(send))
-        elif scope["type"] == "websocket":
+            return
+        if scope["type"] == "websocket":
             # Closed before it is accepted, the server answers the handshake with 403.
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await _refusal(scope, headers)(scope, receive, _guarded(send))
+            refusal = _FROM_ELSEWHERE if is_from_elsewhere else _refusal(scope, headers)
+            await refusal(scope, receive, _guarded(send))
 
 
 def cookie_of(headers: Headers) -> str:
@@ -48,6 +60,15 @@ def cookie_of(headers: Headers) -> str:
     except CookieError:
         return ""
     return "" if found is None else found.value
+
+
+def _elsewhere(scope: Scope, headers: Headers) -> str:
+    """What the log says of a refused origin. Both texts are the client's."""
+    return (
+        f"refused a {scope['type']} request from origin {headers.get('origin', '')[:128]!r} to"
+        f" {scope['scheme']}://{headers.get('host', '')[:128]!r}; behind a proxy that speaks TLS,"
+        " set DASHBOARD_TRUSTED_PROXIES to its address"
+    )
 
 
 def _refusal(scope: Scope, headers: Headers) -> Response:
@@ -63,7 +84,7 @@ def _refusal(scope: Scope, headers: Headers) -> Response:
 
 
 def _guarded(send: Send) -> Send:
-    """Add the security headers, but for those that the response has set itself."""
+    """Add the security headers that the response has not set itself."""
 
     async def send_guarded(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -25,7 +25,7 @@ _MAX_KEY = 512
 
 
 class Login:
-    """`gateway_url` says who a key is; nothing that was typed is ever written back or logged."""
+    """The gateway at `gateway_url` says whose a key is. Typed text is neither shown nor logged."""
 
     def __init__(
         self, sessions: Sessions, gateway_url: str, seconds: float, attempts: Attempts | None = None
@@ -47,8 +47,6 @@ class Login:
 
     async def sign_in(self, request: Request) -> Response:
         target = inside(request.query_params.get("next", "/"))
-        if not _is_own_form(request):
-            return page(403, "This form was sent by another site.", target)
         address = request.client.host if request.client else ""
         wait = self._attempts.wait_seconds(address)
         if wait > 0:
@@ -95,14 +93,6 @@ def inside(target: str) -> str:
     is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
     plain = all(character.isprintable() for character in target) and "\\" not in target
     return target if is_path and plain and not parts.scheme and not parts.netloc else "/"
-
-
-def _is_own_form(request: Request) -> bool:
-    origin = request.headers.get("origin")
-    if origin in (None, "null"):
-        # no-referrer makes browsers say "null" on our own form; what they fetch from says the rest.
-        return request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
-    return urlsplit(origin or "").netloc == request.headers.get("host")
 
 
 async def _key(request: Request) -> str | None:

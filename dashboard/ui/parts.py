@@ -12,8 +12,8 @@ from typing import Any, Literal
 import pandas as pd  # type: ignore[import-untyped]
 import streamlit as st
 
-from dashboard import charts
 from dashboard.admin.shapes.about import Definition
+from dashboard.charts.style import styled
 from dashboard.ui import formats, viewer
 
 # A spreadsheet takes a cell that begins like this for a formula.
@@ -76,7 +76,7 @@ def card(
 
 def chart(drawn: Any, key: str, alt_text: str) -> None:
     """`alt_text` is what a screen reader says: the finding, with its numbers."""
-    st.altair_chart(charts.styled(drawn, viewer.theme()), key=key, alt=alt_text)
+    st.altair_chart(styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
 def empty(text: str, icon: str = ":material/hourglass_empty:") -> None:

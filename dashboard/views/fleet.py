@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts_live, rows_live
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.live import Attribution, EngineNow, FleetHistory, Restart
+from dashboard.charts.engines import attribution_chart
+from dashboard.rows.engines import attribution_rows, engine_table, restart_table
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import STAGES
 from dashboard.ui.selection import Selection
@@ -34,7 +35,7 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty("No engine is running.", ":material/dns:")
     if engines:
         parts.table(
-            rows_live.engines(engines),
+            engine_table(engines),
             "fleet",
             alt_text=f"{sum(e.status == 'ready' for e in engines)} of {len(engines)} ready.",
             columns={"Pool in use": parts.share_column()},
@@ -87,7 +88,7 @@ def draw_attribution(found: list[Attribution]) -> None:
     if not found:
         parts.empty("No request in this range was routed by what engines hold.")
         return
-    drawn = charts_live.attribution(rows_live.attribution(found), STAGES[viewer.theme()])
+    drawn = attribution_chart(attribution_rows(found), STAGES[viewer.theme()])
     total = found[0]
     prompt = max(total.prompt_tokens, 1)
     parts.chart(
@@ -107,7 +108,7 @@ def draw_restarts(found: list[Restart], chosen: Selection) -> None:
         return
     number = st.column_config.NumberColumn(format="localized")
     parts.table(
-        rows_live.restarts(found),
+        restart_table(found),
         "restarts",
         alt_text=f"{len(found)} restarts with the tokens that were written again.",
         columns={

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts_live, rows_live
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.latency import Latency
 from dashboard.admin.shapes.live import LatencySamples
+from dashboard.charts.latency import scatter_chart
+from dashboard.charts.time import lines_over_time
+from dashboard.rows.latency import latency_table, overhead_rows, percentiles_over_time, scatter_rows
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import HITS, PLAIN
 from dashboard.ui.selection import Selection
@@ -45,7 +47,7 @@ def draw(view: View, chosen: Selection) -> None:
     seconds = st.column_config.NumberColumn(format="%.3f")
     times = [f"{kind} {name} (s)" for kind in ("Hit", "Miss") for name in ("median", "95 %")]
     parts.table(
-        rows_live.latency_table(view.latency),
+        latency_table(view.latency),
         "latency",
         alt_text="Times to first token by prompt length, hits and misses side by side.",
         columns={
@@ -85,7 +87,7 @@ def _best(latency: Latency) -> tuple[str, float] | None:
     """The longest prompts that came both ways: how many times sooner the cached ones answered."""
     rows = [
         row
-        for row in rows_live.latency_table(latency)
+        for row in latency_table(latency)
         if row["Times shorter"] is not None and min(row["Hits"], row["Misses"]) >= MIN_TURNS
     ]
     return (rows[-1]["Prompt tokens"], rows[-1]["Times shorter"]) if rows else None
@@ -93,10 +95,10 @@ def _best(latency: Latency) -> tuple[str, float] | None:
 
 def draw_scatter(view: View) -> None:
     parts.heading("Time to first token against prompt length", "sampled_first_token")
-    dots = rows_live.scatter(view.samples)
+    dots = scatter_rows(view.samples)
     hits = sum(dot["kind"] == "Hit" for dot in dots)
     parts.chart(
-        charts_live.scatter(dots, HITS[viewer.theme()]),
+        scatter_chart(dots, HITS[viewer.theme()]),
         "scatter",
         f"{len(dots)} sampled requests, {hits} of them hits. Median time to first token:"
         f" hits {formats.seconds(view.latency.hits.p50)},"
@@ -106,8 +108,8 @@ def draw_scatter(view: View) -> None:
 
 def draw_percentiles(view: View) -> None:
     parts.heading("Over time", "first_token_seconds")
-    drawn = charts_live.lines_over_time(
-        rows_live.percentiles_over_time(view.latency),
+    drawn = lines_over_time(
+        percentiles_over_time(view.latency),
         field="seconds",
         title="Time to first token (seconds)",
         seconds=(view.samples.until_ms - view.samples.since_ms) / 1000,
@@ -126,8 +128,8 @@ def draw_overhead(view: View) -> None:
     if not found:
         parts.empty("The engines told no times of these requests.")
         return
-    drawn = charts_live.lines_over_time(
-        rows_live.overhead(view.samples),
+    drawn = lines_over_time(
+        overhead_rows(view.samples),
         field="ms",
         title="Added by the gateway (milliseconds)",
         seconds=(view.samples.until_ms - view.samples.since_ms) / 1000,

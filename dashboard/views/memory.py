@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from dashboard import charts_live, rows_live
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.live import EngineMemory
+from dashboard.charts.blocks import block_map, ending_chart, pool_chart, rest_chart
+from dashboard.rows.memory import cell_rows, ending_rows, pool_rows, pool_table, rest_rows
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import BLOCKS, HITS, MONEY
 from dashboard.ui.selection import Selection
@@ -31,7 +32,7 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     told = ", ".join(f"{name} {formats.percent(share)} in use" for name, share in shares.items())
     if len(answering) > 1:
         parts.heading("Pools", "pool_in_use")
-        drawn = charts_live.pools(rows_live.pools(answering), palette)
+        drawn = pool_chart(pool_rows(answering), palette)
         parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
     for engine in answering:
         draw_engine(engine)
@@ -87,9 +88,7 @@ def draw_engine(engine: EngineMemory) -> None:
         parts.empty("This engine does not tell what is in its memory.")
         return
     if memory.cells:
-        drawn = charts_live.block_map(
-            rows_live.cells(memory), BLOCKS[viewer.theme()], memory.blocks_per_cell
-        )
+        drawn = block_map(cell_rows(memory), BLOCKS[viewer.theme()], memory.blocks_per_cell)
         blocks = stats.blocks
         parts.chart(
             drawn,
@@ -107,22 +106,22 @@ def draw_engine(engine: EngineMemory) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("How entries ended", "endings")
-        found = rows_live.endings(stats.counters)
+        found = ending_rows(stats.counters)
         told = ", ".join(f"{row['reason']} {row['entries']:,}" for row in found)
-        drawn = charts_live.endings(found, MONEY[viewer.theme()])
+        drawn = ending_chart(found, MONEY[viewer.theme()])
         parts.chart(drawn, f"endings_{engine.name}", f"Entries by how they ended: {told}.")
     with right:
         parts.heading("How long entries rest", "entry_lifetimes")
         gaps = sum(memory.lifetimes.reuse_gaps.counts)
         evicted = sum(memory.lifetimes.idle_before_eviction.counts)
-        drawn = charts_live.rests(rows_live.rests(memory.lifetimes), HITS[viewer.theme()])
+        drawn = rest_chart(rest_rows(memory.lifetimes), HITS[viewer.theme()])
         parts.chart(
             drawn,
             f"rests_{engine.name}",
             f"{gaps:,} uses by the time since the one before, {evicted:,} evictions by idle time.",
         )
     parts.table(
-        rows_live.pool_table(engine),
+        pool_table(engine),
         f"pool_{engine.name}",
         alt_text=f"Blocks of {engine.name} by what holds them.",
         columns={"Share": parts.share_column()},

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts, rows
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.engines import Engine
 from dashboard.admin.shapes.latency import Latency
 from dashboard.admin.shapes.savings import Savings
 from dashboard.admin.shapes.usage import Usage
+from dashboard.charts.time import per_bucket, stacked_over_time
+from dashboard.rows.usage import hit_rates, miss_reason_table, running_savings, tokens_by_class
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import TOKENS
 from dashboard.ui.selection import Selection
@@ -59,7 +60,7 @@ def draw_cards(view: View) -> None:
         parts.card(
             "token_hit_rate",
             formats.percent(now),
-            trend=rows.hit_rates(series),
+            trend=hit_rates(series),
             chart="area",
             delta=formats.points(now, before, is_comparable=is_comparable),
             is_good=_is_good(now, before) if is_comparable else None,
@@ -67,7 +68,7 @@ def draw_cards(view: View) -> None:
         parts.card(
             "saved_nano",
             formats.dollars(saved),
-            trend=rows.running_savings(series),
+            trend=running_savings(series),
             delta=formats.change(saved, saved_before, is_comparable=is_comparable),
             is_good=_is_good(saved, saved_before) if is_comparable else None,
             is_loss=saved is not None and saved < 0,
@@ -126,10 +127,10 @@ def draw_tokens(usage: Usage) -> None:
     if not totals.requests:
         parts.empty("No requests in this range. The first one appears here within seconds.")
         return
-    drawn = charts.stacked_over_time(
-        rows.tokens_by_class(usage),
+    drawn = stacked_over_time(
+        tokens_by_class(usage),
         TOKENS[viewer.theme()],
-        title=f"Prompt tokens {charts.per_bucket(usage.bucket_seconds)}",
+        title=f"Prompt tokens {per_bucket(usage.bucket_seconds)}",
         seconds=(usage.until_ms - usage.since_ms) / 1000,
     )
     parts.chart(
@@ -143,7 +144,7 @@ def draw_tokens(usage: Usage) -> None:
 
 def draw_reasons(usage: Usage) -> None:
     parts.heading("Why prompts missed")
-    found = rows.miss_reasons(usage.miss_reasons)
+    found = miss_reason_table(usage.miss_reasons)
     if not found:
         parts.empty("Nothing missed in this range.", ":material/check_circle:")
         return

@@ -7,19 +7,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import charts_live
 from dashboard.admin.client import AdminClient, ClientError
-from dashboard.playground import (
-    CLASSES,
-    TTLS,
-    VERSION_HEADERS,
-    Answer,
-    Part,
-    follow,
-    pieces,
-    request_body,
-    ribbon,
-)
+from dashboard.charts.prompt import ribbon_chart
+from dashboard.playground.answer import Answer, follow
+from dashboard.playground.prompt import TTLS, VERSION_HEADERS, Part, request_body
+from dashboard.playground.spans import CLASSES, part_rows, prompt_spans
 from dashboard.ui import formats, parts, viewer
 from dashboard.ui.colours import TOKENS
 
@@ -107,12 +99,10 @@ def draw_usage(prompt: list[Part], answer: Answer) -> None:
     if message is None:
         return
     parts.heading("What became of the prompt")
-    spans = ribbon(message.usage)
+    spans = prompt_spans(message.usage)
     told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
-    parts.chart(
-        charts_live.ribbon(spans, TOKENS[viewer.theme()]), "ribbon", f"Prompt tokens: {told}."
-    )
-    for number, row in enumerate(pieces(prompt, message)):
+    parts.chart(ribbon_chart(spans, TOKENS[viewer.theme()]), "ribbon", f"Prompt tokens: {told}.")
+    for number, row in enumerate(part_rows(prompt, message)):
         with st.container(border=True, key=f"piece_{number}"):
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.text(row["part"].name)

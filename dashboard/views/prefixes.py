@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import rows, rows_live
 from dashboard.admin.client import AdminClient, ClientError, NotThere
 from dashboard.admin.shapes.live import Dropped, Lease
 from dashboard.admin.shapes.savings import Prefix
+from dashboard.rows.leases import lease_table, time_left
+from dashboard.rows.row import Row
+from dashboard.rows.savings import prefix_table
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.selection import Selection
 
@@ -52,7 +54,7 @@ def draw_cards(leases: list[Lease]) -> None:
             delta=f"{len(leases) - len(held)} more best effort" if leases else None,
         )
         parts.card("leased_tokens", formats.compact(sum(lease.entry.tokens for lease in held)))
-        parts.card("ttl_left", formats.NO_VALUE if next_end is None else rows_live.clock(next_end))
+        parts.card("ttl_left", formats.NO_VALUE if next_end is None else time_left(next_end))
         parts.card("lease_saved_nano", formats.dollars(net), is_loss=net is not None and net < 0)
 
 
@@ -68,7 +70,7 @@ def draw_leases(leases: list[Lease]) -> None:
         return
     number = st.column_config.NumberColumn
     parts.table(
-        rows_live.leases(leases),
+        lease_table(leases),
         "leases",
         alt_text=f"{len(leases)} prefixes that engines hold, the largest first.",
         columns={
@@ -91,7 +93,7 @@ def _is_admin() -> bool:
     return session is not None and session.workspace is None
 
 
-def _doom(row: rows.Row) -> None:
+def _doom(row: Row) -> None:
     st.session_state[_DOOMED] = row["Entry"], row["Engine"], row["Workspace"]
     st.session_state.pop(_OUTCOME, None)
 
@@ -107,7 +109,7 @@ def draw_drop(leases: list[Lease]) -> None:
     with st.container(border=True, key="drop"):
         st.text(
             f"{(lease.entry.name or lease.entry.entry)[:16]} · {lease.entry.tokens:,} tokens on"
-            f" {lease.engine}, ends by itself in {rows_live.clock(lease.entry.expires_in_seconds)}"
+            f" {lease.engine}, ends by itself in {time_left(lease.entry.expires_in_seconds)}"
         )
         if lease.workspace is None:
             st.caption("It belongs to no workspace of this gateway, so it can't be dropped here.")
@@ -143,7 +145,7 @@ def draw_prefixes(prefixes: list[Prefix], chosen: Selection) -> None:
         parts.empty("No marked prefix came twice in this range.")
         return
     parts.table(
-        rows.prefix_table(prefixes),
+        prefix_table(prefixes),
         "prefixes",
         alt_text=f"{len(prefixes)} prefixes with their reads, and whether each has paid back.",
         columns={"Net ($)": parts.money_column(), "It would save ($)": parts.money_column()},

@@ -5,9 +5,9 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import rows
 from dashboard.admin.client import AdminClient, NotThere, segment
 from dashboard.admin.shapes.turns import Turn, TurnPage
+from dashboard.rows.turns import turn_details, turn_table
 from dashboard.ui import formats, live, parts
 from dashboard.ui.selection import Selection
 
@@ -91,7 +91,7 @@ def draw(view: View, chosen: Selection) -> None:
         return
     st.caption("Click a row to see all of it. The address of this page then leads to that request.")
     parts.table(
-        rows.turn_table(view.page.turns),
+        turn_table(view.page.turns),
         "turns",
         alt_text=f"{len(view.page.turns)} requests, the newest first.",
         columns=parts.turn_columns(),
@@ -116,7 +116,7 @@ def draw_turn(turn: Turn) -> None:
             loss = turn.saved_nano is not None and turn.saved_nano < 0
             parts.card("saved_nano", formats.dollars(turn.saved_nano), is_loss=loss)
             parts.card("first_token_seconds", formats.seconds(turn.first_token_seconds))
-        details = [{"What": name, "Value": value} for name, value in rows.turn_details(turn)]
+        details = [{"What": name, "Value": value} for name, value in turn_details(turn)]
         about, amounts = st.columns(2)
         for column, key, found in (
             (about, "about", details[:NUM_ABOUT]),

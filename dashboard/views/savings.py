@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard import charts, rows
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.savings import Prefix, Savings
 from dashboard.admin.shapes.usage import Group, Usage
+from dashboard.charts.money import waterfall_chart
+from dashboard.charts.time import per_bucket, signed_over_time
+from dashboard.rows.savings import hosted_table, prefix_table, waterfall_rows
+from dashboard.rows.usage import group_table, saved_over_time
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import MONEY, TEXT
 from dashboard.ui.selection import Selection
@@ -81,7 +84,7 @@ def draw_money(view: View) -> None:
     with left:
         parts.heading("From no cache to what it cost", "actual_nano")
         parts.chart(
-            charts.waterfall(rows.waterfall(own), MONEY[theme], TEXT[theme]),
+            waterfall_chart(waterfall_rows(own), MONEY[theme], TEXT[theme]),
             "waterfall",
             f"Without a cache {formats.dollars(own.counterfactual_nano)}, plus write premium"
             f" {formats.dollars(own.write_premium_nano)}, less read discount"
@@ -95,10 +98,10 @@ def draw_money(view: View) -> None:
     with right:
         parts.heading("Net saved over time", "saved_nano")
         parts.chart(
-            charts.signed_over_time(
-                rows.saved_over_time(usage),
+            signed_over_time(
+                saved_over_time(usage),
                 MONEY[theme],
-                title=f"Dollars {charts.per_bucket(usage.bucket_seconds)}",
+                title=f"Dollars {per_bucket(usage.bucket_seconds)}",
                 seconds=(usage.until_ms - usage.since_ms) / 1000,
             ),
             "saved_over_time",
@@ -120,7 +123,7 @@ def draw_prefixes(prefixes: list[Prefix]) -> None:
         " requests. Whole life of each prefix, of all engines; the most used first."
     )
     parts.table(
-        rows.prefix_table(prefixes),
+        prefix_table(prefixes),
         "prefixes",
         alt_text=f"{len(prefixes)} prefixes, {paid} of them paid back.",
         columns={
@@ -135,7 +138,7 @@ def draw_comparisons(view: View) -> None:
     money, share = parts.money_column(), parts.share_column()
     parts.heading("By model")
     parts.table(
-        rows.group_table(view.models, "model", "Model"),
+        group_table(view.models, "model", "Model"),
         "by_model",
         alt_text=f"Usage of {len(view.models)} models.",
         columns={"Hit rate": share, "Cost ($)": money, "Net saved ($)": money},
@@ -145,7 +148,7 @@ def draw_comparisons(view: View) -> None:
         parts.empty("There are no published prices to compare with.", ":material/sell:")
         return
     parts.table(
-        rows.hosted_table(view.savings.hosted),
+        hosted_table(view.savings.hosted),
         "hosted",
         alt_text="What this traffic would cost at published prices.",
         columns={"This traffic ($)": money, "Without caching ($)": money},

@@ -5,11 +5,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import rows
 from dashboard.admin.client import AdminClient, NotThere, segment
 from dashboard.admin.shapes.turns import Divergence, Turn, TurnPage
-from dashboard.advice import GREW, advice
+from dashboard.rows.turns import turn_details, turn_table
 from dashboard.ui import formats, live, parts
+from dashboard.ui.advice import GREW, advice
 from dashboard.ui.selection import Selection
 
 NUM_MISSES = 100
@@ -78,7 +78,7 @@ def draw(view: View, chosen: Selection) -> None:
     if view.turn is None:
         st.caption("Click one to see where it stopped being the prompt before it.")
     parts.table(
-        rows.turn_table(view.misses.turns),
+        turn_table(view.misses.turns),
         "misses",
         alt_text=f"{len(view.misses.turns)} requests that missed.",
         columns=parts.turn_columns(),
@@ -151,8 +151,8 @@ def place(found: Divergence) -> tuple[str, str | None]:
 def draw_pair(view: View) -> None:
     assert view.turn is not None
     parts.heading("Side by side")
-    mine = rows.turn_details(view.turn)
-    others = dict(rows.turn_details(view.earlier)) if view.earlier else {}
+    mine = turn_details(view.turn)
+    others = dict(turn_details(view.earlier)) if view.earlier else {}
     first = ("Id", view.turn.id, view.earlier.id if view.earlier else None)
     time = (
         "Time (UTC)",

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import streamlit as st
 
-from dashboard import rows
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.usage import Group
 from dashboard.admin.shapes.workspaces import Key, Workspace
+from dashboard.rows.workspaces import key_table, limit_table, workspace_table
 from dashboard.ui import formats, live, parts
 from dashboard.ui.selection import Selection
 
@@ -51,7 +51,7 @@ def draw(view: View, chosen: Selection) -> None:
     if view.groups:
         money = parts.money_column()
         parts.table(
-            rows.workspace_table(view.groups, shown),
+            workspace_table(view.groups, shown),
             "workspaces",
             alt_text=f"Usage of {len(view.groups)} workspaces.",
             columns={
@@ -82,7 +82,7 @@ def draw_cards(view: View, shown: list[Workspace]) -> None:
 def draw_limits(view: View, shown: list[Workspace]) -> None:
     parts.heading("Limits, and what this month has cost", "month_cost")
     parts.table(
-        rows.limit_table(shown, view.month),
+        limit_table(shown, view.month),
         "limits",
         alt_text=f"Limits of {len(shown)} workspaces.",
         columns={
@@ -100,7 +100,7 @@ def draw_keys(view: View) -> None:
         parts.empty("There is no key in the ledger.", ":material/key:")
         return
     parts.table(
-        rows.key_table(view.keys, view.by_key),
+        key_table(view.keys, view.by_key),
         "keys",
         alt_text=f"{len(view.keys)} keys and their use in this range.",
         columns={"Hit rate": parts.share_column(), "Net saved ($)": parts.money_column()},

@@ -7,10 +7,11 @@ from typing import get_args
 import pytest
 from msgspec import structs
 
-from dashboard import rows
 from dashboard.admin.shapes.savings import Waterfall
 from dashboard.admin.shapes.usage import Bucket, HitRates, Totals, Usage
-from dashboard.advice import ADVICE, UNKNOWN, advice
+from dashboard.rows.savings import waterfall_rows
+from dashboard.rows.usage import hit_rates, saved_over_time, tokens_by_class
+from dashboard.ui.advice import ADVICE, UNKNOWN, advice
 from dashboard.ui.colours import BLOCKS, HITS, MONEY, TOKENS, Theme
 from dashboard.ui.parts import as_csv
 from dashboard.ui.selection import RANGES, Selection
@@ -84,22 +85,22 @@ def test_a_period_with_hardly_any_requests_is_none_to_compare_with(
 
 
 def test_intervals_that_the_range_cuts_are_drawn_as_wide_as_they_are() -> None:
-    drawn = rows.saved_over_time(usage(5, -2, 1))
+    drawn = saved_over_time(usage(5, -2, 1))
     assert drawn[0]["start"].minute == 30 and drawn[-1]["end"].minute == 50
     assert [row["part"] != "" for row in drawn] == [True, False, True]
     assert [row["class"] for row in drawn] == ["Saved", "Lost", "Saved"]
 
 
 def test_classes_are_stacked_without_a_gap() -> None:
-    drawn = [row for row in rows.tokens_by_class(usage(0)) if row["start"].hour == 0]
+    drawn = [row for row in tokens_by_class(usage(0)) if row["start"].hour == 0]
     assert [row["class"] for row in drawn] == list(TOKENS["light"])
     assert all(below["top"] == above["bottom"] for below, above in pairwise(drawn))
     assert drawn[-1]["top"] == 4
 
 
 def test_sparklines_leave_cut_intervals_out() -> None:
-    assert rows.hit_rates(usage(1, 1, 1, 1).series) == [0.75, 0.75]
-    assert rows.hit_rates([]) == []
+    assert hit_rates(usage(1, 1, 1, 1).series) == [0.75, 0.75]
+    assert hit_rates([]) == []
 
 
 def test_the_waterfall_hangs_together() -> None:
@@ -111,7 +112,7 @@ def test_the_waterfall_hangs_together() -> None:
         saved_nano=-200,
         unexplained=0,
     )
-    without, premium, discount, actual = rows.waterfall(found)
+    without, premium, discount, actual = waterfall_rows(found)
     assert without["top"] == premium["bottom"]
     assert premium["top"] == discount["top"]
     assert discount["bottom"] == actual["top"]

@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from dashboard.access.attempts import MAX_ADDRESSES, MAX_FAILED, WINDOW_SECONDS, Attempts
 from dashboard.access.login import inside
 from dashboard.access.sessions import COOKIE, MAX_SESSIONS, Sessions
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.about import About
+from dashboard.settings import Settings
 from tests.dashboard.conftest import Gateways
 from tests.dashboard.page import running_dashboard
 from tests.gateway.serving import ADMIN_KEY, API_KEY
@@ -127,6 +129,25 @@ def test_other_sites_can_neither_post_nor_connect(site: Site) -> None:
         assert client.get("/", headers={"host": "evil.test"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "other", ["http://127.0.0.1:{next}", "https://{here}", "http://localhost:{port}", "null"]
+)
+def test_another_port_scheme_or_name_of_this_host_is_another_site(site: Site, other: str) -> None:
+    """The strict cookie comes with its requests, since a site has no port."""
+    here = urlsplit(site.url)
+    port = here.port or 0
+    origin = other.format(next=port + 1, port=port, here=here.netloc)
+    with site.signed_in() as client:
+        cookie = client.cookies[COOKIE]
+        assert site.websocket_status(cookie, origin=site.url) == 101
+        assert site.websocket_status(cookie, origin=origin) == 403
+        elsewhere = {"origin": origin, "sec-fetch-site": "same-site"}
+        assert client.post("/login", data={"key": ADMIN_KEY}, headers=elsewhere).status_code == 403
+        assert client.put("/_stcore/upload_file/a/b", headers=elsewhere).status_code == 403
+        assert client.get("/", headers={"origin": origin}).status_code == 200
+    assert "DASHBOARD_TRUSTED_PROXIES" in (site.logs / "dashboard.log").read_text("utf-8")
+
+
 def test_a_link_from_another_site_is_asked_again_with_the_cookie(site: Site) -> None:
     """A strict cookie stays away from the first request; the second one comes from here."""
     with site.http(accept="text/html") as client:
@@ -142,6 +163,43 @@ def test_wrong_keys_are_slowed_down(gateways: Gateways, tmp_path: Path) -> None:
             assert {reply.status_code for reply in wrong} == {401}
             reply = client.post("/login", data={"key": ADMIN_KEY})
             assert reply.status_code == 429 and 0 < int(reply.headers["retry-after"]) <= 60
+
+
+def test_the_lockout_believes_no_forwarded_address_but_a_trusted_proxys(
+    gateways: Gateways, tmp_path: Path
+) -> None:
+    def statuses(url: str) -> list[int]:
+        with Site(url, tmp_path).http() as client:
+            return [
+                client.post(
+                    "/login",
+                    data={"key": f"hf-{number}"},
+                    headers={"x-forwarded-for": f"203.0.113.{number}"},
+                ).status_code
+                for number in range(MAX_FAILED + 1)
+            ]
+
+    with running_dashboard(gateways.url("empty"), tmp_path) as url:
+        assert statuses(url) == [401] * MAX_FAILED + [429]
+    proxy = {"DASHBOARD_TRUSTED_PROXIES": "127.0.0.1"}
+    with running_dashboard(gateways.url("empty"), tmp_path, **proxy) as url:
+        assert statuses(url) == [401] * (MAX_FAILED + 1)
+        with Site(url, tmp_path).http(**{"x-forwarded-proto": "https"}) as client:
+            reply = client.post("/login", data={"key": ADMIN_KEY})
+            assert "secure" in reply.headers["set-cookie"].lower()
+            cookie = reply.cookies[COOKIE]
+        origin = url.replace("http://", "https://")
+        served = {"x-forwarded-proto": "https", "origin": origin}
+        assert Site(url, tmp_path).websocket_status(cookie, **served) == 101
+
+
+@pytest.mark.parametrize("value", ["*", "proxy", "10.0.0.0/33"])
+def test_a_trusted_proxy_is_an_address_or_a_network(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASHBOARD_TRUSTED_PROXIES", value)
+    with pytest.raises(ValidationError):
+        Settings.model_validate({})
 
 
 def test_without_a_gateway_nobody_comes_in(tmp_path: Path) -> None:
@@ -181,9 +239,10 @@ def test_a_session_ends_by_time_by_hand_and_when_there_are_too_many() -> None:
     assert sessions.find(first) is None and sessions.find(second) is not None
     now[0] = 100.0
     assert sessions.find(second) is None
-    oldest = sessions.open(client_of("b"), About())
+    client = client_of("b")
+    oldest = sessions.open(client, About())
     for _ in range(MAX_SESSIONS):
-        sessions.open(client_of("b"), About())
+        sessions.open(client, About())
     assert sessions.find(oldest) is None
     sessions.close_all()
 

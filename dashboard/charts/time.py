@@ -1,4 +1,4 @@
-"""The charts, as Altair specifications. Pure: rows and a theme in, a chart out."""
+"""Charts over time: stacked amounts, gains and losses, percentiles. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,28 +6,8 @@ from typing import Any
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
-from dashboard.ui.colours import GRID, SOFT_TEXT, Palette, Theme
-
-TOKENS_HEIGHT = 300
-_LAST_SPACE = "lastindexof(datum.label, ' ')"
-_LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {_LAST_SPACE} + 1)]"
-
-
-def scale(colours: Palette) -> alt.Scale:
-    """One colour for each word: what is not drawn is not in the way of the legend."""
-    return alt.Scale(domain=list(colours), range=list(colours.values()))
-
-
-def legend() -> alt.Legend:
-    return alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
-
-
-def styled(drawn: Any, theme: Theme) -> Any:
-    """Words and lines in colours that can be read: Streamlit's own are too faint for small text."""
-    words, lines = SOFT_TEXT[theme], GRID[theme]
-    return drawn.configure_axis(
-        labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
-    ).configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
+from dashboard.charts.style import CHART_HEIGHT, Rows, legend, log_ticks, scale
+from dashboard.ui.colours import Palette
 
 
 def time_axis(seconds: float) -> alt.Axis:
@@ -57,7 +37,7 @@ def stacked_over_time(
     *,
     title: str,
     seconds: float,
-    height: int = TOKENS_HEIGHT,
+    height: int = CHART_HEIGHT,
 ) -> alt.Chart:
     """Stacked rectangles, one for each interval and class; a pause is a gap.
 
@@ -111,39 +91,53 @@ def signed_over_time(
                 alt.Tooltip("part:N", title="Note"),
             ],
         )
-        .properties(height=TOKENS_HEIGHT)
+        .properties(height=CHART_HEIGHT)
     )
     return drawn
 
 
-def waterfall(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) -> Any:
-    """Bars from `bottom` to `top` with their amounts above; `text` is the colour of words."""
-    frame = pd.DataFrame(rows)
-    steps = [row["step"] for row in rows]
-    x = alt.X(
-        "step:N",
-        sort=steps,
-        title=None,
-        scale=alt.Scale(paddingInner=0.3, paddingOuter=0.15),
-        axis=alt.Axis(labelAngle=0, grid=False, labelExpr=_LAST_WORD_BELOW, labelLimit=120),
+def lines_over_time(
+    rows: Rows,
+    *,
+    field: str,
+    title: str,
+    seconds: float,
+    colours: Palette,
+    kind: str | None = "kind",
+    log: bool = True,
+) -> Any:
+    """Lines by kind (colour) and percentile (dash), with a dot where only one point is.
+
+    The dots are a layer of their own: with the lines' own points the legend shows no dashes.
+    """
+    only = next(iter(colours.values()))
+    neutral = only if kind is None else "#7c8896"
+    options: dict[str, Any] = {"type": "log"} if log else {"zero": True}
+    drawn = alt.Chart(pd.DataFrame(rows)).encode(
+        x=moment("start", seconds),
+        y=alt.Y(
+            f"{field}:Q",
+            title=title,
+            scale=alt.Scale(**options),
+            axis=alt.Axis(format="~g", values=log_ticks(0.001, 6))
+            if log
+            else alt.Axis(format="~g", tickCount=5),
+        ),
+        color=alt.Color(f"{kind}:N", scale=scale(colours), legend=legend())
+        if kind
+        else alt.value(only),
+        tooltip=[
+            alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
+            alt.Tooltip("percentile:N", title="Percentile"),
+            alt.Tooltip(f"{field}:Q", title=title, format=".3~f"),
+        ],
     )
-    bars = (
-        alt.Chart(frame)
-        .mark_bar(cornerRadius=2)
-        .encode(
-            x=x,
-            y=alt.Y("bottom:Q", title="Dollars", axis=alt.Axis(format="$~s", tickCount=5)),
-            y2=alt.Y2("top:Q"),
-            color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
-            tooltip=[
-                alt.Tooltip("step:N", title="Step"),
-                alt.Tooltip("amount:Q", title="Dollars", format="$,.6f"),
-            ],
-        )
+    dashes = alt.StrokeDash(
+        "percentile:N",
+        sort=["Median", "95 %"],
+        legend=alt.Legend(
+            title=None, orient="top", symbolType="stroke", symbolStrokeColor=neutral, symbolSize=300
+        ),
     )
-    labels = (
-        alt.Chart(frame)
-        .mark_text(dy=-8, fontSize=13, fontWeight=600, color=text)
-        .encode(x=x, y=alt.Y("top:Q"), text=alt.Text("label:N"))
-    )
-    return alt.layer(bars, labels).properties(height=TOKENS_HEIGHT)
+    lines = drawn.mark_line(strokeWidth=2).encode(strokeDash=dashes)
+    return alt.layer(lines, drawn.mark_circle(size=22, opacity=1)).properties(height=300)

@@ -1,0 +1,70 @@
+"""Rows of the engines: their state, their restarts, and where hits are lost. Pure."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from dashboard.admin.shapes.live import Attribution, Blocks, EngineNow, Restart
+from dashboard.rows.row import Row
+from dashboard.ui import formats
+
+
+def engine_table(found: Sequence[EngineNow]) -> list[Row]:
+    return [
+        {
+            "Engine": engine.name,
+            "State": "draining" if engine.is_draining else engine.status,
+            "Model": engine.description.model if engine.description else None,
+            "Backend": engine.description.backend if engine.description else None,
+            "Up": formats.duration(engine.stats.uptime_seconds) if engine.stats else None,
+            "Epoch": engine.stats.epoch[:8] if engine.stats else None,
+            "Running": engine.stats.running if engine.stats else None,
+            "Waiting": engine.stats.waiting if engine.stats else None,
+            "Pool in use": _in_use(engine.stats.blocks) if engine.stats else None,
+            "Leases": engine.stats.num_leases if engine.stats else None,
+            "Preempted": engine.stats.counters.preempted_requests if engine.stats else None,
+            "Breaker": f"{engine.breaker}, opened {engine.times_opened}×",
+            "Names known": engine.routing.names,
+            "URL": engine.url,
+        }
+        for engine in found
+    ]
+
+
+def _in_use(blocks: Blocks) -> float:
+    return (blocks.active + blocks.leased) / max(blocks.total, 1)
+
+
+def restart_table(found: Sequence[Restart]) -> list[Row]:
+    return [
+        {
+            "Back at (UTC)": datetime.fromtimestamp(each.first_ms / 1000, UTC),
+            "Engine": each.engine,
+            "Without turns for": formats.duration((each.first_ms - each.last_ms) / 1000),
+            "Turns that missed for it": each.lost.requests,
+            "Tokens written again": each.lost.written_tokens,
+            "Epoch": each.epoch[:8],
+        }
+        for each in found
+    ]
+
+
+def attribution_rows(found: Sequence[Attribution]) -> list[Row]:
+    """Shares of the sampled prompts, of all engines and of each."""
+    return [
+        {
+            "engine": each.engine or "all engines",
+            "stage": stage,
+            "order": order,
+            "share": tokens / max(each.prompt_tokens, 1),
+            "tokens": tokens,
+            "turns": each.turns,
+        }
+        for each in found
+        for order, (stage, tokens) in enumerate(
+            (
+                ("Available", each.available_tokens),
+                ("Captured", each.captured_tokens),
+                ("Delivered", each.delivered_tokens),
+            )
+        )
+    ]

@@ -1,0 +1,45 @@
+"""Rows of the leases that engines hold now. Pure."""
+
+from collections.abc import Sequence
+
+from dashboard.admin.shapes.live import Lease
+from dashboard.rows.row import Row
+from dashboard.ui.formats import NANO
+
+TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+
+def lease_table(found: Sequence[Lease]) -> list[Row]:
+    """What holds memory; a prefix that came once, or has no price, has no net."""
+    return [
+        {
+            "Prefix": (lease.entry.name or lease.entry.entry)[:16],
+            "Workspace": lease.workspace,
+            "Engine": lease.engine,
+            "State": lease.entry.state.replace("_", " "),
+            "TTL left": _left(lease),
+            "Ends in": time_left(lease.entry.expires_in_seconds),
+            "TTL": lease.entry.ttl,
+            "Tokens": lease.entry.tokens,
+            "Blocks": lease.entry.blocks,
+            "Shared by": lease.entry.shared_by,
+            "Reads": lease.entry.reads,
+            "Net saved ($)": None
+            if lease.prefix is None or lease.prefix.saved_nano is None
+            else lease.prefix.saved_nano / NANO,
+            "Entry": lease.entry.entry,
+        }
+        for lease in found
+    ]
+
+
+def _left(lease: Lease) -> float:
+    """The share of its TTL that is left; at most 1, also where an engine's clock differs."""
+    share = lease.entry.expires_in_seconds / TTL_SECONDS.get(lease.entry.ttl, 300.0)
+    return min(max(share, 0.0), 1.0)
+
+
+def time_left(seconds: float) -> str:
+    """Write what is left: 4:07, 59:30."""
+    whole = max(int(seconds), 0)
+    return f"{whole // 60}:{whole % 60:02}"
