@@ -10,7 +10,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from streamlit.starlette import App
 
 from dashboard.access import index
-from dashboard.access.gate import Gate
+from dashboard.access.gate import SignInGate
 from dashboard.access.login import Login
 from dashboard.access.sessions import sessions
 from dashboard.settings import Settings
@@ -31,7 +31,7 @@ def create_app(settings: Settings) -> App:
         middleware=[
             # Against DNS rebinding, for requests and websockets alike.
             Middleware(TrustedHostMiddleware, allowed_hosts=list(settings.allowed_hosts)),
-            Middleware(Gate, sessions=sessions()),
+            Middleware(SignInGate, sessions=sessions()),
         ],
     )
 

@@ -25,7 +25,7 @@ _FROM_ELSEWHERE = PlainTextResponse(
 _LOG = logging.getLogger(__name__)
 
 
-class Gate:
+class SignInGate:
     """Pure ASGI: a middleware for requests sees no websocket."""
 
     def __init__(self, app: ASGIApp, sessions: Sessions) -> None:

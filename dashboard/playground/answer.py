@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Answer:
+class PlaygroundAnswer:
     """What has come so far. `problem` is the gateway's own word for why it ended badly."""
 
     text: str = ""
@@ -56,7 +56,7 @@ class Answer:
         return self.message.usage if self.message else None
 
 
-def follow(lines: Iterable[str], answer: Answer) -> Iterator[str]:
+def follow(lines: Iterable[str], answer: PlaygroundAnswer) -> Iterator[str]:
     """Read a stream of server-sent events into `answer`; yield each piece of text as it comes."""
     for line in lines:
         if not line.startswith("data:"):

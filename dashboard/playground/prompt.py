@@ -9,7 +9,7 @@ VERSION_HEADERS = {"anthropic-version": "2023-06-01"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A piece of the prompt; `ttl` None has no breakpoint at its end."""
 
     name: str
@@ -18,7 +18,7 @@ class Part:
 
 
 def request_body(
-    model: str, system: Sequence[Part], question: Part, max_tokens: int
+    model: str, system: Sequence[PromptPart], question: PromptPart, max_tokens: int
 ) -> dict[str, Any]:
     """Parts without text are left out: the API refuses empty blocks."""
     return {
@@ -30,7 +30,7 @@ def request_body(
     }
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: PromptPart) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "text", "text": part.text}
     if part.ttl is not None:
         block["cache_control"] = {"type": "ephemeral", "ttl": part.ttl}

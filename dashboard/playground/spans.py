@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.playground.answer import Message, TokenUsage
-from dashboard.playground.prompt import Part
+from dashboard.playground.prompt import PromptPart
 
 CLASSES = ("Read from cache", "Written, 5 minutes", "Written, 1 hour", "Uncached")
 
@@ -31,7 +31,7 @@ def prompt_spans(usage: TokenUsage) -> list[dict[str, Any]]:
     return rows
 
 
-def part_rows(parts: Sequence[Part], message: Message) -> list[dict[str, Any]]:
+def part_rows(parts: Sequence[PromptPart], message: Message) -> list[dict[str, Any]]:
     """Each part of the prompt with its tokens by class.
 
     Ends of marked parts are the engine's own; between them parts share by their length, and are
@@ -52,7 +52,7 @@ def part_rows(parts: Sequence[Part], message: Message) -> list[dict[str, Any]]:
     return rows
 
 
-def _ends(parts: Sequence[Part], message: Message, total: int) -> list[tuple[int, bool]]:
+def _ends(parts: Sequence[PromptPart], message: Message, total: int) -> list[tuple[int, bool]]:
     marked = [bp.tokens for bp in (message.holdfast.breakpoints if message.holdfast else [])]
     exact: dict[int, int] = {}
     numbers = [number for number, part in enumerate(parts) if part.ttl is not None]

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from dashboard.admin.shapes.live import Attribution, Blocks, EngineNow, Restart
+from dashboard.admin.shapes.engines import Attribution, Blocks, EngineReport, Restart
 from dashboard.rows.row import Row
 from dashboard.ui import formats
 
 
-def engine_table(found: Sequence[EngineNow]) -> list[Row]:
+def engine_table(found: Sequence[EngineReport]) -> list[Row]:
     return [
         {
             "Engine": engine.name,

@@ -2,8 +2,7 @@
 
 from datetime import UTC, datetime
 
-from dashboard.admin.shapes.latency import Latency
-from dashboard.admin.shapes.live import LatencySamples
+from dashboard.admin.shapes.latency import Latency, LatencySamples
 from dashboard.rows.row import Row
 
 MAX_DOTS = 600

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dashboard.admin.shapes.live import Lease
+from dashboard.admin.shapes.leases import Lease
 from dashboard.rows.row import Row
 from dashboard.ui.formats import NANO
 

@@ -2,15 +2,8 @@
 
 from collections.abc import Sequence
 
-from dashboard.admin.shapes.live import (
-    Blocks,
-    Cell,
-    Counters,
-    EngineMemory,
-    Histogram,
-    Lifetimes,
-    Memory,
-)
+from dashboard.admin.shapes.engines import Blocks, Counters
+from dashboard.admin.shapes.memory import Cell, EngineMemory, Histogram, Lifetimes, Memory
 from dashboard.rows.row import Row
 
 STATES = {

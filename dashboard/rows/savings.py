@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dashboard.admin.shapes.savings import HostedCost, Prefix, Waterfall
+from dashboard.admin.shapes.savings import HostedCost, PrefixReport, Waterfall
 from dashboard.rows.row import Row, in_dollars
 from dashboard.ui.formats import NANO, dollars
 
@@ -36,7 +36,7 @@ def waterfall_rows(found: Waterfall) -> list[Row]:
     ]
 
 
-def prefix_table(prefixes: Sequence[Prefix]) -> list[Row]:
+def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
     return [
         {
             "Prefix": each.prefix,
@@ -58,7 +58,7 @@ def prefix_table(prefixes: Sequence[Prefix]) -> list[Row]:
     ]
 
 
-def _verdict(prefix: Prefix) -> str | None:
+def _verdict(prefix: PrefixReport) -> str | None:
     if prefix.is_paid_back is None:
         return None
     return "yes" if prefix.is_paid_back else "not yet"

@@ -6,7 +6,7 @@ EVERY_FILTER = frozenset({"range", "workspace", "engine", "model"})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PageEntry:
     """A page, the file that draws it, and the filters that it knows."""
 
     name: str
@@ -16,24 +16,24 @@ class Entry:
 
 # The first has no heading: Streamlit puts it above the others.
 SECTIONS = {
-    "": [Entry("overview", "Overview")],
+    "": [PageEntry("overview", "Overview")],
     "Money": [
-        Entry("savings", "Savings"),
-        Entry("workspaces", "Workspaces"),
+        PageEntry("savings", "Savings"),
+        PageEntry("workspaces", "Workspaces"),
     ],
     "Cache": [
-        Entry("prefixes", "Prefixes and leases"),
-        Entry("memory", "Memory", frozenset({"engine"})),
-        Entry("fleet", "Fleet", frozenset({"range", "engine", "model"})),
+        PageEntry("prefixes", "Prefixes and leases"),
+        PageEntry("memory", "Memory", frozenset({"engine"})),
+        PageEntry("fleet", "Fleet", frozenset({"range", "engine", "model"})),
     ],
     "Requests": [
-        Entry("latency", "Latency"),
-        Entry("why", "Why did this miss"),
-        Entry("requests", "Requests"),
-        Entry("playground", "Playground", frozenset()),
+        PageEntry("latency", "Latency"),
+        PageEntry("why", "Why did this miss"),
+        PageEntry("requests", "Requests"),
+        PageEntry("playground", "Playground", frozenset()),
     ],
 }
 
 
-def entries() -> list[Entry]:
+def entries() -> list[PageEntry]:
     return [entry for found in SECTIONS.values() for entry in found]

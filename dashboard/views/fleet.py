@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.live import Attribution, EngineNow, FleetHistory, Restart
+from dashboard.admin.shapes.engines import Attribution, EngineReport, FleetHistory, Restart
 from dashboard.charts.engines import attribution_chart
 from dashboard.rows.engines import attribution_rows, engine_table, restart_table
 from dashboard.ui import formats, live, parts, viewer
@@ -15,14 +15,14 @@ from dashboard.ui.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class View:
-    engines: list[EngineNow]
+    engines: list[EngineReport]
     history: FleetHistory
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
     params = {name: value for name, value in chosen.params().items() if name != "workspace"}
     return View(
-        client.get("/admin/v1/engines", list[EngineNow]),
+        client.get("/admin/v1/engines", list[EngineReport]),
         client.get("/admin/v1/engines/history", FleetHistory, params),
     )
 

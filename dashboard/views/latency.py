@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.latency import Latency
-from dashboard.admin.shapes.live import LatencySamples
+from dashboard.admin.shapes.latency import Latency, LatencySamples
 from dashboard.charts.latency import scatter_chart
 from dashboard.charts.time import lines_over_time
 from dashboard.rows.latency import latency_table, overhead_rows, percentiles_over_time, scatter_rows

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.live import EngineMemory
+from dashboard.admin.shapes.memory import EngineMemory
 from dashboard.charts.blocks import block_map, ending_chart, pool_chart, rest_chart
 from dashboard.rows.memory import cell_rows, ending_rows, pool_rows, pool_table, rest_rows
 from dashboard.ui import formats, live, parts, viewer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.engines import Engine
+from dashboard.admin.shapes.engines import EngineReport
 from dashboard.admin.shapes.latency import Latency
 from dashboard.admin.shapes.savings import Savings
 from dashboard.admin.shapes.usage import Usage
@@ -25,7 +25,7 @@ class View:
     usage: Usage
     savings: Savings
     latency: Latency
-    engines: list[Engine] | None
+    engines: list[EngineReport] | None
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -36,7 +36,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
         client.get("/admin/v1/latency", Latency, params),
-        client.get("/admin/v1/engines", list[Engine]) if is_admin else None,
+        client.get("/admin/v1/engines", list[EngineReport]) if is_admin else None,
     )
 
 
@@ -156,7 +156,7 @@ def draw_reasons(usage: Usage) -> None:
     )
 
 
-def draw_health(engines: list[Engine] | None) -> None:
+def draw_health(engines: list[EngineReport] | None) -> None:
     if engines is None:
         return
     parts.heading("Engines now")

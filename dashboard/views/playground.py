@@ -9,8 +9,8 @@ import streamlit as st
 
 from dashboard.admin.client import AdminClient, ClientError
 from dashboard.charts.prompt import ribbon_chart
-from dashboard.playground.answer import Answer, follow
-from dashboard.playground.prompt import TTLS, VERSION_HEADERS, Part, request_body
+from dashboard.playground.answer import PlaygroundAnswer, follow
+from dashboard.playground.prompt import TTLS, VERSION_HEADERS, PromptPart, request_body
 from dashboard.playground.spans import CLASSES, part_rows, prompt_spans
 from dashboard.ui import formats, parts, viewer
 from dashboard.ui.colours import TOKENS
@@ -26,7 +26,7 @@ _ANSWER = "playground_answer"
 _PREVIEW = 240
 
 
-def draw_prompt() -> tuple[list[Part], int]:
+def draw_prompt() -> tuple[list[PromptPart], int]:
     """The three parts of a prompt, each with the marker at its end."""
     found = []
     texts = (
@@ -43,7 +43,7 @@ def draw_prompt() -> tuple[list[Part], int]:
             key=f"marker_{number}",
             required=True,
         )
-        found.append(Part(name, written, TTLS[ttl or "No marker"]))
+        found.append(PromptPart(name, written, TTLS[ttl or "No marker"]))
     longest = st.number_input("Longest answer (tokens)", 1, 1024, 64, key="max_tokens")
     return found, int(longest)
 
@@ -78,9 +78,11 @@ def draw_sending(client: AdminClient) -> None:
             draw_usage(*st.session_state[_ANSWER])
 
 
-def send(client: AdminClient, model: str, prompt: list[Part], longest: int) -> Answer:
+def send(
+    client: AdminClient, model: str, prompt: list[PromptPart], longest: int
+) -> PlaygroundAnswer:
     """Stream the answer as it comes."""
-    answer, place = Answer(), st.empty()
+    answer, place = PlaygroundAnswer(), st.empty()
     body = request_body(model, prompt[:-1], prompt[-1], longest)
     try:
         for _ in follow(client.stream("/v1/messages", body, VERSION_HEADERS), answer):
@@ -91,7 +93,7 @@ def send(client: AdminClient, model: str, prompt: list[Part], longest: int) -> A
     return answer
 
 
-def draw_usage(prompt: list[Part], answer: Answer) -> None:
+def draw_usage(prompt: list[PromptPart], answer: PlaygroundAnswer) -> None:
     if answer.problem is not None:
         st.error("The turn failed:", icon=":material/power_off:")
         st.text(answer.problem)

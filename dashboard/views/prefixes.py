@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.admin.client import AdminClient, ClientError, NotThere
-from dashboard.admin.shapes.live import Dropped, Lease
-from dashboard.admin.shapes.savings import Prefix
+from dashboard.admin.shapes.leases import Dropped, Lease
+from dashboard.admin.shapes.savings import PrefixReport
 from dashboard.rows.leases import lease_table, time_left
 from dashboard.rows.row import Row
 from dashboard.rows.savings import prefix_table
@@ -23,7 +23,7 @@ _OUTCOME = "drop_outcome"
 @dataclass(frozen=True, slots=True)
 class View:
     leases: list[Lease]
-    prefixes: list[Prefix]
+    prefixes: list[PrefixReport]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -31,7 +31,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
     held = {"workspace": chosen.workspace, "engine": chosen.engine, "limit": NUM_LEASES}
     return View(
         client.get("/admin/v1/leases", list[Lease], held),
-        client.get("/admin/v1/prefixes", list[Prefix], {**params, "limit": NUM_PREFIXES}),
+        client.get("/admin/v1/prefixes", list[PrefixReport], {**params, "limit": NUM_PREFIXES}),
     )
 
 
@@ -139,7 +139,7 @@ def _drop(lease: Lease) -> None:
     st.session_state.pop(_DOOMED, None)
 
 
-def draw_prefixes(prefixes: list[Prefix], chosen: Selection) -> None:
+def draw_prefixes(prefixes: list[PrefixReport], chosen: Selection) -> None:
     parts.heading(f"Prefixes that came again in {chosen.words}", "better_ttl")
     if not prefixes:
         parts.empty("No marked prefix came twice in this range.")

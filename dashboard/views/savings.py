@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.savings import Prefix, Savings
+from dashboard.admin.shapes.savings import PrefixReport, Savings
 from dashboard.admin.shapes.usage import Group, Usage
 from dashboard.charts.money import waterfall_chart
 from dashboard.charts.time import per_bucket, signed_over_time
@@ -22,7 +22,7 @@ NUM_PREFIXES = 100
 class View:
     usage: Usage
     savings: Savings
-    prefixes: list[Prefix]
+    prefixes: list[PrefixReport]
     models: list[Group]
 
 
@@ -32,7 +32,9 @@ def read(client: AdminClient, chosen: Selection) -> View:
     return View(
         client.get("/admin/v1/usage", Usage, params),
         client.get("/admin/v1/savings", Savings, params),
-        client.get("/admin/v1/prefixes", list[Prefix], {**of_prefixes, "limit": NUM_PREFIXES}),
+        client.get(
+            "/admin/v1/prefixes", list[PrefixReport], {**of_prefixes, "limit": NUM_PREFIXES}
+        ),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
     )
 
@@ -109,7 +111,7 @@ def draw_money(view: View) -> None:
         )
 
 
-def draw_prefixes(prefixes: list[Prefix]) -> None:
+def draw_prefixes(prefixes: list[PrefixReport]) -> None:
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     if not prefixes:
         parts.empty("No marked prefix has come twice in this range.", ":material/repeat:")

@@ -6,7 +6,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.admin.client import AdminClient, NotThere, segment
-from dashboard.admin.shapes.turns import Divergence, Turn, TurnPage
+from dashboard.admin.shapes.turns import Turn, TurnDivergence, TurnPage
 from dashboard.rows.turns import turn_details, turn_table
 from dashboard.ui import formats, live, parts
 from dashboard.ui.advice import GREW, advice
@@ -22,7 +22,7 @@ class View:
 
     misses: TurnPage
     turn: Turn | None = None
-    found: Divergence | None = None
+    found: TurnDivergence | None = None
     earlier: Turn | None = None
     is_missing: bool = False
 
@@ -54,7 +54,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
     except NotThere:
         return View(misses, is_missing=True)
     try:
-        found = client.get(f"{path}/divergence", Divergence, {"from": before or None})
+        found = client.get(f"{path}/divergence", TurnDivergence, {"from": before or None})
         earlier = None
         if found.earlier is not None:
             earlier = client.get(f"/admin/v1/turns/{segment(found.earlier)}", Turn)
@@ -92,7 +92,7 @@ def pick(row: Any) -> None:
     st.session_state["earlier"] = ""
 
 
-def draw_verdict(turn: Turn, found: Divergence | None) -> None:
+def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
     """What the engine and gateway said at the time, and what comparing the prompts says now."""
     with st.container(border=True, key="verdict"):
         if turn.miss_reason is None:
@@ -115,7 +115,7 @@ def draw_verdict(turn: Turn, found: Divergence | None) -> None:
         draw_cost(found)
 
 
-def draw_cost(found: Divergence) -> None:
+def draw_cost(found: TurnDivergence) -> None:
     with st.grid(4, min_column_width=170, row_height=132):
         if found.kind is not None:
             section, block = place(found)
@@ -140,7 +140,7 @@ def plain(word: str) -> str:
     return "".join(letter for letter in word if letter.isalnum() or letter == "_")[:40]
 
 
-def place(found: Divergence) -> tuple[str, str | None]:
+def place(found: TurnDivergence) -> tuple[str, str | None]:
     """Section, and the block and chunk within it, counted from 1."""
     if found.section is None or found.block is None:
         return formats.NO_VALUE, None

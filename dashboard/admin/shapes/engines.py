@@ -1,4 +1,4 @@
-"""Engines, as the gateway sees them."""
+"""The engines: how each is now, and how it fared."""
 
 from typing import Literal
 
@@ -8,12 +8,44 @@ EngineStatus = Literal["starting", "ready", "down"]
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
+    """The first five add up to `total`; `shared` cuts across."""
+
     total: int
     free: int
     active: int
     leased: int
     best_effort: int
     cached: int
+    shared: int = 0
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the engine's process began."""
+
+    requests: int = 0
+    copied_blocks: int = 0
+    evicted_blocks: int = 0
+    evicted_entries: int = 0
+    demoted_blocks: int = 0
+    promoted_blocks: int = 0
+    preempted_requests: int = 0
+    leases_expired: int = 0
+    leases_sacrificed: int = 0
+    leases_yielded: int = 0
+    leases_dropped: int = 0
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: str = ""
+    uptime_seconds: float
+    running: int
+    waiting: int
+    blocks: Blocks
+    counters: Counters = Counters()
+    num_entries: int = 0
+    num_leases: int = 0
+    host_blocks: int = 0
+    host_blocks_used: int = 0
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,19 +53,54 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    uptime_seconds: float
-    running: int
-    waiting: int
-    blocks: Blocks
-    num_leases: int = 0
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
+    is_stale: bool = False
+    names: int = 0
+    running: int = 0
+    waiting_tokens: int = 0
+    recent_tokens: int = 0
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine; `stats` only while it answers."""
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`stats` is None while the engine does not answer."""
 
     name: str
     url: str
     status: EngineStatus
+    is_draining: bool = False
+    breaker: str = "closed"
+    times_opened: int = 0
     description: Description | None = None
     stats: Stats | None = None
+    routing: Routing = Routing()
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    requests: int
+    written_tokens: int
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """Between the last turn of one process and the first of the next."""
+
+    engine: str
+    epoch: str
+    last_ms: int
+    first_ms: int
+    lost: Lost
+
+
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
+    """`engine` None is all."""
+
+    engine: str | None
+    turns: int
+    prompt_tokens: int
+    available_tokens: int
+    captured_tokens: int
+    delivered_tokens: int
+
+
+class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
+    restarts: list[Restart]
+    attribution: list[Attribution]

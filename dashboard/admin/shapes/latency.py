@@ -35,3 +35,26 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[LatencyCell]
     bucket_seconds: int
     series: list[LatencyPoint]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    opened_ms: int
+    engine: str | None
+    prompt_tokens: int
+    cache_read_tokens: int
+    first_token_seconds: float
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    start_ms: int
+    turns: int
+    p50: float
+    p95: float
+
+
+class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
+    since_ms: int
+    until_ms: int
+    samples: list[Sample]
+    overhead: list[Overhead]

@@ -33,7 +33,7 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     unmeasured_tokens: int
 
 
-class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     """One prefix over its whole life; its gaps tell which TTL would have been cheaper."""
 
     workspace: str

@@ -59,7 +59,7 @@ class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """`kind` is None where the prompt only grew, `earlier` where there is nothing before it."""
 
     turn: str
