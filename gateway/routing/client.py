@@ -5,6 +5,7 @@ gateway/README.md, "What a request costs".
 """
 
 import asyncio
+import select
 import socket
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -19,6 +20,7 @@ _KEEPALIVE_SECONDS = 30
 # that much beside; the rest stays with the engine. A loop that finds more in a socket reads it all.
 _PIECE_BYTES = 16 * 1024
 _RECEIVE_BYTES = 64 * 1024
+_LOOK_AGAIN_SECONDS = 0.5
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -65,7 +67,8 @@ class EngineResponse:
 
 
 class _Silence:
-    """A stream's read timeout, looked at when it may have run out.
+    """A stream's read timeout, looked at when it may have run out. A timer says only that time has
+    gone by: silence is that nothing has come, in the socket either.
 
     aiohttp sets a timer anew for every piece that comes, which is a tenth of what relaying one
     costs; so its own is switched off here.
@@ -76,7 +79,11 @@ class _Silence:
         self._loop = asyncio.get_running_loop()
         self._began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        protocol = response.connection.protocol if response.connection else None
+        self._num_bytes = self._content.total_bytes
+        connection = response.connection
+        transport = connection.transport if connection else None
+        self._socket = transport.get_extra_info("socket") if transport else None
+        protocol = connection.protocol if connection else None
         if protocol is not None and (seconds := protocol.read_timeout):
             self._seconds: float = seconds
             protocol.read_timeout = None
@@ -89,6 +96,7 @@ class _Silence:
     def end(self) -> None:
         """Something came; while nobody waits for more, there is no silence."""
         self._began = None
+        self._num_bytes = self._content.total_bytes
 
     def close(self) -> None:
         if self._timer is not None:
@@ -97,10 +105,19 @@ class _Silence:
     def _check(self) -> None:
         now = self._loop.time()
         left = (now if self._began is None else self._began) + self._seconds - now
+        if left <= 0 and self._has_come():
+            # The loop was held up, and has not read yet what came meanwhile.
+            left = _LOOK_AGAIN_SECONDS
         if left > 0:
             self._timer = self._loop.call_later(left, self._check)
         else:
             self._content.set_exception(aiohttp.SocketTimeoutError("the engine fell silent"))
+
+    def _has_come(self) -> bool:
+        """Whether something waits in aiohttp's buffer or in the socket, be it the end."""
+        if self._content.is_eof() or self._content.total_bytes != self._num_bytes:
+            return True
+        return self._socket is not None and has_unread(self._socket)
 
 
 class EngineHttp:
@@ -156,6 +173,16 @@ class EngineHttp:
                 skip_auto_headers=("accept", "accept-encoding", "user-agent"),
             )
         return self._sessions[is_look]
+
+
+def has_unread(connection: socket.socket) -> bool:
+    """Whether bytes, or the end, wait in a socket to be read."""
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

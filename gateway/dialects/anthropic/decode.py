@@ -5,7 +5,7 @@ JSON, a wrong type, an unknown key, nesting too deep to parse, a bound that is b
 keys the last one counts.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -19,7 +19,6 @@ from gateway.dialects.weigh import check_values
 
 _messages = msgspec.json.Decoder(MessagesRequest)
 _count_tokens = msgspec.json.Decoder(CountTokensRequest)
-_document = msgspec.json.Decoder()
 
 Request = TypeVar("Request", bound=CountTokensRequest)
 
@@ -37,7 +36,7 @@ def _decode(decoder: msgspec.json.Decoder[Request], body: bytes, bounds: Request
     try:
         request = decoder.decode(body)
     except msgspec.ValidationError as error:
-        message = explain.validation_error(str(error), lambda: _reread(body))
+        message = explain.validation_error(str(error), body)
     except msgspec.MsgspecError:
         message = "The request body is not valid JSON"
     except UnicodeDecodeError:
@@ -49,11 +48,3 @@ def _decode(decoder: msgspec.json.Decoder[Request], body: bytes, bounds: Request
         check_features(request)
         return request
     raise InvalidRequest(message)
-
-
-def _reread(body: bytes) -> Any:
-    """The same document without types, to find where in it the error lies."""
-    try:
-        return _document.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

@@ -4,11 +4,9 @@ Paths are dotted, list positions are numbers, and a content block's type follows
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 from gateway.dialects.anthropic.content import SUPPORTED_BLOCKS, UNSUPPORTED_BLOCKS
-from gateway.dialects.complaints import split_complaint
+from gateway.dialects.complaints import Document, split_complaint
 
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
@@ -51,15 +49,14 @@ _MAX_SHOWN = 64
 Steps = list[str | int]
 
 
-def validation_error(complaint: str, reread: Callable[[], Any]) -> str:
-    """`reread` gives the document without types; only what is below its fields needs that."""
+def validation_error(complaint: str, body: bytes) -> str:
     what, path = split_complaint(complaint)
     steps = _steps(path)
-    document = reread() if len(steps) > 1 else None
+    document = Document(body)
     return _foreign_tool(steps, document) or _explain(what, steps, document)
 
 
-def _explain(what: str, steps: Steps, document: Any) -> str:
+def _explain(what: str, steps: Steps, document: Document) -> str:
     if field := _FIELD.match(what):
         is_missing = field[1] == "missing required"
         reason = "Field required" if is_missing else "Extra inputs are not permitted"
@@ -88,8 +85,8 @@ def _reason(what: str, steps: Steps) -> str:
     return f"Input should be a valid {' or '.join(kind for kind in kinds if kind != 'null')}"
 
 
-def _bad_tag(steps: Steps, document: Any) -> str:
-    tag = _at([*steps, "type"], document)
+def _bad_tag(steps: Steps, document: Document) -> str:
+    tag = document.at([*steps, "type"])
     path = _path(steps, document, last_type=False)
     if isinstance(tag, str) and tag in UNSUPPORTED_BLOCKS and isinstance(steps[-1], int):
         return f"{path}: content blocks of type '{tag}' are not supported by this server"
@@ -103,11 +100,11 @@ def _bad_tag(steps: Steps, document: Any) -> str:
     )
 
 
-def _foreign_tool(steps: Steps, document: Any) -> str | None:
+def _foreign_tool(steps: Steps, document: Document) -> str | None:
     """Any complaint about a tool of another kind is really about its kind."""
     if len(steps) < 2 or steps[0] != "tools":
         return None
-    kind = _at([*steps[:2], "type"], document)
+    kind = document.at([*steps[:2], "type"])
     if not isinstance(kind, str) or kind == "custom":
         return None
     return f"tools.{steps[1]}.type: tools of type '{kind[:64]}' are not supported by this server"
@@ -121,18 +118,7 @@ def _steps(path: str) -> Steps:
     return [int(index) if index.isdigit() else index or name for index, name in _STEP.findall(path)]
 
 
-def _at(steps: Steps, document: Any) -> Any:
-    for step in steps:
-        if isinstance(document, dict) and isinstance(step, str):
-            document = document.get(step)
-        elif isinstance(document, list) and isinstance(step, int) and step < len(document):
-            document = document[step]
-        else:
-            return None
-    return document
-
-
-def _path(steps: Steps, document: Any, *, last_type: bool = True) -> str:
+def _path(steps: Steps, document: Document, *, last_type: bool = True) -> str:
     """Write a path, with each content block's type after its position in `content`."""
     written: list[str] = []
     for depth, step in enumerate(steps):
@@ -141,7 +127,7 @@ def _path(steps: Steps, document: Any, *, last_type: bool = True) -> str:
         if is_last and not last_type:
             break
         if isinstance(step, int) and depth and steps[depth - 1] == "content":
-            kind = _at([*steps[: depth + 1], "type"], document)
+            kind = document.at([*steps[: depth + 1], "type"])
             if isinstance(kind, str) and kind in SUPPORTED_BLOCKS:
                 written.append(kind)
         elif step == "cache_control" and not is_last:

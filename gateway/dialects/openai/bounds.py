@@ -1,9 +1,5 @@
 """What a request in OpenAI's dialect may have of everything, before anything is made of it."""
 
-from typing import Any
-
-import msgspec
-
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.openai.content import AssistantMessage, Message, ToolMessage
@@ -33,9 +29,9 @@ def check_bounds(request: GenerationRequest, bounds: RequestBounds) -> None:
         _check_chat(request, bounds)
 
 
-def check_metadata(metadata: Any, bounds: RequestBounds) -> None:
-    """It changes nothing and is not kept, but it is read."""
-    if metadata is not None and len(msgspec.json.encode(metadata)) > bounds.max_metadata_bytes:
+def check_metadata(num_bytes: int, bounds: RequestBounds) -> None:
+    """It changes nothing and is not kept."""
+    if num_bytes > bounds.max_metadata_bytes:
         raise InvalidRequest(f"metadata: may have at most {bounds.max_metadata_bytes} bytes")
 
 

@@ -1,13 +1,14 @@
 """From raw bytes to a request, or to one error that names the field.
 
 Whatever the bytes are, the outcome is a request, InvalidRequest or TooLarge. A top-level field that
-is null is a field that is not there.
+is null is a field that is not there. The fields are parted first, then decoded into their types.
 """
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
@@ -22,7 +23,8 @@ from gateway.dialects.openai.request import (
 )
 from gateway.dialects.weigh import check_values
 
-_document = msgspec.json.Decoder()
+_document = msgspec.json.Decoder(dict[str, Raw])
+_MAX_NEUTRAL_BYTES = 1024
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
 
@@ -41,38 +43,56 @@ def _decode(
     bounds: RequestBounds,
 ) -> Request:
     check_values(body, bounds.max_json_values)
-    document = _fields(body)
-    check_metadata(document.get("metadata"), bounds)
-    given: dict[str, Any] = {}
-    for name, value in document.items():
-        if value is None or name in IGNORED:
+    fields = _fields(body)
+    given: dict[str, Raw] = {}
+    for name, value in fields.items():
+        if name == "metadata":
+            check_metadata(len(value), bounds)
+        if bytes(value) == b"null" or name in IGNORED:
             continue
         if name not in refused:
             given[name] = value
-        elif not any(_is_same(value, neutral) for neutral in refused[name]):
+        elif not _is_neutral(value, refused[name]):
             raise InvalidRequest(f"{name}: this value is not supported by this server", name)
+    whole = body if len(given) == len(fields) else msgspec.json.encode(given)
     try:
-        request = msgspec.convert(given, kind)
+        request = msgspec.json.decode(whole, type=kind)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
-    except RecursionError:
-        raise InvalidRequest("The request body is nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
     check_bounds(request, bounds)
     return request
 
 
-def _fields(body: bytes) -> dict[str, Any]:
+def _fields(body: bytes) -> dict[str, Raw]:
     try:
-        document = _document.decode(body)
-    except msgspec.MsgspecError:
-        raise InvalidRequest("The request body is not valid JSON") from None
-    except UnicodeDecodeError:
-        raise InvalidRequest("The request body is not valid UTF-8") from None
-    except RecursionError:
-        raise InvalidRequest("The request body is nested too deeply") from None
-    if not isinstance(document, dict):
-        raise InvalidRequest("The request body must be a JSON object")
-    return document
+        return _document.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequest("The request body must be a JSON object") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> InvalidRequest:
+    match error:
+        case UnicodeDecodeError():
+            return InvalidRequest("The request body is not valid UTF-8")
+        case RecursionError():
+            return InvalidRequest("The request body is nested too deeply")
+        case _:
+            return InvalidRequest("The request body is not valid JSON")
+
+
+def _is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
+    """Whether it is one of these. They are short: what is longer is decoded for nothing."""
+    if len(value) > _MAX_NEUTRAL_BYTES:
+        return False
+    try:
+        decoded = msgspec.json.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
+    return any(_is_same(decoded, neutral) for neutral in allowed)
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
