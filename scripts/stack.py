@@ -307,12 +307,15 @@ def serving_gateway(
     engines: Sequence[str],
     settings: Mapping[str, str] | None = None,
     log: Path | None = None,
+    *,
+    ready: str = "/readyz",
 ) -> Iterator[Server]:
-    """Migrate its database, then start it."""
+    """Migrate its database, then start it; `/readyz` needs an engine, `/healthz` does not."""
     port = free_port()
     environment = gateway_environment(port, data, engines, settings)
     run([*python("gateway"), "migrate"], environment)
-    with serving([*python("gateway"), "serve"], environment, port, log=log) as server:
+    command = [*python("gateway"), "serve"]
+    with serving(command, environment, port, ready=ready, log=log) as server:
         yield server
 
 

@@ -41,6 +41,7 @@ def sign_in(url: str, key: str) -> str:
         page.fill("#key", key)
         page.click("button")
         page.get_by_text("Updated").first.wait_for()
+        page.get_by_test_id("stMetric").first.wait_for()
         page.locator(SETTLED).wait_for()
         cards = page.get_by_test_id("stMetric").all()
         shown = [" ".join(card.inner_text().split()) for card in cards]

@@ -3,12 +3,9 @@ and some traffic; and a browser that is signed in."""
 
 import os
 import random
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,21 +14,24 @@ import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from dashboard.views.catalogue import entries
+from scripts.stack import (
+    ADMIN_KEY,
+    API_KEY,
+    ROOT,
+    free_port,
+    python,
+    run,
+    serving_dashboard,
+    serving_engine,
+    serving_gateway,
+    url_of,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["API_KEY", "ROOT"]
 
-API_KEY, ADMIN_KEY = "hf-key-of-the-screenshots", "hf-admin-of-the-screenshots"
-SECRETS = {
-    "HOLDFAST_API_KEY": API_KEY,
-    "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
-    "HOLDFAST_ENGINE_SECRET": "engine-secret-of-the-screenshots",
-    "HOLDFAST_MASTER_SECRET": "master-secret-of-the-screenshots",
-    "ENGINE_SECRET": "engine-secret-of-the-screenshots",
-}
 PAGES = tuple(entry.name for entry in entries())
 IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 SHOWN = '[data-testid="stMetric"], [data-testid="stDataFrame"], [data-testid="stAlert"], textarea'
-START_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +44,23 @@ class Stack:
 @contextmanager
 def running(data: Path, *, engine: bool = False) -> Iterator[Stack]:
     """A gateway over `data`, a dashboard, and a synthetic engine where one is wanted."""
-    ports = [_free_port() for _ in range(3)]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    environment = {
-        **os.environ,
-        **SECRETS,
-        "HOLDFAST_DATA": str(data),
-        "HOLDFAST_PORT": str(ports[0]),
-        "HOLDFAST_ENGINES": urls[2],
-        "DASHBOARD_PORT": str(ports[1]),
-        "DASHBOARD_GATEWAY_URL": urls[0],
-        "ENGINE_PORT": str(ports[2]),
-        "ENGINE_NUM_BLOCKS": "6000",
-        "ENGINE_HOST_BLOCKS": "2000",
-    }
-    run("gateway", "migrate", environment=environment)
-    commands = [["gateway", "serve"], ["dashboard"]]
-    commands += [["engine", "--backend", "synthetic"]] if engine else []
-    started = [_start(command, environment) for command in commands]
-    try:
-        _wait(f"{urls[0]}/{'readyz' if engine else 'healthz'}")
-        _wait(f"{urls[1]}/_stcore/health")
-        yield Stack(urls[0], urls[1], started[1].pid)
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait(30)
+    settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
+    with ExitStack() as stack:
+        engines = [stack.enter_context(serving_engine("synthetic", settings))] if engine else []
+        # Without an engine it is never ready, and serves what the ledger has.
+        urls = [one.url for one in engines] or [url_of(free_port())]
+        ready = "/readyz" if engine else "/healthz"
+        gateway = stack.enter_context(serving_gateway(data, urls, ready=ready))
+        dashboard = stack.enter_context(serving_dashboard(gateway.url))
+        for server in (*engines, gateway, dashboard):
+            server.wait()
+        yield Stack(gateway.url, dashboard.url, dashboard.pid)
 
 
 def seed(data: Path, num_turns: int) -> None:
     """Fill an empty ledger with the sample month."""
-    environment = {**os.environ, "HOLDFAST_DATA": str(data)}
-    run("gateway", "migrate", environment=environment)
-    run("gateway", "seed", "--turns", str(num_turns), environment=environment)
-
-
-def run(*arguments: str, environment: Mapping[str, str]) -> None:
-    subprocess.run([sys.executable, "-m", *arguments], env=environment, cwd=ROOT, check=True)
+    for command in (["migrate"], ["seed", "--turns", str(num_turns)]):
+        run([*python("gateway"), *command], {"HOLDFAST_DATA": str(data)})
 
 
 def send_traffic(gateway: str, num_turns: int) -> None:
@@ -150,31 +129,3 @@ def _wait_for_numbers(page: Page) -> None:
     page.wait_for_selector(SHOWN, timeout=60_000)
     page.wait_for_selector(IDLE, timeout=60_000)
     page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=60_000)
-
-
-def _start(command: list[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise TimeoutError(url)
