@@ -84,6 +84,11 @@ class CallObject:
 
     def feed(self, text: str) -> list[Delta]:
         deltas: list[Delta] = []
+        if self._name is not None and not self.is_started:
+            # White space behind the head may have come with the head or in a piece of its own.
+            text = text.lstrip()
+            if not text:
+                return deltas
         if not self.is_started:
             text = self._read_header(text, deltas)
         if self.is_started and not self.has_input and not self.is_over:

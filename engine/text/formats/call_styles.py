@@ -16,7 +16,7 @@ from engine.text.formats.call_format import CallFormat, Written
 from engine.text.formats.literal_input import LiteralSyntax
 from engine.text.formats.model_formats import ModelFormats
 from engine.text.formats.patterns import Maybe, Space, Word
-from engine.text.formats.proof import ProvenCalls
+from engine.text.formats.proof import LAST_WORD, ProvenCalls
 from engine.text.formats.tagged_input import TagSyntax
 from engine.text.grammar import CallStyle, GrammarWriter, json_rule
 
@@ -53,7 +53,7 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
         rules = tagged.rules
 
     elif isinstance(arguments, LiteralSyntax):
-        rules = _Literal(writer, arguments).rules
+        rules = _Literal(writer, arguments, shown).rules
 
     return CallStyle(
         call=call,
@@ -225,9 +225,12 @@ class _Tagged(_Arguments):
 class _Literal(_Arguments):
     """`key=value, …`; a list of optional arguments has its commas right by rules for its tail."""
 
-    def __init__(self, writer: GrammarWriter, syntax: LiteralSyntax) -> None:
+    def __init__(self, writer: GrammarWriter, syntax: LiteralSyntax, shown: str) -> None:
         super().__init__(writer)
         self._syntax = syntax
+        quoted = re.search(rf"\bword=(['\"]){LAST_WORD}", shown)
+        self._string_quote = '"' if quoted is None else quoted.group(1)
+        self._quotes_all = f"ratio={self._string_quote}" in shown
 
     def rules(self, tool: Tool, rule: str) -> list[str]:
         properties, required = self._properties(tool)
@@ -265,14 +268,31 @@ class _Literal(_Arguments):
                 f"{rule}: {begin} {opening} {rule}_v",
                 f"{rule}_v{lazy}: /(.|\\n)*/ {opening}",
             ]
-        if not quote and types == {"boolean"}:
-            return [f'{rule}: {begin} ("True" | "False")']
-        if not quote or types <= _SCALARS:
+        if not quote:
+            return self._python(tool, rule, begin, schema)
+        if types <= _SCALARS:
             return [f"{rule}: {begin} {rule}_v", f"{rule}_v: {self._json(schema, tool)}"]
         raise SchemaRefused(
             f"input_schema of `{tool.name}`: a forced call can't have `{name}`, whose values may "
             "be lists or objects, in the way in which this model writes them"
         )
+
+    def _python(self, tool: Tool, rule: str, begin: str, schema: Any) -> list[str]:
+        """A value as the template writes it: strings in its quotes, numbers in some as well."""
+        types = self._types(schema, tool)
+        mark = json.dumps(self._string_quote)
+        around = mark if self._quotes_all and types <= _SCALARS else ""
+        if types == {"boolean"}:
+            return [f'{rule}: {begin} {around} ("True" | "False") {around}']
+        if types == {"string"} and self._string_quote == "'":
+            choices = _choices(schema)
+            if choices is None:
+                self._refuse_text(schema, tool, rule)
+                return [f"{rule}: {begin} /'[^'\\\\\\n]*'/"]
+            values = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+            return [f"{rule}: {begin} {mark} ({values}) {mark}"]
+        return [f"{rule}: {begin} {around} {rule}_v {around}",
+                f"{rule}_v: {self._json(schema, tool)}"]  # fmt: skip
 
 
 def _choices(schema: Any, kind: type = str) -> list[str] | None:

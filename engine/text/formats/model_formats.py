@@ -130,12 +130,14 @@ def find_formats(
         behind = behind_call(turn, LAST_WORD, controls, TOOL_FORMATS[calls.name].markers)
         ends |= {behind} if behind is not None else set()
     no_ends = within_turn(thinking.inside, controls) - declared(tool_format, thinking.name)
+    tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
+    no_ends |= set() if tags is None else tags.markers
     return ModelFormats(
         tool_format=tool_format,
         reasoning_format=thinking.name,
         traits=thinking.traits,
         calls=calls,
-        tags=thinking.tags or REASONING_FORMATS.get(thinking.name or ""),
+        tags=tags,
         ends=ends - no_ends,
         no_ends=no_ends,
     )

@@ -335,8 +335,8 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "llama4_pythonic": _python("<|python_start|>", "<|python_end|>"),
     "olmo3": _python("<function_calls>", "</function_calls>"),
     "pythonic": _python("", ""),
-    "granite": object_list("<|tool_call|>", "", in_content=True),
     "phi4_mini_json": object_list("<|tool_call|>", "<|/tool_call|>"),
+    "granite": object_list("<|tool_call|>", "", in_content=True),
     "nemotron_json": object_list("<TOOLCALL>", "</TOOLCALL>"),
     "jamba": object_list("<tool_calls>", "</tool_calls>"),
 }

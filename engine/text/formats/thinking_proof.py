@@ -175,7 +175,7 @@ def _derive(turn: str) -> ReasoningFormat | None:
     before, _, behind = turn.partition(_THOUGHT)
     opened = _TAG.search(before.rstrip()[-60:]) if before.strip() else None
     closed = _TAG.match(behind.lstrip())
-    if opened is None or closed is None:
+    if opened is None or closed is None or opened.group().startswith(("</", "[/")):
         return None
     opening = before.rstrip()[before.rstrip().rfind(opened.group().rstrip()) :]
     return ReasoningFormat(opening, closed.group())

@@ -1,0 +1,341 @@
+"""Formats of calls and thinking, proven on templates: what they write is what the parser reads."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import SchemaRefused
+from engine.protocol import (
+    Delta,
+    GenerateRequest,
+    Message,
+    Prompt,
+    Sampling,
+    TextDelta,
+    TextPart,
+    ThinkingDelta,
+    ThinkingPart,
+    Tool,
+    ToolChoice,
+    ToolResultPart,
+    ToolUsePart,
+)
+from engine.text.formats.calls_read import calls_of
+from engine.text.formats.proof import turn_begin
+from engine.text.renderer import ChatRenderer
+from engine.text.template.conversation import new_conversation
+from tests.engine.text.format_cases import EXPECTED, OF_REAL, REAL, renderer, source
+
+CALLING = [name for name, (calls, _) in EXPECTED.items() if calls is not None]
+THINKING = [name for name, (_, thinking) in EXPECTED.items() if thinking is not None]
+# What a template's own notation can't carry is left out of the random inputs for it.
+WITHOUT_ESCAPES = {"llama-4-pythonic", "lfm2"}
+WITHOUT_LISTS = {"llama-4-pythonic", "lfm2"}
+ONE_CALL = {"openai-gpt-oss-120b"}
+DROPS_THINKING = {"deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+                  "HuggingFaceTB-SmolLM3-3B", "ibm-granite-granite-3.3-2B-Instruct"}  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "a"},
+        "count": {"type": "integer", "description": "b"},
+        "deep": {"type": "object", "properties": {"k": {"type": "string"}}, "description": "c"},
+        "flag": {"type": "boolean", "description": "d"},
+        "list": {"type": "array", "items": {"type": "string"}, "description": "e"},
+        "note": {"type": "string", "description": "f"},
+    },
+    "required": ["city"],
+}
+TOOLS = [Tool("get_weather", SCHEMA, "Weather."), Tool("get_time", SCHEMA, "The time.")]
+QUESTION = Message("user", [TextPart("What is it like?")])
+
+
+def of(name: str) -> ChatRenderer:
+    if source(name) is None:
+        pytest.skip(f"{REAL} is not there: real templates are not part of the project")
+    return renderer(name)
+
+
+def request(**changes: Any) -> GenerateRequest:
+    base = {"request_id": "r", "scope": "0" * 32, "sampling": Sampling(max_tokens=9)}
+    return GenerateRequest(**{**base, "prompt": Prompt([QUESTION], TOOLS), **changes})
+
+
+def render(model: ChatRenderer, prompt: Prompt, *, thinking: bool = False) -> str:
+    conversation = new_conversation(prompt, model._pieces.controls, model.traits)
+    return model._template.render(conversation.variables({}, thinking=thinking))
+
+
+def written(model: ChatRenderer, parts: Sequence[Any], *, thinking: bool = False) -> str:
+    """The text of a turn as the template writes it: what its model writes, up to the turn's end."""
+    asked = render(model, Prompt([QUESTION], TOOLS), thinking=thinking)
+    calls = [part for part in parts if isinstance(part, ToolUsePart)]
+    results = [Message("user", [ToolResultPart(call.id, "RESULT") for call in calls])]
+    messages = [QUESTION, Message("assistant", list(parts)), *(results if calls else [])]
+    answered = render(model, Prompt(messages, TOOLS), thinking=thinking)
+    turn = answered[turn_begin(asked, answered) :].partition("RESULT")[0]
+    ends = [model.tokenizer.id_to_token(token) for token in model.end_token_ids]
+    cuts = [at for end in ends if (at := turn.find(end)) >= 0]
+    turn = turn[: min(cuts)] if cuts else turn
+    tags = model.formats.tags
+    is_open = model._begins_thinking(request(thinking=thinking))
+    if tags is not None and is_open and tags.close not in turn:
+        turn = tags.close + turn
+    return turn
+
+
+def from_call(model: ChatRenderer, turn: str) -> str:
+    """The turn from its first call on, without the thinking that some templates write before it."""
+    tags = model.formats.tags
+    return (turn.rpartition(tags.close)[2] if tags is not None else turn).lstrip("\n")
+
+
+def read(model: ChatRenderer, text: str, asked: GenerateRequest, cuts: Sequence[int] = ()) -> Any:
+    """The calls, the thinking and the text that a turn's text becomes, cut into pieces."""
+    parser = model.formats.new_parser(asked, lambda: "id", is_open=model._begins_thinking(asked))
+    borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
+    deltas: list[Delta] = []
+    for begin, end in pairwise(borders):
+        deltas += parser.feed(text[begin:end])
+    deltas += parser.close()
+    said = [
+        "".join(delta.text for delta in deltas if isinstance(delta, kind))
+        for kind in (ThinkingDelta, TextDelta)
+    ]
+    return calls_of(deltas), *said
+
+
+def calls(*inputs: dict[str, Any]) -> list[ToolUsePart]:
+    names = ["get_weather", "get_time"]
+    return [
+        ToolUsePart(f"toolu_{'0Ab' * 7}{index:03}", names[index % 2], given)
+        for index, given in enumerate(inputs)
+    ]
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_a_template_proves_its_formats(name: str) -> None:
+    model = of(name)
+    assert (model.tool_format, model.reasoning_format) == EXPECTED[name]
+
+
+def test_a_format_that_nobody_knows_is_refused() -> None:
+    model = of("unknown-format")
+    assert model.tool_format is None
+    # Its markup is that of other formats, and a model may write theirs: still nothing is parsed.
+    assert read(model, "<tool_call>x", request())[0] == []
+
+
+def inputs_for(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    letters = st.text("ab c<>\"'\\{}[]=,:;é😀7\n", max_size=14)
+    if name in WITHOUT_ESCAPES:
+        letters = st.text("ab cé7<>", min_size=1, max_size=14)
+    # White space at a text's ends is trimmed by templates that write it between tags.
+    words = letters.map(lambda text: "x" + text + "y") | st.sampled_from(["42", "true", "null"])
+    optional = {
+        "count": st.integers(-(10**6), 10**6),
+        "flag": st.booleans(),
+        "note": words,
+    }
+    if name not in WITHOUT_LISTS:
+        optional |= {
+            "deep": st.fixed_dictionaries({"k": words}),
+            "list": st.lists(words, max_size=3),
+        }
+    return st.fixed_dictionaries({"city": words}, optional=optional)
+
+
+@pytest.mark.parametrize("name", CALLING)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_a_template_writes_of_calls_is_read_back_however_it_is_cut(
+    name: str, data: st.DataObject
+) -> None:
+    model = of(name)
+    count = 1 if name in ONE_CALL else data.draw(st.integers(1, 3))
+    parts = calls(*(data.draw(inputs_for(name)) for _ in range(count)))
+    if model.traits.splits_calls:
+        parts = parts[:1]
+    text = written(model, parts)
+    expected = [(part.name, part.input) for part in parts]
+    assert read(model, text, request())[0] == expected
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    assert read(model, text, request(), cuts) == read(model, text, request())
+    # What was read is written again with the same text: a replayed call has its own tokens.
+    found = read(model, text, request())[0]
+    again = [ToolUsePart(part.id, *call) for part, call in zip(parts, found, strict=True)]
+    assert written(model, again) == text
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_every_cut_of_a_turn_gives_the_same(name: str) -> None:
+    model = of(name)
+    given = {"city": 'Bern "x" < y', "count": 3, "flag": True}
+    if name in WITHOUT_ESCAPES:
+        given["city"] = "Bern"
+    parts = calls(given, {"city": "Uri"})[: 1 if model.traits.splits_calls else 2]
+    text = written(model, parts)
+    whole = read(model, text, request())
+    assert [call for call, _ in whole[0]] == [part.name for part in parts]
+    assert read(model, text, request(), range(len(text))) == whole
+    for cut in range(len(text)):
+        assert read(model, text, request(), [cut]) == whole
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_text_before_a_call_stays_text_and_no_markup_is_told(name: str) -> None:
+    model = of(name)
+    call = from_call(model, written(model, calls({"city": "Bern"})))
+    if model.formats.is_harmony:
+        call = f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}"
+    elif model.tool_format == "llama3_json":
+        pytest.skip("a call of this format is the whole turn")
+    else:
+        call = "I look." + call
+        if model._begins_thinking(request()):
+            call = model.formats.tags.close + call if model.formats.tags else call
+    found, _, text = read(model, call, request())
+    assert (found, text.strip()) == ([("get_weather", {"city": "Bern"})], "I look.")
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_call_that_is_cut_off_leaves_no_markup(name: str) -> None:
+    model = of(name)
+    text = from_call(model, written(model, calls({"city": "Bern", "note": "n"})))
+    offsets = model.tokenizer.encode(text, add_special_tokens=False).offsets
+    for cut in sorted({end for _, end in offsets if end < len(text)}):
+        parser = model.formats.new_parser(request(), lambda: "id", is_open=False)
+        deltas = [*parser.feed(text[:cut]), *parser.close(is_cut=True)]
+        said = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)).strip()
+        # Before the first marker is whole nothing tells a call from text.
+        assert not said or (text.strip().startswith(said) and len(said) < 32), (cut, said)
+        assert "get_weather" not in said
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
+    model = of(name)
+    tools = TOOLS if model.tool_format else []
+    for thinking in (True, False):
+        asked = request(prompt=Prompt([QUESTION], tools), thinking=thinking)
+        end = render(model, asked.prompt, thinking=thinking)
+        if model.formats.is_harmony:
+            text = (
+                "<|channel|>analysis<|message|>Hm, 1 < 2.<|end|><|start|>assistant"
+                "<|channel|>final<|message|>It is."
+            )
+        else:
+            tags = model.formats.tags
+            assert tags is not None
+            opened = end.rfind(tags.open.strip()) > end.rfind(tags.close)
+            assert model._begins_thinking(asked) == opened
+            begin = "" if opened else tags.open
+            wrapper = tags.wrapper or ("", "")
+            text = f"{begin}\nHm, 1 < 2.\n{tags.close}\n\n{wrapper[0]}It is.{wrapper[1]}"
+        for cuts in ((), range(len(text))):
+            assert read(model, text, asked, cuts) == ([], "Hm, 1 < 2.", "It is.")
+
+
+@pytest.mark.parametrize("name", [n for n in THINKING if n not in DROPS_THINKING])
+def test_thinking_before_a_call_is_replayed_and_read(name: str) -> None:
+    model = of(name)
+    parts = [ThinkingPart("I need the tool."), *calls({"city": "Bern"})]
+    if EXPECTED[name][0] is None:
+        parts = [ThinkingPart("I need the tool."), TextPart("Rain.")]
+    asked = request(thinking=True)
+    found, thought, _ = read(model, written(model, parts, thinking=True), asked)
+    assert thought == "I need the tool."
+    assert len(found) == len(parts) - 1 or not found
+
+
+FORCED = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "count": {"type": "integer"},
+        "flag": {"type": "boolean"},
+        "unit": {"enum": ["celsius", "kelvin"]},
+    },
+    "required": ["city", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_forced_call_may_be_written_as_the_template_writes_it(name: str) -> None:
+    model = of(name)
+    tool = Tool("get_weather", FORCED, "Weather.")
+    parts = calls({"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"})
+    if name == "hermes-3":
+        pytest.skip("it shows the name first and writes it last: what it shows is forced")
+    text = from_call(model, written(model, parts))
+    for choice in (ToolChoice("any"), ToolChoice("tool", "get_weather", parallel=False)):
+        asked = request(prompt=Prompt([QUESTION], [tool]), tool_choice=choice)
+        parser = model.parser(asked)
+        deltas: list[Delta] = []
+        if model._begins_thinking(asked):
+            text = "</think>" + text.removeprefix("</think>")
+        for token in model.tokenizer.encode(text, add_special_tokens=False).ids:
+            if parser.finish is not None:
+                break
+            assert parser.allowed is not None
+            allowed = parser.allowed[token // 8] >> token % 8 & 1
+            assert allowed, (model.tokenizer.id_to_token(token), text)
+            deltas += parser.feed(token)
+        deltas += parser.close()
+        assert calls_of(deltas) == [(parts[0].name, parts[0].input)]
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_forced_call_without_properties_invents_none(name: str) -> None:
+    model = of(name)
+    for schema in ({"type": "object", "properties": {}}, {"type": "object"}, {}):
+        tool = Tool("get_weather", schema, "Weather.")
+        asked = request(prompt=Prompt([QUESTION], [tool]), tool_choice=ToolChoice("any"))
+        text = written(model, calls({}))
+        found, _, _ = read(model, text, asked)
+        assert found == [("get_weather", {})]
+        parser = model.parser(asked)
+        assert parser.grammar is not None
+        assert '"additionalProperties": false' in parser.grammar or "%json" not in parser.grammar
+
+
+def test_a_text_that_no_rule_can_hold_is_refused_with_its_name() -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^a+$"}}}
+    asked = request(
+        prompt=Prompt([QUESTION], [Tool("look", schema, "d")]), tool_choice=ToolChoice("any")
+    )
+    with pytest.raises(SchemaRefused, match=r"`look`.*`pattern` of `id`"):
+        of("glm-4.7").parser(asked)
+    assert of("qwen3").parser(asked).allowed
+
+
+def test_turns_of_gpt_oss_end_with_the_turn_and_not_with_a_message() -> None:
+    model = of("openai-gpt-oss-120b")
+    ends = {model.tokenizer.id_to_token(token) for token in model.end_token_ids}
+    assert ends == {"<|return|>", "<|call|>"}
+    text = (
+        "<|channel|>analysis<|message|>They want a list.<|end|><|start|>assistant"
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city": "Bern"}<|call|>'
+    )
+    parser = model.parser(request())
+    deltas: list[Delta] = []
+    for token in model.tokenizer.encode(text, add_special_tokens=False).ids:
+        deltas += parser.feed(token)
+    assert parser.finish == "tool_use"
+    assert calls_of(deltas) == [("get_weather", {"city": "Bern"})]
+    assert not any(isinstance(delta, TextDelta) for delta in deltas)
+
+
+def test_every_real_template_that_is_there_is_expected() -> None:
+    if not REAL.is_dir():
+        pytest.skip(f"{REAL} is not there")
+    assert json.dumps(sorted(path.stem for path in REAL.glob("*.jinja"))) == json.dumps(
+        sorted(OF_REAL)
+    )
