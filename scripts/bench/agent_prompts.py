@@ -1,4 +1,4 @@
-"""What a coding agent's requests are made of, for bench_agent: shapes are real, words are made up.
+"""What a coding agent's requests are made of, for `agent.py`: shapes are real, words are made up.
 
 Shapes as in public captures: github.com/anthropics/claude-code issues 24168 and 68900 (the billing
 line), ex-machina-co/opencode-anthropic-auth issue 174 (the betas of version 2.1.185).

@@ -1,4 +1,4 @@
-"""A stub of an engine for `bench_gateway.py`: fixed replies, at once, over real HTTP.
+"""A stub of an engine for `scripts.bench.gateway`: fixed replies, at once, over real HTTP.
 
     python -m scripts.bench.gateway_engine PORT
 

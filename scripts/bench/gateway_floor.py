@@ -1,4 +1,4 @@
-"""The floor of `bench_gateway.py`: what the gateway's libraries cost without a gateway.
+"""The floor of `scripts.bench.gateway`: what the gateway's libraries cost without a gateway.
 
     python -m scripts.bench.gateway_floor PORT ENGINE_URL
 

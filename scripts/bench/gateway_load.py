@@ -1,4 +1,4 @@
-"""The load of `bench_gateway.py`: HTTP/1.1 over raw sockets, and what a process used meanwhile.
+"""The load of `gateway.py`: HTTP/1.1 over raw sockets, and what a process used meanwhile.
 
 A connection asks again as soon as it has its answer. Every answer is checked: a status other than
 200, or a text that is not the stub's, ends the measurement.

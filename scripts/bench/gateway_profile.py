@@ -1,4 +1,4 @@
-"""Where `bench_gateway.py --profile` says that a request's CPU goes: samples of py-spy, by package.
+"""Where `gateway.py --profile` says that a request's CPU goes: samples of py-spy, by package.
 
 Of the main thread while it holds the interpreter's lock; the share of the journal's and the
 database's threads stands beside it. C code counts for the Python function that called it.

@@ -1,6 +1,6 @@
 """A KV connector for vLLM that does nothing at all: what vLLM's own connector path costs.
 
-For `bench_vllm_leases.py` only, which has vLLM load it by its module path.
+For `scripts.bench.vllm_leases` only, which has vLLM load it by its module path.
 """
 
 from typing import Any

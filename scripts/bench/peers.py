@@ -1,4 +1,4 @@
-"""Other engines on the same prompts, each in a process of its own: started by bench_throughput.py.
+"""Other engines on the same prompts, each in a process of its own: started by `throughput.py`.
 
 Reads a job (JSON) from standard input, runs one prompt alone and then all of them, greedy and to
 the full length, and prints one line of JSON. Imports nothing of ours, so that it runs in an

@@ -111,7 +111,7 @@ def main() -> int:
         print(f"no such subject: {', '.join(unknown)}; there are {', '.join(known)}")
         return 2
     if any(isinstance(known[name], Peer) for name in names) and not PEERS_PYTHON.exists():
-        print("the peers are not installed: scripts/bench/routing.py --install")
+        print("the peers are not installed: python -m scripts.bench.routing --install")
         return 2
     ceilings = Ceilings()
     for cache in args.cache:

@@ -1,4 +1,4 @@
-"""The workload of bench_routing.py, its client, and what an infinite cache would have held.
+"""The workload of scripts.bench.routing, its client, and what an infinite cache would have held.
 
 Conversations of several tenants, in an order drawn by seed: 8 KB of system prompt that a tenant's
 conversations share, 1.6 KB more with each question, and in between the answers that really came.

@@ -1,6 +1,6 @@
 """Throughput on a shared prefix: reuse on against off, and against other engines, in one run.
 
-Makes a Llama-style model with random weights (as bench_ttft.py does). Clients ask at the same time,
+Makes a Llama-style model with random weights (`common.py`). Clients ask at the same time,
 each one question after the other behind one marked prefix; before the clock starts, one request has
 brought the prefix into memory. `off` sends the very same prompts with a scope of their own each, so
 that nothing is reused. The engine runs whole in this process (its own thread, no HTTP), as the

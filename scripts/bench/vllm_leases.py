@@ -268,7 +268,7 @@ class Process:
         for line in self._process.stdout:
             if is_answer(line.strip()):
                 return line
-        raise SystemExit("bench_vllm_leases: a vLLM process ended; its messages are above")
+        raise SystemExit("vllm_leases: a vLLM process ended; its messages are above")
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:

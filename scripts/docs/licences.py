@@ -22,7 +22,7 @@ EXTRAS = ("gateway", "postgres", "engine", "dashboard")
 HEAD = """# Licences of dependencies
 
 What `pip install holdfast[gateway,postgres,engine,dashboard]` brings, and the licence that each
-package names in its own metadata. Written by `scripts/docs/licences.py`. Holdfast itself is
+package names in its own metadata. Written by `python -m scripts.docs.licences`. Holdfast itself is
 Apache-2.0.
 
 | package | licence | for |

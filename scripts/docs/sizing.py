@@ -1,4 +1,6 @@
-"""How much KV memory a model needs and how many leases fit: scripts/docs/sizing.py CONFIG_OR_DIR
+"""How much KV memory a model needs and how many leases fit.
+
+    python -m scripts.docs.sizing CONFIG_OR_DIR
 
 Reads a Hugging Face config.json (or the directory that has one) and nothing else: no weights, no
 torch. The figures are the pool's own: keys and values of every token in every layer.

@@ -1,4 +1,6 @@
-"""What the engine makes of the chat templates of known model families: scripts/docs/templates.py
+"""What the engine makes of the chat templates of known model families.
+
+    python -m scripts.docs.templates [--write]
 
 Four turns of one conversation (a plain answer, a tool call, its result, another question) go
 through the real renderer, cache and scheduler; only the model is left out. Prints the table of

@@ -1,6 +1,6 @@
 """The seeded-bug matrix: each patch of tests/mutants/ puts one bug in, and the tests must notice.
 
-    scripts/faults/mutants.py [NAME ...] [--tests "NODE ..."] [--folder tests/mutants/vllm]
+    python -m scripts.faults.mutants [NAME ...] [--tests "NODE ..."] [--folder tests/mutants/vllm]
 
 Every mutant gets a copy of the tracked files in a temporary folder; the work tree is never touched.
 Before that the unpatched copy must pass the same tests (the control): a test that fails anyway

@@ -72,7 +72,7 @@ JOBS = {
         ISOLATION_PROBES="200",
     ),
     "soak": pytest_job(
-        "500 streams at once; scripts/faults/soak.py is the long one",
+        "500 streams at once; python -m scripts.faults.soak is the long one",
         5,
         "tests/e2e/test_soak.py",
         SOAK_STREAMS="500",
