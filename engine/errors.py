@@ -4,6 +4,7 @@ EngineError              500 internal
 ├── InvalidRequest       400 invalid_request
 │   ├── PromptTooLong    400 prompt_too_long
 │   └── SchemaRefused    400 invalid_request, its message is the client's to read
+├── TooCostly            400 too_costly
 ├── Unsupported          400 unsupported
 ├── Unauthorized         401 unauthorized
 ├── NotFound             404 not_found
@@ -43,6 +44,19 @@ class SchemaRefused(InvalidRequest):
     is_public: ClassVar[bool] = True
 
 
+class TooCostly(EngineError):
+    """What a request asks for takes more time or memory than one request gets.
+
+    Another engine would refuse it as well, after as long.
+    """
+
+    code: ClassVar[ErrorCode] = "too_costly"
+
+    def __init__(self, what: str) -> None:
+        """`what` it takes too much of."""
+        super().__init__(f"the prompt, its tools or its schemas take too much to prepare: {what}")
+
+
 class Unsupported(EngineError):
     code: ClassVar[ErrorCode] = "unsupported"
 
@@ -65,3 +79,23 @@ class NotReady(EngineError):
 
 class Overloaded(EngineError):
     code: ClassVar[ErrorCode] = "overloaded"
+
+
+def rebuilt(code: ErrorCode, message: str, *, is_public: bool) -> EngineError:
+    """The error that another process told by its code and its words."""
+    kind = SchemaRefused if is_public else _KINDS.get(code, EngineError)
+    return kind.__new__(kind, message)
+
+
+_KINDS: dict[ErrorCode, type[EngineError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        PromptTooLong,
+        TooCostly,
+        Unsupported,
+        NotFound,
+        NotReady,
+        Overloaded,
+    )
+}

@@ -44,10 +44,12 @@ MissReason = Literal[
     "lookback_exceeded",
     "in_progress_race",
 ]
+BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host"]
 ErrorCode = Literal[
     "invalid_request",
     "unauthorized",
     "prompt_too_long",
+    "too_costly",
     "duplicate_request",
     "unsupported",
     "not_found",
@@ -60,6 +62,7 @@ STATUS_OF: dict[ErrorCode, int] = {
     "invalid_request": 400,
     "unauthorized": 401,
     "prompt_too_long": 400,
+    "too_costly": 400,
     "duplicate_request": 409,
     "unsupported": 400,
     "not_found": 404,
@@ -246,14 +249,18 @@ class InputUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one breakpoint; `expires_in_seconds` only where an entry stands."""
+    """What became of one breakpoint.
+
+    `expires_in_seconds` is a promise, so it is there only where the state is `leased`. `reason`
+    says why there is no entry, or why nothing holds it where the state is `best_effort`.
+    """
 
     segment: int
     state: EntryState
     tokens: int | None = None
     ttl: Ttl | None = None
     expires_in_seconds: float | None = None
-    reason: MissReason | None = None
+    reason: MissReason | BestEffortReason | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -565,7 +572,8 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One live entry; `entry` (32 hex digits) identifies it within its scope.
 
     `name` is the gateway's name of just this prefix, where it is known. `shared_by` counts the
-    sequences that hold its deepest full block at the moment.
+    sequences that hold its deepest full block at the moment. `reason` says why nothing holds one
+    that is `best_effort`; it ends at `expires_in_seconds` at the latest.
     """
 
     entry: str
@@ -578,6 +586,7 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     reads: int
     name: str | None = None
     shared_by: int = 0
+    reason: BestEffortReason | None = None
 
 
 # Events: what the engine holds, told by names. One event per chain, not per block.

@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     ttl_scale: float = Field(
         1.0, gt=0, le=1, description="Multiplies every TTL; below 1 for demonstrations only"
     )
+    arrival_grace_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds that an expired entry is kept for turns that arrived before",
+    )
     clock: Literal["monotonic", "manual"] = Field(
         "monotonic", description="`manual` stands still until moved; tests only, on loopback only"
     )
@@ -65,6 +71,34 @@ class Settings(BaseSettings):
     )
     max_running: int = Field(32, ge=1, description="Sequences computed together at most")
     max_waiting: int = Field(256, ge=1, description="Requests that may wait; more are refused")
+    prepare_workers: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="Processes that render and tokenize prompts; default: one a core, 2 to 4",
+    )
+    prepare_seconds: float = Field(
+        8.0,
+        gt=0,
+        le=60,
+        description="Seconds that preparing one prompt may take; then it is refused",
+    )
+    prepare_wait_seconds: float = Field(
+        5.0, gt=0, le=60, description="Seconds that a prompt may wait for such a process"
+    )
+    prepare_memory_bytes: int = Field(
+        2 * 2**30, ge=2**26, description="Memory that preparing one prompt may take"
+    )
+    max_segments: int = Field(
+        100_000, ge=1, description="Tools, system blocks and message parts of one prompt at most"
+    )
+    max_stops: int = Field(1024, ge=4, description="Stop strings of one request at most")
+    max_schema_bytes: int = Field(
+        256 * 1024, ge=1024, description="JSON of the schemas that one output is bound to, at most"
+    )
+    max_schema_properties: int = Field(
+        1024, ge=1, description="Properties in the schemas that one output is bound to, at most"
+    )
     tool_format: str = Field(
         "auto",
         description="How the model writes tool calls (a name of engine/README.md, or `none`); "

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from engine.backends.prepare.prepared import WorkerSpec
 from engine.protocol import (
     CountReply,
     CountRequest,
@@ -39,6 +40,10 @@ Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
 
+Body = bytes | GenerateRequest | CountRequest
+"""A request's JSON as it came, or one that this process made itself."""
+
+
 class Generation(Protocol):
     """A request's frames; None is a heartbeat. Closing it, or dropping it, cancels the request."""
 
@@ -52,9 +57,9 @@ class Backend(Protocol):
     def load(self, progress: Progress) -> None: ...
     async def stop(self) -> None: ...
     def describe(self) -> Description: ...
-    async def open(self, request: GenerateRequest) -> Generation: ...
+    async def open(self, body: Body) -> Generation: ...
     async def cancel(self, request_id: str) -> bool: ...
-    async def count(self, request: CountRequest) -> CountReply: ...
+    async def count(self, body: Body) -> CountReply: ...
     def events(self, epoch: str | None, after: int | None) -> AsyncIterator[EventFrame]: ...
     def end_events(self) -> None: ...
     async def snapshot(self) -> Snapshot: ...
@@ -68,14 +73,16 @@ class Backend(Protocol):
 
 
 class Renderer(Protocol):
-    """Prompt to tokens, tokens to deltas. `render` may be slow and runs on its own thread.
+    """Prompt to tokens, tokens to deltas. `render` may be slow: workers do it.
 
     What is remembered of a render is kept apart by `scope`: its speed tells nobody anything.
-    `parser` may be slow too (it compiles what a request demands) and raises InvalidRequest.
+    `parsers` makes one for each choice. It compiles what a request demands once, without the
+    interpreter's lock, and raises InvalidRequest.
     """
 
     def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...
     def parser(self, request: GenerateRequest) -> OutputParser: ...
+    def parsers(self, request: GenerateRequest) -> list[OutputParser]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,8 @@ class Parts:
 
     `step_tokens` is what it computes in one step where the settings say nothing: a step is as long
     as others' decode and every cancel may have to wait, so it should take about 0.1 s. A copy of
-    one block moves `block_bytes`.
+    one block moves `block_bytes`. `worker` says how a worker process makes the same renderer; None
+    where it can't.
     """
 
     runner: Runner
@@ -92,3 +100,4 @@ class Parts:
     description: Description
     step_tokens: int
     block_bytes: int
+    worker: WorkerSpec | None = None

@@ -12,11 +12,14 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from engine.backends.base import Parts, Progress, Renderer
+from engine.backends.base import Body, Parts, Progress, Renderer
 from engine.backends.events import EventLog
 from engine.backends.generation import QueuedGeneration
 from engine.backends.memory import MemoryScan
-from engine.backends.queries import check_prompt, check_request, new_query, new_samples
+from engine.backends.prepare.composition import as_json, decode_prepared, new_preparation
+from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
+from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import entry_infos, snapshot_of
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
@@ -28,14 +31,12 @@ from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
     CountReply,
-    CountRequest,
     Description,
     DropReply,
     DropRequest,
     EntryInfo,
     EventFrame,
     FinalCounts,
-    GenerateRequest,
     Memory,
     Snapshot,
     Stats,
@@ -43,14 +44,16 @@ from engine.protocol import (
 from engine.schedule.books import Books, block_stats, lease_stats
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
-from engine.schedule.output import OutputParser
 from engine.schedule.request import RequestState
+from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
 from engine.settings import Settings
-from engine.text.rendered import RenderedPrompt
 
 T = TypeVar("T")
 log = structlog.get_logger()
+
+MAX_THREADS = 4
+"""For what is bounded by the context, and for compiling grammars that a worker compiled before."""
 
 
 class Loop(Protocol):
@@ -76,7 +79,7 @@ class LoopedBackend:
         self._load_parts = load_parts
         self._on_crash = on_crash
         self._events = EventLog(epoch=uuid4().hex)
-        self._renders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="request")
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
         self._loaded: Loaded | None = None
@@ -90,27 +93,27 @@ class LoopedBackend:
         self._loaded.loop.start(self._on_crash)
 
     async def stop(self) -> None:
-        self._renders.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._loaded is not None:
+            await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
 
     # Generation.
 
-    async def open(self, request: GenerateRequest) -> QueuedGeneration:
+    async def open(self, body: Body) -> QueuedGeneration:
         loaded = self._ready()
-        check_request(request, loaded.description)
         received_at = self._clock.now()
-        rendered = await self._render(loaded, request)
-        # Standing time has no age: a manual clock's present is the time of arrival.
-        age = 0.0 if isinstance(self._clock, ManualClock) else request.age_seconds
+        answer = await loaded.preparation.run(GENERATE, as_json(body))
+        assert isinstance(answer, Prepared)
+        request = decode_prepared(answer)
         query = await self._in_thread(
             partial(
-                new_query,
+                query_of,
                 request,
-                rendered,
+                answer,
                 loaded.cache,
                 loaded.description,
-                arrived_at=received_at - age,
+                arrived_at=received_at - request.age_seconds,
             )
         )
         generation = QueuedGeneration(
@@ -119,14 +122,11 @@ class LoopedBackend:
         state = RequestState(
             request=request,
             query=query,
-            parsers=await self._in_thread(
-                partial(_shallow, partial(_new_parsers, loaded.renderer, request))
-            ),
+            parsers=await self._in_thread(partial(loaded.renderer.parsers, request)),
             emit=generation.emit,
             submitted_at=received_at,
         )
-        samples = new_samples(request, loaded.description)
-        await self._call(loaded, partial(loaded.lifecycle.submit, state, samples))
+        await self._submit(loaded, state, new_samples(request, loaded.description))
         generation.is_open = True
         return generation
 
@@ -134,12 +134,10 @@ class LoopedBackend:
         loaded = self._ready()
         return await self._call(loaded, partial(loaded.lifecycle.cancel, request_id))
 
-    async def count(self, request: CountRequest) -> CountReply:
-        loaded = self._ready()
-        check_prompt(request.prompt)
-        rendered = await self._render(loaded, request)
-        ends = [span.end for span in rendered.segments]
-        return CountReply(input_tokens=len(rendered.token_ids), segment_tokens=ends)
+    async def count(self, body: Body) -> CountReply:
+        answer = await self._ready().preparation.run(COUNT, as_json(body))
+        assert isinstance(answer, Counted)
+        return answer.reply
 
     # Reports.
 
@@ -222,6 +220,7 @@ class LoopedBackend:
             scope_lease_share=settings.scope_lease_share,
             idle_lease_share=settings.idle_lease_share,
             ttl_scale=settings.ttl_scale,
+            grace_seconds=settings.arrival_grace_seconds,
             host=host.pool if host is not None else None,
         )
         hasher = ChainHasher(os.urandom(32), description.block_size)
@@ -244,7 +243,8 @@ class LoopedBackend:
         )
         self._scheduler = scheduler
         loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
-        return Loaded(description, parts.renderer, cache, books, lifecycle, loop)
+        preparation = new_preparation(parts.renderer, parts.worker, description, settings)
+        return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
 
     def _whole(self, description: Description) -> Description:
         """With this start's epoch and what the clock can do."""
@@ -260,16 +260,24 @@ class LoopedBackend:
             raise NotReady("the model is loading")
         return self._loaded
 
-    async def _render(
-        self, loaded: "Loaded", request: GenerateRequest | CountRequest
-    ) -> RenderedPrompt:
-        render = partial(
-            loaded.renderer.render, request.prompt, thinking=request.thinking, scope=request.scope
-        )
-        return await self._in_thread(partial(_shallow, render))
-
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await self._event_loop.run_in_executor(self._renders, function)
+        """Work of a bounded size that frees the interpreter's lock, or does so every few ms."""
+        return await self._event_loop.run_in_executor(self._threads, function)
+
+    async def _submit(
+        self, loaded: "Loaded", state: RequestState, samples: list[SampleParams]
+    ) -> None:
+        """Hand the request over; one that was cancelled on the way ends here or there."""
+        future = loaded.loop.call(partial(loaded.lifecycle.submit, state, samples))
+        try:
+            await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(partial(self._take_back, loaded, state.request_id))
+            raise
+
+    def _take_back(self, loaded: "Loaded", request_id: str, submitted: "Future[None]") -> None:
+        if not submitted.cancelled() and submitted.exception() is None:
+            self._cancel_soon(loaded, request_id)
 
     async def _call(self, loaded: "Loaded", function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(loaded.loop.call(function))
@@ -306,22 +314,11 @@ class LoopedBackend:
 class Loaded:
     description: Description
     renderer: Renderer
+    preparation: PreparePool
     cache: PrefixCache
     books: Books
     lifecycle: Lifecycle
     loop: Loop
-
-
-def _new_parsers(renderer: Renderer, request: GenerateRequest) -> list[OutputParser]:
-    return [renderer.parser(request) for _ in range(request.sampling.num_choices)]
-
-
-def _shallow(work: Callable[[], T]) -> T:
-    """Do what walks through a client's JSON."""
-    try:
-        return work()
-    except RecursionError:
-        raise InvalidRequest("prompt: nested too deeply") from None
 
 
 def _log_failure(future: "Future[bool]") -> None:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from engine.backends.base import Parts, Progress
+from engine.backends.prepare.composition import chat_worker
 from engine.compute.loading import LoadedModel, load_model
 from engine.protocol import Capability, Description
 from engine.settings import Settings
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
+from engine.text.tokens.longest import longest_token_bytes
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 MEMORY_SHARE = 0.25
@@ -35,6 +37,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     return Parts(
         runner=runner,
         renderer=renderer,
+        worker=chat_worker(settings),
         step_tokens=STEP_TOKENS[loaded.device.type],
         block_bytes=loaded.layout.bytes_per_block(settings.block_size),
         description=Description(
@@ -56,6 +59,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             default_top_k=loaded.sampling.top_k,
             ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,
+            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         ),
     )
 

@@ -1,8 +1,13 @@
 """From a request on the wire to what the cache and the scheduler work with."""
 
+from array import array
 from typing import TypeVar, get_args
 from zlib import crc32
 
+import msgspec
+
+from engine.backends.prepare.prepared import Prepared, PreparedSegment
+from engine.cache.digests import pack
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import InvalidRequest, PromptTooLong, Unsupported
@@ -104,6 +109,55 @@ def _needed(request: GenerateRequest) -> list[Capability]:
     return [capability for capability, is_needed in needed.items() if is_needed]
 
 
+def prepare(
+    request: GenerateRequest,
+    rendered: RenderedPrompt,
+    description: Description,
+    kept: GenerateRequest,
+) -> Prepared:
+    """What the engine needs of a rendered request; `kept` is as much of it as is read later.
+
+    Raises InvalidRequest for no tokens, and PromptTooLong.
+    """
+    tokens = rendered.token_ids
+    if not tokens:
+        raise InvalidRequest("prompt: has no tokens")
+    room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
+    longest = min(description.max_context_tokens - 1, room)
+    if len(tokens) > longest:
+        raise PromptTooLong(len(tokens), longest)
+    segments = new_segments(request.prompt, rendered.segments, description.granularity)
+    return Prepared(
+        request=msgspec.json.encode(kept),
+        token_ids=pack(tokens),
+        segments=[PreparedSegment(one.kind, one.end, one.turn) for one in segments],
+        names=_held_names(request, rendered),
+    )
+
+
+def query_of(
+    request: GenerateRequest,
+    prepared: Prepared,
+    cache: PrefixCache,
+    description: Description,
+    *,
+    arrived_at: float,
+) -> CacheQuery:
+    """The prompt as the cache sees it."""
+    tokens = array("I", prepared.token_ids).tolist()
+    return CacheQuery(
+        scope=request.scope,
+        tokens=tokens,
+        digests=cache.digests(request.scope, tokens),
+        segments=[Segment(one.kind, one.end, one.turn) for one in prepared.segments],
+        breakpoints=request.breakpoints,
+        names=prepared.names,
+        min_tokens=_min_tokens(request, description),
+        arrived_at=arrived_at,
+        lease_share=request.lease_share,
+    )
+
+
 def new_query(
     request: GenerateRequest,
     rendered: RenderedPrompt,
@@ -112,25 +166,9 @@ def new_query(
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """The prompt as the cache sees it; raises InvalidRequest for no tokens, and PromptTooLong."""
-    tokens = rendered.token_ids
-    if not tokens:
-        raise InvalidRequest("prompt: has no tokens")
-    room = (description.num_blocks - SPARE_BLOCKS) * description.block_size
-    longest = min(description.max_context_tokens - 1, room)
-    if len(tokens) > longest:
-        raise PromptTooLong(len(tokens), longest)
-    return CacheQuery(
-        scope=request.scope,
-        tokens=tokens,
-        digests=cache.digests(request.scope, tokens),
-        segments=new_segments(request.prompt, rendered.segments, description.granularity),
-        breakpoints=request.breakpoints,
-        names=_held_names(request, rendered),
-        min_tokens=_min_tokens(request, description),
-        arrived_at=arrived_at,
-        lease_share=request.lease_share,
-    )
+    """Both in one; raises as `prepare`."""
+    prepared = prepare(request, rendered, description, request)
+    return query_of(request, prepared, cache, description, arrived_at=arrived_at)
 
 
 def _min_tokens(request: GenerateRequest, description: Description) -> int:

@@ -39,5 +39,6 @@ def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:
         expires_in_seconds=entry.expires_at - now,
         reads=entry.reads,
         name=entry.name,
+        reason=entry.why_unleased,
         shared_by=deepest.ref_count - deepest.lease_count,
     )

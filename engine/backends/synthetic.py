@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine.backends.base import Parts, Progress
+from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import BlockId, TokenId
 from engine.protocol import (
     Delta,
@@ -28,9 +29,10 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.schedule.output import OutputParser
 from engine.schedule.runner import Work
 from engine.settings import Settings
-from engine.text.formats.stops import StopFinder
+from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.rendered import RenderedPrompt, SegmentSpan
 
 BYTES_PER_TOKEN = 4
@@ -55,6 +57,7 @@ def load_synthetic(
             sleep=sleep,
         ),
         renderer=SyntheticRenderer(),
+        worker=WorkerSpec(kind="synthetic"),
         step_tokens=STEP_TOKENS,
         block_bytes=settings.block_size * KV_BYTES_PER_TOKEN,
         description=Description(
@@ -70,6 +73,7 @@ def load_synthetic(
             prefix_order="tools_first",
             ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,
+            longest_token_bytes=BYTES_PER_TOKEN,
         ),
     )
 
@@ -130,16 +134,21 @@ class SyntheticRenderer:
         return RenderedPrompt(tokens + scaffold, spans)
 
     def parser(self, request: GenerateRequest) -> "SyntheticParser":
-        return SyntheticParser(request.sampling.stop_sequences)
+        return SyntheticParser(StopStrings(request.sampling.stop_sequences))
+
+    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
+        stops = StopStrings(request.sampling.stop_sequences)
+        return [SyntheticParser(stops) for _ in range(request.sampling.num_choices)]
 
 
 class SyntheticParser:
-    def __init__(self, stop_sequences: Sequence[str]) -> None:
+    def __init__(self, stops: StopStrings) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.allowed: bytes | None = None
-        self._stops = StopFinder(stop_sequences)
+        self.mask = None
+        self._stops = StopFinder(stops)
         self._num_words = 0
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.ids import NOBODY, BlockId, Digest
-from engine.protocol import EntryState, MissReason, Ttl
+from engine.protocol import BestEffortReason, EntryState, MissReason, Ttl
 
 
 class Home(Protocol):
@@ -97,7 +97,8 @@ class Entry:
     is not spared any more, and its lease counts as an idle one. `name` is the gateway's for just
     this prefix, where one was told.
     `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
-    was taken so that something else could run.
+    was taken so that something else could run. `is_lapsed`: its time is over, and it is kept for
+    those who arrived before. `why_unleased` is None while it is leased.
     """
 
     scope: str
@@ -113,7 +114,9 @@ class Entry:
     is_idle: bool = False
     is_leased: bool = False
     is_broken: bool = False
+    is_lapsed: bool = False
     was_sacrificed: bool = False
+    why_unleased: BestEffortReason | None = None
     reads: int = 0
     name: str | None = None
 

@@ -5,6 +5,11 @@ expires. A leased entry holds a reference on each of its blocks; over a budget (
 sacrificed, or yielded to another, it is best-effort: it holds none, and it is gone when the first
 of its blocks is reused. While it is not idle they are reused after all plain content. Time comes in
 as a number: this module reads no clock.
+
+A request may be looked up some time after it arrived, and reads what was readable at its arrival.
+So an entry whose time is over is *lapsed* for some seconds before it is gone. It has no lease, is
+told to nobody as there, and is kept like a best-effort entry. Only those who arrived before its
+expiry can read it.
 """
 
 from collections.abc import Sequence
@@ -39,13 +44,14 @@ class Entries:
         scope_lease_share: float = 0.5,
         idle_lease_share: float = 0.25,
         ttl_scale: float = 1.0,
+        grace_seconds: float = 0.0,
         host: BlockPool | None = None,
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
         `scope_lease_share`: the part of that which a scope may claim from others that have more,
         where `set_share` says nothing else of it. `idle_lease_share`: the part of it that idle
-        leases may hold.
+        leases may hold. `grace_seconds`: for how long a lapsed entry is kept.
         """
         self._pool = pool
         self._host = host
@@ -56,6 +62,10 @@ class Entries:
             idle_lease_share=idle_lease_share,
         )
         self._ttl_scale = ttl_scale
+        self._grace_seconds = grace_seconds
+        # When each lapsed entry goes, unless it is refreshed before.
+        self._lapsed: list[tuple[float, int, Entry]] = []
+        self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
         self._expiries: list[tuple[float, int, Entry]] = []
         self._tombstones: dict[Digest, MissReason] = {}
@@ -65,7 +75,8 @@ class Entries:
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        """Lapsed ones do not count: nobody who comes now can read them."""
+        return len(self._by_key) - self._num_lapsed
 
     # Reading.
 
@@ -94,7 +105,7 @@ class Entries:
         entry.refreshed_until.append(refresh.until)
         self._set_expiry(entry)
         self._use(entry, now)
-        if not entry.is_leased:
+        if not entry.is_leased and not entry.is_lapsed:
             self._try_lease(entry)
         return refresh
 
@@ -184,7 +195,8 @@ class Entries:
         """When something expires next, None if nothing does."""
         while self._expiries:
             due, _, entry = self._expiries[0]
-            if self._by_key.get(entry.key) is entry and entry.expires_at == due:
+            is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
+            if is_here and entry.expires_at == due:
                 return due
             heappop(self._expiries)
         return None
@@ -203,7 +215,15 @@ class Entries:
         while (due := self.next_expiry()) is not None and due <= now:
             _, _, entry = heappop(self._expiries)
             self.lifetimes.expired(due - entry.ready_at)
-            self._remove(entry, "ttl_expired", "expired")
+            if due + self._grace_seconds > now:
+                self._lapse(entry)
+            else:
+                self._remove(entry, "ttl_expired", "expired")
+        while self._lapsed and self._lapsed[0][0] <= now:
+            ends_at, _, entry = heappop(self._lapsed)
+            is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
+            if is_here and entry.expires_at + self._grace_seconds == ends_at:
+                self._remove(entry, "ttl_expired")
         self._find_idle(now)
 
     def sacrifice(self) -> bool:
@@ -223,13 +243,14 @@ class Entries:
             for entry in self._by_key.values()
             if entry.scope == scope and key in (None, entry.key)
         ]
+        num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             self._remove(entry, "dropped", "dropped")
-        return len(doomed)
+        return num_live
 
     def live(self) -> list[Entry]:
-        """Every entry whose content is there."""
-        return [entry for entry in self._by_key.values() if not entry.is_broken]
+        """Every entry whose content is there and whose time is not over."""
+        return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
 
     # Inside.
 
@@ -249,6 +270,10 @@ class Entries:
         expires_at = max([entry.kept_until, *entry.refreshed_until])
         if expires_at != entry.expires_at:
             entry.expires_at = expires_at
+            if entry.is_lapsed:
+                # Back in time or over again: what expires next decides.
+                entry.is_lapsed = False
+                self._num_lapsed -= 1
             self._push(entry)
 
     def _push(self, entry: Entry) -> None:
@@ -256,8 +281,10 @@ class Entries:
         heappush(self._expiries, (entry.expires_at, self._pushes, entry))
 
     def _try_lease(self, entry: Entry) -> bool:
-        yielded = None if self._is_partly_on_host(entry) else self.leases.take(entry)
+        is_on_host = self._is_partly_on_host(entry)
+        yielded = None if is_on_host else self.leases.take(entry)
         if yielded is None:
+            entry.why_unleased = "on_host" if is_on_host else "over_budget"
             return False
         self._undepend(entry)
         for other in yielded:
@@ -309,14 +336,31 @@ class Entries:
                 block.dependents.remove(entry)
                 block.home.requeue(block)
 
+    def _lapse(self, entry: Entry) -> None:
+        """Its time is over: from now on it is there for those alone who arrived before."""
+        if entry.is_leased:
+            self._unlease_lapsed(entry)
+        entry.is_lapsed = True
+        self._num_lapsed += 1
+        self._pushes += 1
+        heappush(self._lapsed, (entry.expires_at + self._grace_seconds, self._pushes, entry))
+
+    def _unlease_lapsed(self, entry: Entry) -> None:
+        self.leases.end(entry, "expired")
+        self._depend(entry)
+
     def _evict(self, entry: Entry, now: float) -> None:
         """A best-effort entry whose content went for room."""
+        if entry.is_lapsed:
+            self._remove(entry, "ttl_expired")
+            return
         last_use = entry.expires_at - self.seconds(entry.ttl)
         self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
         self._remove(entry, entry.why_broken)
 
     def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         del self._by_key[entry.key]
+        self._num_lapsed -= entry.is_lapsed
         if entry.is_leased:
             self.leases.end(entry, reason or "expired")
         else:
@@ -336,5 +380,6 @@ class Entries:
                 if not entry.is_leased and not entry.is_broken:
                     assert entry in block.dependents
             assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
+        assert self._num_lapsed == sum(entry.is_lapsed for entry in self._by_key.values())
         leased = {entry for entry in self._by_key.values() if entry.is_leased}
         assert set(self.leases) == leased

@@ -81,16 +81,20 @@ class Leases:
         scope = self._scopes.setdefault(entry.scope, _Scope())
         idle = self._pool.num_idle
         self._pool.lease(entry.blocks)
-        entry.is_leased, entry.was_sacrificed = True, False
+        entry.is_leased, entry.was_sacrificed, entry.why_unleased = True, False, None
         scope.entries[entry] = None
         scope.num_blocks += new
         scope.num_idle += self._pool.num_idle - idle
+        if entry.is_idle:
+            # Found long ago, and brought back only now.
+            self.rest(entry)
         return yielded
 
     def end(self, entry: Entry, reason: EndReason) -> None:
         self.wake(entry)
         scope, leased, idle = self._scopes[entry.scope], self._pool.num_leased, self._pool.num_idle
         entry.is_leased = False
+        entry.why_unleased = reason if reason in ("sacrificed", "yielded") else None
         names = self._pool.end_lease(entry.blocks)
         scope.num_blocks -= leased - self._pool.num_leased
         scope.num_idle += self._pool.num_idle - idle

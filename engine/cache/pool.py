@@ -21,7 +21,11 @@ from engine.cache.ids import NOBODY, BlockId, Digest
 
 
 class NoFreeBlocks(Exception):
-    """Every block has a reference."""
+    """Too many blocks have a reference. `num_needed` free ones would have been enough."""
+
+    def __init__(self, num_needed: int = 1) -> None:
+        super().__init__()
+        self.num_needed = num_needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

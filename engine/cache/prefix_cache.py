@@ -257,7 +257,8 @@ class PrefixCache:
             state=entry.state,
             tokens=mark.tokens,
             ttl=entry.ttl,
-            expires_in_seconds=entry.expires_at - now,
+            expires_in_seconds=entry.expires_at - now if entry.is_leased else None,
+            reason=entry.why_unleased,
         )
 
     def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:

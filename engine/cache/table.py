@@ -65,8 +65,9 @@ class BlockTable:
         partial = {index: s for index, s in sources.items() if s.num_tokens < size}
         shared = {index for index, source in partial.items() if self._must_copy(source)}
         num_host = sum(source.block.home.is_host for source in sources.values())
-        if total - len(sources) + len(shared) + num_host > self._pool.num_reclaimable:
-            raise NoFreeBlocks
+        num_needed = total - len(sources) + len(shared) + num_host
+        if num_needed > self._pool.num_reclaimable:
+            raise NoFreeBlocks(num_needed)
         copies: list[BlockCopy] = []
         for index in range(total):
             source = sources.get(index)

@@ -277,6 +277,7 @@ class Lifecycle:
                 epoch=self._epoch,
                 reason=reason,
                 usage=request.usage,
+                prefilled_tokens=0 if request.usage is not None else request.computed.total,
                 output_tokens=request.output_tokens,
                 thinking_tokens=request.thinking_tokens,
                 scope=request.request.scope,

@@ -13,6 +13,7 @@ from typing import TypeVar
 from engine.cache.ids import TokenId
 from engine.clock import Clock
 from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.masks import MaskPool
 from engine.schedule.runner import Runner, Work
 from engine.schedule.scheduler import PrefillChunk, Scheduler
 
@@ -23,12 +24,18 @@ MAX_IDLE_SECONDS = 1.0
 
 class EngineLoop:
     def __init__(
-        self, scheduler: Scheduler, lifecycle: Lifecycle, runner: Runner, clock: Clock
+        self,
+        scheduler: Scheduler,
+        lifecycle: Lifecycle,
+        runner: Runner,
+        clock: Clock,
+        masks: MaskPool | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.lifecycle = lifecycle
         self._runner = runner
         self._clock = clock
+        self._masks = masks or MaskPool()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -36,6 +43,9 @@ class EngineLoop:
         """One pass: expire, choose, compute, deliver."""
         now = self._clock.now()
         self.lifecycle.expire(now)
+        for sequence in self._masks.settle():
+            if self.scheduler.has(sequence):
+                self.lifecycle.fail(sequence, "what may come next takes too long to find out")
         chunks = self.scheduler.schedule(now)
         self._runner.demote(self.scheduler.take_demotions())
         self._runner.copy_blocks(self.scheduler.take_copies())
@@ -44,6 +54,7 @@ class EngineLoop:
         tokens = self._runner.execute(works) if works else []
         for chunk, token in zip(chunks, tokens, strict=True):
             self._advance(chunk, token)
+        self._masks.begin(chunk.sequence for chunk in chunks)
         self.lifecycle.finish_ended(self.scheduler.running)
         self.lifecycle.publish()
 
@@ -52,6 +63,8 @@ class EngineLoop:
         sequence = chunk.sequence
         assert sequence.table.num_tokens == chunk.start
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
+        if sequence.request.started_at is None:
+            sequence.request.computed.add(chunk.start, chunk.start + chunk.count)
         self.lifecycle.fork_choices(sequence)
         if chunk.is_last:
             self.lifecycle.start_if_first(sequence)
@@ -84,6 +97,7 @@ class EngineLoop:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._masks.close()
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function on the engine's thread between two steps."""

@@ -8,6 +8,7 @@ from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage
 from engine.schedule.output import OutputParser
+from engine.schedule.ranges import Ranges
 from engine.schedule.runner import SampleParams
 
 Emit = Callable[[Frame], None]
@@ -31,6 +32,11 @@ class SequenceState:
         return self.request.query.scope
 
     @property
+    def can_sample(self) -> bool:
+        """Whether it is known what may come next."""
+        return self.parser.mask is None or self.parser.mask.is_ready
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.request.query.tokens)
 
@@ -52,7 +58,9 @@ class Twin:
 class RequestState:
     """One turn. `found` is None while nothing is held for it (before look-up, after preemption).
 
-    `twin` is whom it waits for, `raced` how much of its prompt it ever waited for.
+    `twin` is whom it waits for, `raced` how much of its prompt it ever waited for. `computed` are
+    the positions of its prompt that went through the model. `num_overtaken` requests were admitted
+    although it came before them and did not fit: it needed `num_needed` free blocks then.
     """
 
     request: GenerateRequest
@@ -63,11 +71,14 @@ class RequestState:
     found: Found | None = None
     twin: Twin | None = None
     raced: int = 0
+    num_overtaken: int = 0
+    num_needed: int = 0
     sequences: list[SequenceState] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)
     began_at: float | None = None
     started_at: float | None = None
     usage: InputUsage | None = None
+    computed: Ranges = field(default_factory=Ranges)
     is_forked: bool = False
     num_finished: int = 0
     thinking_tokens: int = 0

@@ -2,14 +2,17 @@
 
 A waiting request is admitted when its whole prompt's blocks can be had, in order of arrival within
 its scope. Scopes take turns, by computed tokens, at prefill and admission alike: a long prompt of
-one does not keep another's short one waiting. When a running sequence finds no block for its next
+one does not keep another's short one waiting. Where the first in order does not fit, those behind
+it may go ahead of it, MAX_OVERTAKEN times at most. After that nobody does, and what runs ends, so
+it gets its blocks. When a running sequence finds no block for its next
 token the youngest one is preempted and recomputed later. Leases are touched only when nothing
 else can run.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
@@ -17,6 +20,13 @@ from engine.cache.table import BlockCopy
 from engine.schedule.request import RequestState, SequenceState, Twin
 from engine.schedule.twins import find_twin
 from engine.schedule.waiting import WaitingQueue
+
+MAX_OVERTAKEN = 16
+"""How many may be admitted before a request whose turn it is and that does not fit."""
+MAX_TRIED = 4
+"""How many that do not fit one step tries: each looks through its whole prompt."""
+MAX_LOOKED_AT = 64
+"""How many it looks at for that; who is known to need more blocks than there are is not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,24 @@ class Scheduler:
         """The first that does not wait for another's blocks; who does, keeps its place."""
         return next((waits for waits in self.waiting if not self._awaits_twin(waits)), None)
 
+    def _next_behind(self, overtaken: Sequence[SequenceState]) -> SequenceState | None:
+        """The next that may fit although these, which come before it, do not."""
+        if not overtaken:
+            return self._next_waiting()
+        if len(self.running) >= self._max_running or len(overtaken) > MAX_TRIED:
+            return None
+        if any(other.request.num_overtaken >= MAX_OVERTAKEN for other in overtaken):
+            return None
+        free = self._cache.pool.num_reclaimable
+        for waits in islice(self.waiting, MAX_LOOKED_AT):
+            if waits.request.num_needed > free or waits in overtaken or _lacks_look_up(waits):
+                continue
+            if waits.request.started_at is None and waits is not waits.request.leader:
+                continue  # a choice never begins before the first one
+            if not self._awaits_twin(waits):
+                return waits
+        return None
+
     def _awaits_twin(self, sequence: SequenceState) -> bool:
         """Is somebody computing what it would compute?"""
         request = sequence.request
@@ -131,7 +159,7 @@ class Scheduler:
     def _decode(self) -> list[PrefillChunk]:
         chunks = []
         for sequence in list(self.running):
-            if sequence.num_pending == 1 and sequence in self.running:
+            if sequence.num_pending == 1 and sequence.can_sample and sequence in self.running:
                 if self._make_room(sequence):
                     chunks.append(
                         PrefillChunk(sequence, sequence.table.num_tokens, 1, is_last=True)
@@ -161,15 +189,21 @@ class Scheduler:
         """Who runs and who is next, the scope that got least first; of equals who runs."""
         chunks: list[PrefillChunk] = []
         served = self.waiting.served
-        prefilling = deque(sorted((s for s in self.running if s.num_pending > 1), key=served))
+        prefilling = deque(
+            sorted((s for s in self.running if s.num_pending > 1 and s.can_sample), key=served)
+        )
+        overtaken: list[SequenceState] = []
         candidate = self._next_waiting()
         while budget > 0 and (prefilling or candidate is not None):
             if candidate is None or (prefilling and served(prefilling[0]) <= served(candidate)):
                 sequence = prefilling.popleft()
             elif len(self.running) < self._max_running and self._admit(candidate, now):
-                sequence, candidate = candidate, self._next_waiting()
+                for other in overtaken:
+                    other.request.num_overtaken += 1
+                sequence, candidate = candidate, self._next_behind(overtaken)
             else:
-                candidate = None
+                overtaken.append(candidate)
+                candidate = self._next_behind(overtaken)
                 continue
             for chunk in _prefill(sequence, budget):
                 chunks.append(chunk)
@@ -177,12 +211,13 @@ class Scheduler:
         return chunks
 
     def _admit(self, sequence: SequenceState, now: float) -> bool:
-        if _lacks_look_up(sequence):
+        if _lacks_look_up(sequence) or not sequence.can_sample:
             return False
         while True:
             try:
                 self.copies.extend(self._begin(sequence, now))
-            except NoFreeBlocks:
+            except NoFreeBlocks as lack:
+                sequence.request.num_needed = lack.num_needed
                 if self.running:
                     return False
                 if not self._free_what_nobody_runs_on(besides=sequence):

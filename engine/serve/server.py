@@ -18,15 +18,16 @@ from litestar.response import Stream
 
 from engine import metrics
 from engine.backends.base import Backend, Generation
+from engine.backends.bodies import decoder_of
 from engine.errors import EngineError, Unauthorized
 from engine.protocol import (
+    STATUS_OF,
     AckRequest,
     CancelReply,
     CancelRequest,
     ClockAdvance,
     ClockReply,
     CountReply,
-    CountRequest,
     Description,
     DropReply,
     DropRequest,
@@ -35,13 +36,12 @@ from engine.protocol import (
     ErrorReply,
     EventFrame,
     FinalCounts,
-    GenerateRequest,
     Memory,
     Snapshot,
     Stats,
 )
-from engine.serve.bodies import decoder_of
 from engine.serve.health import ServedEngine
+from engine.serve.presence import CallerLeft, while_connected
 
 log = structlog.get_logger()
 
@@ -49,8 +49,6 @@ NDJSON = "application/x-ndjson"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
-decode_generate = decoder_of(GenerateRequest)
-decode_count = decoder_of(CountRequest)
 decode_cancel = decoder_of(CancelRequest)
 decode_ack = decoder_of(AckRequest)
 decode_drop = decoder_of(DropRequest)
@@ -60,14 +58,18 @@ EngineBackend = NamedDependency[Backend]
 
 
 @post("/generate", status_code=200)
-async def generate(body: RawBody, backend: EngineBackend) -> Stream:
-    generation = await backend.open(decode_generate(body))
+async def generate(
+    body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend
+) -> Stream:
+    generation = await while_connected(request, backend.open(body))
     return Stream(_frame_lines(generation), media_type=NDJSON)
 
 
 @post("/count", status_code=200)
-async def count(body: RawBody, backend: EngineBackend) -> CountReply:
-    return await backend.count(decode_count(body))
+async def count(
+    body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend
+) -> CountReply:
+    return await while_connected(request, backend.count(body))
 
 
 @post("/cancel", status_code=200)
@@ -193,6 +195,8 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
         case EngineError():
             code, message, status = error.code, str(error), error.status
             is_public = error.is_public
+        case CallerLeft():
+            code, message, status = "cancelled", "the caller left", STATUS_OF["cancelled"]
         case HTTPException() if error.status_code < 500:
             code = "not_found" if error.status_code == 404 else "invalid_request"
             message, status = error.detail, error.status_code

@@ -38,28 +38,53 @@ class Constraint:
     """Of one choice. `allowed` has a bit per token id, lowest first; beyond it none is allowed.
 
     `is_complete`: nothing but the end may come. `is_failed`: the library gave up (its limits on
-    time and memory), and nothing is known to be allowed.
+    time and memory), and nothing is known to be allowed. `compute` finds out what is allowed: it
+    may take long, and does it without the interpreter's lock. `is_ready` says whether it is known.
     """
 
     def __init__(self, matcher: LLMatcher, grammar: str) -> None:
         self.grammar = grammar
-        self._matcher = matcher
-        self.is_failed = matcher.is_error()
         self.is_complete = False
-        self.allowed = self._mask()
+        self.is_failed = False
+        self._matcher = matcher
+        self._allowed: bytes | None = None
+        self._settle()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._allowed is not None
+
+    @property
+    def allowed(self) -> bytes:
+        self.compute()
+        assert self._allowed is not None
+        return self._allowed
 
     def take(self, token_id: TokenId) -> None:
-        self.is_failed = not self._matcher.consume_token(token_id)
-        self.allowed = self._mask()
+        is_taken = self._matcher.consume_token(token_id)
+        self._allowed = None
+        self._settle()
+        self.is_failed = self.is_failed or not is_taken
 
-    def _mask(self) -> bytes:
-        if not self.is_failed and not self._matcher.is_stopped():
+    def compute(self) -> None:
+        """Find out what may come next; nothing happens where that is known."""
+        if self._allowed is None:
             mask: bytes = self._matcher.compute_bitmask()
-            if not self._matcher.is_error():
-                return mask
+            self.is_failed = self._matcher.is_error()
+            self._allowed = b"" if self.is_failed else mask
+
+    def copy(self) -> "Constraint":
+        """The same for another choice; what was compiled is shared."""
+        copy = Constraint(self._matcher.deep_copy(), self.grammar)
+        copy._allowed = self._allowed
+        return copy
+
+    def _settle(self) -> None:
+        """Is it over? Asked after every token."""
         self.is_failed = self._matcher.is_error()
-        self.is_complete = not self.is_failed
-        return b""
+        if self.is_failed or self._matcher.is_stopped():
+            self.is_complete = not self.is_failed
+            self._allowed = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +176,7 @@ class GrammarWriter:
         grammar = "\n".join(["%llguidance {}", *rules])
         matcher = self._compile(grammar)
         constraint = Constraint(matcher, grammar)
+        constraint.compute()
         if constraint.is_failed:
             self._blame(request)
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")

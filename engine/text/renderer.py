@@ -16,10 +16,10 @@ from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.call_styles import find_call_style
 from engine.text.formats.model_formats import FormatChoice, find_formats
-from engine.text.formats.stops import StopFinder
+from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
-from engine.text.grammar import CallStyle, GrammarWriter, ThinkingRule
+from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
 from engine.text.rendered import RenderedPrompt
 from engine.text.template.boundaries import PlacedText, place_segments
 from engine.text.template.chat_template import ChatTemplate
@@ -125,24 +125,41 @@ class ChatRenderer:
         return RenderedPrompt(token_ids, segment_spans(prompt, placed, conversation.cut, stretches))
 
     def parser(self, request: GenerateRequest) -> OutputParser:
-        """A parser for one choice of the request.
+        """A parser for the request's only choice; raises as `parsers`."""
+        stops = StopStrings(request.sampling.stop_sequences)
+        return self._new_parser(request, stops, self._constraint(request))
+
+    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
+        """A parser for each choice; what the request demands is compiled once.
 
         Raises InvalidRequest where what the request demands of the output can't be guaranteed.
         """
+        constraint = self._constraint(request)
+        stops = StopStrings(request.sampling.stop_sequences)
+        others = range(request.sampling.num_choices - 1)
+        constraints = [constraint, *(constraint and constraint.copy() for _ in others)]
+        return [self._new_parser(request, stops, one) for one in constraints]
+
+    def _constraint(self, request: GenerateRequest) -> Constraint | None:
+        if self._writer is None:
+            return None
+        rule: ThinkingRule | None = None
+        is_open = self._begins_thinking(request)
+        if self.formats.tags is not None and (is_open or request.thinking):
+            rule = ThinkingRule(self.formats.tags, is_open)
+        return self._writer.constraint(request, self._style, rule)
+
+    def _new_parser(
+        self, request: GenerateRequest, stops: StopStrings, constraint: Constraint | None
+    ) -> TurnParser:
         vocabulary = self._vocabulary
         if request.prompt.tools and request.tool_choice.mode != "none":
             vocabulary = self._tool_vocabulary
         is_open = self._begins_thinking(request)
         calls = self.formats.new_parser(request, self._new_id, is_open=is_open)
-        rule: ThinkingRule | None = None
-        if self.formats.tags is not None and (is_open or request.thinking):
-            rule = ThinkingRule(self.formats.tags, is_open)
-        constraint = None
-        if self._writer is not None:
-            constraint = self._writer.constraint(request, self._style, rule)
         return TurnParser(
             vocabulary.detokenizer(),
-            StopFinder(request.sampling.stop_sequences),
+            StopFinder(stops),
             calls,
             TurnEnd(
                 token_ids=frozenset() if request.sampling.ignore_eos else self.end_token_ids,

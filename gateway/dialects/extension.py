@@ -10,7 +10,7 @@ from engine.protocol import Started, Ttl
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one marker; `expires_in_seconds` only while an entry stands."""
+    """What became of one marker; `expires_in_seconds` only where it is leased."""
 
     path: str
     state: Literal["leased", "best_effort", "none"]

@@ -123,7 +123,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             sampling=self.sampling,
             breakpoints=self.plan.breakpoints,
             names=self.plan.names,
-            age_seconds=max(0.0, now - self.arrived),
+            # A manual clock stands still while this one goes on: no time has passed on it.
+            age_seconds=0.0 if "manual_clock" in capabilities else max(0.0, now - self.arrived),
             min_cache_tokens=self.model.min_cache_tokens,
             tool_choice=self.tool_choice,
             thinking=self._thinks(capabilities),

@@ -351,6 +351,9 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return DemandRefused(reply.message)
         case "invalid_request":
             return InvalidRequest("the engine could not read the prompt")
+        case "too_costly":
+            # No other engine is asked: it would work on it for as long.
+            return InvalidRequest("the prompt, its tools or its schemas take too long to prepare")
         case "unsupported":
             return InvalidRequest("the request asks for something this model does not support")
         case "overloaded":

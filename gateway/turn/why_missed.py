@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.protocol import Name, Started
+from engine.protocol import TTL_SECONDS, Name, Started
 
 MAX_NAMES_KNOWN = 100_000
 
@@ -40,11 +40,11 @@ class LastHolders:
         digests = {name.segment: name.digest for name in names if name.characters is None}
         for report in started.breakpoints:
             digest = digests.get(report.segment)
-            if digest is None or report.expires_in_seconds is None:
+            if digest is None or report.state == "none":
                 continue
-            self._holders[digest] = LastHolder(
-                engine, started.epoch, now + report.expires_in_seconds
-            )
+            # What nothing holds has no promised end: by then it would have expired in any case.
+            seconds = report.expires_in_seconds or TTL_SECONDS[report.ttl or "5m"]
+            self._holders[digest] = LastHolder(engine, started.epoch, now + seconds)
             self._holders.move_to_end(digest)
         while len(self._holders) > self._max_names:
             self._holders.popitem(last=False)

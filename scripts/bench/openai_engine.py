@@ -22,6 +22,7 @@ from litestar.response import Stream
 
 from engine.__main__ import backend_factory
 from engine.backends.base import Backend
+from engine.backends.bodies import decoder_of
 from engine.backends.synthetic import SyntheticRenderer
 from engine.errors import EngineError
 from engine.protocol import (
@@ -37,7 +38,6 @@ from engine.protocol import (
     TextDelta,
     TextPart,
 )
-from engine.serve.bodies import decoder_of
 from engine.serve.health import ServedEngine
 from engine.serve.process import Server
 from engine.serve.server import create_app, guard

@@ -1,5 +1,6 @@
 """Entries in time: exactly their TTL, refreshed by reads, ended early only when it must be."""
 
+import msgspec
 import pytest
 
 from engine.protocol import Started, Ttl
@@ -187,3 +188,27 @@ def test_the_pool_adds_up_whatever_happens(tiny_engine: Engine) -> None:
         parts = (blocks.free, blocks.active, blocks.leased, blocks.best_effort, blocks.cached)
         assert sum(parts) == blocks.total == engine.description.num_blocks
         assert blocks.active == 0
+
+
+def test_a_turn_reads_what_was_readable_when_it_arrived(engine: Engine) -> None:
+    """Rule 3: it arrived at 295 of 300 seconds, and came to the engine at 305."""
+    for age, is_found in ((10, True), (5, False)):
+        scope, text = engine.scope(), engine.text(60)
+        read(engine, text, scope)
+        engine.advance(305)
+        asked = engine.request(prompt(text, engine.text(5)), scope, (0, "5m"))
+        with engine.stream(msgspec.structs.replace(asked, age_seconds=age)) as stream:
+            started = stream.start()
+            stream.rest()
+        assert (started.usage.cache_read_tokens > 0) == is_found
+        if is_found:
+            assert started.breakpoints[0].expires_in_seconds == 290
+
+
+def test_an_entry_that_nothing_holds_promises_no_end_and_says_why(tiny_engine: Engine) -> None:
+    scope = tiny_engine.scope()
+    (report,) = read(tiny_engine, fill(tiny_engine, 12), scope).breakpoints
+    assert (report.state, report.expires_in_seconds) == ("best_effort", None)
+    assert report.reason == "over_budget"
+    (listed,) = tiny_engine.entries(scope)
+    assert listed.reason == "over_budget"

@@ -9,6 +9,8 @@ from typing import Any
 
 from engine.backends.base import Progress
 from engine.backends.looped import Loaded, LoopedBackend
+from engine.backends.prepare.composition import chat_worker, new_preparation
+from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.loop import VllmLoop
@@ -23,6 +25,7 @@ from engine.settings import Settings
 from engine.sizing import NotSizable, kv_size
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
+from engine.text.tokens.longest import longest_token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class VllmParts:
     counts: StepCounts
     renderer: ChatRenderer
     description: Description
+    worker: WorkerSpec | None = None
 
 
 class VllmBackend(LoopedBackend):
@@ -101,7 +105,9 @@ class VllmBackend(LoopedBackend):
         # Room for what vLLM has evicted and not told yet.
         num_spare = 2 * description.max_context_tokens // description.block_size
         pool = MirrorPool(description.num_blocks + num_spare, description.block_size)
-        entries = HeldEntries(pool, ttl_scale=settings.ttl_scale)
+        entries = HeldEntries(
+            pool, ttl_scale=settings.ttl_scale, grace_seconds=settings.arrival_grace_seconds
+        )
         hasher = ChainHasher(os.urandom(32), description.block_size)
         cache = HeldCache(pool, entries, hasher)
         budget = int(description.num_blocks * settings.lease_share)
@@ -119,7 +125,8 @@ class VllmBackend(LoopedBackend):
         )
         loop = VllmLoop(parts.core, cache, turns, lifecycle, self._clock, self._event_loop)
         self._vllm = _Vllm(parts.core, parts.counts)
-        return Loaded(description, parts.renderer, cache, books, lifecycle, loop)
+        preparation = new_preparation(parts.renderer, parts.worker, description, settings)
+        return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
 
     @staticmethod
     def _never(settings: Settings, progress: Progress) -> Any:
@@ -155,6 +162,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
         core=VllmCore(llm, model.get_vocab_size(), takes_seeds=not is_cpu),
         counts=counts,
         renderer=renderer,
+        worker=chat_worker(settings),
         description=Description(
             backend="vllm",
             model=Path(settings.model).name,
@@ -174,6 +182,7 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
             default_top_k=max(int(sampling.get("top_k", 0)), 0),
             ttl_scale=settings.ttl_scale,
             max_running=config.scheduler_config.max_num_seqs,
+            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         ),
     )
 

@@ -58,13 +58,14 @@ class MirrorPool(BlockPool):
 class HeldEntries(Entries):
     """Entries whose leases the connector holds: it says which got one and which lost it."""
 
-    def __init__(self, pool: MirrorPool, *, ttl_scale: float) -> None:
+    def __init__(self, pool: MirrorPool, *, ttl_scale: float, grace_seconds: float = 0.0) -> None:
         super().__init__(
             pool,
             lease_share=1.0,
             scope_lease_share=1.0,
             idle_lease_share=1.0,
             ttl_scale=ttl_scale,
+            grace_seconds=grace_seconds,
         )
         self._states: dict[Digest, HoldState] = {}
         self._removed: list[Digest] = []
@@ -104,8 +105,14 @@ class HeldEntries(Entries):
         self._depend(entry)
         self._pool.release_chain(entry.blocks)
 
+    def _unlease_lapsed(self, entry: Entry) -> None:
+        self._fall_back(entry, "expired")
+
     def _try_lease(self, entry: Entry) -> bool:
-        return self._states.get(entry.key) == "leased" and super()._try_lease(entry)
+        if self._states.get(entry.key) != "leased":
+            entry.why_unleased = entry.why_unleased or "over_budget"
+            return False
+        return super()._try_lease(entry)
 
     def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
         super()._remove(entry, why, reason)

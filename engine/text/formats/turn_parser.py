@@ -58,6 +58,10 @@ class TurnParser:
     def allowed(self) -> bytes | None:
         return None if self._constraint is None else self._constraint.allowed
 
+    @property
+    def mask(self) -> Constraint | None:
+        return self._constraint
+
     def feed(self, token_id: TokenId) -> Sequence[Delta]:
         if self.finish is not None:
             return []

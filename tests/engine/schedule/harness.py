@@ -41,6 +41,7 @@ from engine.protocol import (
 from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
+from engine.schedule.output import Mask
 from engine.schedule.request import RequestState
 from engine.schedule.runner import Runner, SampleParams, Work
 from engine.schedule.scheduler import Scheduler
@@ -111,6 +112,7 @@ class Words:
         self.stop_sequence: str | None = None
         self.thinking_tokens = 0
         self.allowed: bytes | None = None
+        self.mask: Mask | None = None
         self._stop = stop
 
     def feed(self, token_id: TokenId) -> Sequence[Delta]:

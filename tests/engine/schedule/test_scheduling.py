@@ -71,15 +71,15 @@ def test_a_second_prompt_shares_the_step_that_the_first_leaves_room_in() -> None
     engine.finish(first, second)
 
 
-def test_requests_are_admitted_in_order_of_arrival() -> None:
-    engine = Harness(num_blocks=10)
+def test_requests_that_fit_are_admitted_in_order_of_arrival() -> None:
+    engine = Harness(max_running=1)
     first = engine.send(words(0, 20), max_tokens=2)
     large = engine.send(words(100, 20), max_tokens=2)
     small = engine.send(words(200, 3), max_tokens=2)
-    while not first.is_over:
+    while not large.is_over:
         engine.step()
         assert small.started is None, "nobody overtakes"
-    engine.finish(large, small)
+    engine.finish(first, large, small)
 
 
 def test_no_more_run_together_than_allowed() -> None:

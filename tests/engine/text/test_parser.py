@@ -26,7 +26,7 @@ from engine.protocol import (
 )
 from engine.schedule.output import OutputParser
 from engine.text.formats.json_stream import JsonObjectStream
-from engine.text.formats.stops import StopFinder
+from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.table import TOOL_FORMATS
 from engine.text.formats.tool_calls import PlainText, new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
@@ -193,7 +193,7 @@ def test_a_stop_string_across_tokens_ends_the_turn_and_is_not_shown() -> None:
 def test_the_first_completed_stop_string_wins_however_the_text_is_cut(
     text: str, stops: list[str], seed: int
 ) -> None:
-    finder = StopFinder(stops)
+    finder = StopFinder(StopStrings(stops))
     passed = "".join(finder.feed(piece) for piece in split(text, seed)) + finder.flush()
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     assert passed == (text[: min(ends)[1]] if ends else text)
@@ -259,7 +259,7 @@ def test_a_demand_that_outgrows_the_grammars_limits_ends_as_failed() -> None:
         constraint = GrammarWriter(tokenizer, [END], limits).constraint(asked, None, None)
         return TurnParser(
             Vocabulary(tokenizer).detokenizer(),
-            StopFinder([]),
+            StopFinder(StopStrings([])),
             PlainText(),
             TurnEnd(token_ids=frozenset({END})),
             constraint,
@@ -270,5 +270,7 @@ def test_a_demand_that_outgrows_the_grammars_limits_ends_as_failed() -> None:
     failing = parser(LLParserLimits(max_lexer_states=2))
     assert failing.allowed
     failing.feed(tokenizer.encode("{").ids[0])
-    assert failing.finish == "failed"
+    assert failing.mask is not None and not failing.mask.is_ready
+    failing.mask.compute()
+    assert failing.mask.is_failed and failing.allowed == b""
     assert parser(LLParserLimits()).feed(tokenizer.encode("{").ids[0])

@@ -1,0 +1,96 @@
+"""What one request may ask for: checked before anything that costs more than reading it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from engine.backends.prepare.prepared import Limits
+from engine.errors import InvalidRequest, PromptTooLong, SchemaRefused
+from engine.protocol import Description, GenerateRequest, Prompt, ToolUsePart
+
+
+def check_size(prompt: Prompt, limits: Limits) -> None:
+    """Raises InvalidRequest for more segments than an engine takes."""
+    if prompt.num_segments > limits.segments:
+        raise InvalidRequest(f"prompt: at most {limits.segments} tools, blocks and parts")
+
+
+def check_length(prompt: Prompt, description: Description) -> None:
+    """Raises PromptTooLong where even the longest token would not bring the text into the context.
+
+    `longest_token_bytes` 0 means that the tokenizer gives no such bound.
+    """
+    longest = description.longest_token_bytes
+    if not longest:
+        return
+    num_bytes = sum(len(text.encode()) for text in _texts(prompt))
+    room = description.max_context_tokens - 1
+    if num_bytes > room * longest:
+        raise PromptTooLong(-(-num_bytes // longest), room)
+
+
+def check_demand(request: GenerateRequest, limits: Limits) -> None:
+    """Raises InvalidRequest for too many or too long stop strings, and for schemas beyond bounds.
+
+    Only schemas that the output must keep to are bounded here: others are text of the prompt.
+    """
+    stops = request.sampling.stop_sequences
+    if len(stops) > limits.stops:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stops}")
+    if sum(len(stop.encode()) for stop in stops) > limits.stop_bytes:
+        raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stop_bytes} bytes together")
+    num_bytes = num_properties = 0
+    for where, schema in _schemas(request):
+        num_bytes += len(msgspec.json.encode(schema))
+        depth, properties = _measure(schema)
+        num_properties += properties
+        for value, bound, what in (
+            (depth, limits.schema_depth, "levels"),
+            (num_bytes, limits.schema_bytes, "bytes of schemas"),
+            (num_properties, limits.schema_properties, "properties of schemas"),
+        ):
+            if value > bound:
+                raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
+
+
+def _texts(prompt: Prompt) -> Iterator[str]:
+    """What a client wrote as text; of objects nothing, since a template may write them shorter."""
+    if prompt.text is not None:
+        yield prompt.text
+    for block in prompt.system:
+        yield block.text
+    for message in prompt.messages:
+        for part in message.parts:
+            if not isinstance(part, ToolUsePart):
+                yield part.text
+
+
+def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that bind the output, each with the field that it stands in."""
+    choice = request.tool_choice
+    is_forced = choice.mode in ("any", "tool")
+    if is_forced or (request.output_schema is not None and choice.mode == "auto"):
+        for index, tool in enumerate(request.prompt.tools):
+            if choice.mode != "tool" or tool.name == choice.name:
+                yield f"tools[{index}].input_schema", tool.input_schema
+    if request.output_schema is not None:
+        yield "output_schema", request.output_schema
+
+
+def _measure(schema: Any) -> tuple[int, int]:
+    """How deep a JSON value is nested, and how many properties its objects declare together."""
+    depth = properties = 0
+    level = [schema]
+    while level:
+        depth += 1
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                declared = value.get("properties")
+                properties += len(declared) if isinstance(declared, dict) else 0
+                inner += [one for one in value.values() if isinstance(one, dict | list)]
+            else:
+                inner += [one for one in value if isinstance(one, dict | list)]
+        level = inner
+    return depth, properties

@@ -1,0 +1,74 @@
+"""The pool of one engine, by its settings."""
+
+import os
+from functools import partial
+
+import msgspec
+
+from engine.backends.base import Body, Renderer
+from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.prepared import Limits, Prepared, Start, WorkerSpec
+from engine.backends.prepare.preparer import Preparer
+from engine.backends.prepare.process import WorkerProcess
+from engine.backends.prepare.thread import WorkerThread
+from engine.protocol import Description, GenerateRequest
+from engine.settings import Settings
+
+MAX_DEFAULT_WORKERS = 4
+_decode = msgspec.json.Decoder(GenerateRequest)
+
+
+def new_preparation(
+    renderer: Renderer, spec: WorkerSpec | None, description: Description, settings: Settings
+) -> PreparePool:
+    """Worker processes, or one thread where the renderer can't be loaded by another process."""
+    limits = Limits(
+        segments=settings.max_segments,
+        stops=settings.max_stops,
+        schema_bytes=settings.max_schema_bytes,
+        schema_properties=settings.max_schema_properties,
+    )
+    if spec is None:
+        preparer = Preparer(renderer, description, limits)
+        return PreparePool(
+            lambda: WorkerThread(preparer),
+            max_workers=1,
+            max_waiting=settings.max_waiting,
+            wait_seconds=settings.prepare_wait_seconds,
+        )
+    start = Start(
+        spec=spec,
+        description=description,
+        limits=limits,
+        memory_bytes=settings.prepare_memory_bytes,
+        seconds=settings.prepare_seconds,
+    )
+    return PreparePool(
+        partial(WorkerProcess, start),
+        max_workers=settings.prepare_workers or default_workers(),
+        max_waiting=settings.max_waiting,
+        wait_seconds=settings.prepare_wait_seconds,
+    )
+
+
+def default_workers() -> int:
+    """One for each core, two at least: one scope may have all but one of them."""
+    return max(2, min(os.cpu_count() or 1, MAX_DEFAULT_WORKERS))
+
+
+def chat_worker(settings: Settings) -> WorkerSpec:
+    """How a worker loads the model's renderer."""
+    return WorkerSpec(
+        kind="chat",
+        model=settings.model,
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
+    )
+
+
+def as_json(body: Body) -> bytes:
+    return body if isinstance(body, bytes) else msgspec.json.encode(body)
+
+
+def decode_prepared(prepared: Prepared) -> GenerateRequest:
+    return _decode.decode(prepared.request)

@@ -1,0 +1,96 @@
+"""What a worker makes of a request's body, and how both sides of its pipe write it down.
+
+A message is one kind byte and a body behind a length of 4 bytes, big-endian. Bodies of requests are
+the client's JSON as it came; everything else is msgpack.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from engine.cache.lookup import SegmentKind
+from engine.protocol import CountReply, Description, ErrorCode, HeldName
+
+LENGTH_BYTES = 4
+Kind = Literal[b"S", b"G", b"C"]
+START: Kind = b"S"
+GENERATE: Kind = b"G"
+COUNT: Kind = b"C"
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which renderer a worker process loads: the model's own, or the synthetic engine's."""
+
+    kind: Literal["chat", "synthetic"]
+    model: str = ""
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one request may ask for. `schema_*` bound the schemas that its output must keep to.
+
+    `stop_bytes` are all stop strings together, as UTF-8; `schema_bytes` all schemas, as JSON.
+    """
+
+    segments: int = 100_000
+    stops: int = 1_024
+    stop_bytes: int = 65_536
+    schema_bytes: int = 262_144
+    schema_properties: int = 1_024
+    schema_depth: int = 64
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to a worker. `memory_bytes` is what it may allocate beyond its start.
+
+    A worker that works on one request for longer than `seconds` ends itself.
+    """
+
+    spec: WorkerSpec
+    description: Description
+    limits: Limits
+    memory_bytes: int
+    seconds: float
+
+
+class PreparedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """As `engine.cache.lookup.Segment`: `end` in tokens, floored to the engine's granularity."""
+
+    kind: SegmentKind
+    end: int | None
+    turn: int | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
+    """A rendered request. `request`, as JSON, lacks the prompt's texts: nobody reads them any more.
+
+    It still has the tools' names and schemas, where calls are parsed, and what kinds of parts the
+    last message has. `token_ids` are native 32-bit words.
+    """
+
+    request: bytes
+    token_ids: bytes
+    segments: list[PreparedSegment]
+    names: list[HeldName]
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """The answer to `POST /v1/count`."""
+
+    reply: CountReply
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The request can't be served, and why."""
+
+    code: ErrorCode
+    message: str
+    is_public: bool = False
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    """The request was given up before it was prepared."""
+
+
+Answer = Prepared | Counted | Refused | Stopped

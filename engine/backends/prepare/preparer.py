@@ -1,0 +1,120 @@
+"""A request's body to tokens, segments and names: everything that grows with a client's input."""
+
+from typing import Protocol
+
+import msgspec
+
+from engine.backends.bodies import decoder_of
+from engine.backends.prepare.bounds import check_demand, check_length, check_size
+from engine.backends.prepare.prepared import Answer, Counted, Limits, Prepared, Refused
+from engine.backends.queries import check_prompt, check_request, prepare
+from engine.errors import EngineError, InvalidRequest, TooCostly
+from engine.protocol import (
+    CountReply,
+    CountRequest,
+    Description,
+    GenerateRequest,
+    Message,
+    Part,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+)
+from engine.schedule.output import OutputParser
+from engine.text.rendered import RenderedPrompt
+
+_decode_generate = decoder_of(GenerateRequest)
+_decode_count = decoder_of(CountRequest)
+
+
+class Renderer(Protocol):
+    """As `engine.backends.base.Renderer`, of which a worker uses less."""
+
+    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...
+    def parser(self, request: GenerateRequest) -> OutputParser: ...
+
+
+class Preparer:
+    """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
+
+    def __init__(self, renderer: Renderer, description: Description, limits: Limits) -> None:
+        self._renderer = renderer
+        self._description = description
+        self._limits = limits
+
+    def generate(self, body: bytes) -> Answer:
+        try:
+            return self._generate(_decode_generate(body))
+        except RecursionError:
+            return refused(InvalidRequest("prompt: nested too deeply"))
+        except MemoryError:
+            return refused(TooCostly("memory"))
+        except EngineError as error:
+            return refused(error)
+
+    def count(self, body: bytes) -> Answer:
+        """The segments' ends are those of the text, whatever blocks the engine shares."""
+        try:
+            request = _decode_count(body)
+            check_prompt(request.prompt)
+            check_size(request.prompt, self._limits)
+            check_length(request.prompt, self._description)
+            rendered = self._renderer.render(
+                request.prompt, thinking=request.thinking, scope=request.scope
+            )
+        except RecursionError:
+            return refused(InvalidRequest("prompt: nested too deeply"))
+        except MemoryError:
+            return refused(TooCostly("memory"))
+        except EngineError as error:
+            return refused(error)
+        ends = [span.end for span in rendered.segments]
+        reply = CountReply(input_tokens=len(rendered.token_ids), segment_tokens=ends)
+        return Counted(reply=reply)
+
+    def _generate(self, request: GenerateRequest) -> Prepared:
+        check_size(request.prompt, self._limits)
+        check_request(request, self._description)
+        check_demand(request, self._limits)
+        check_length(request.prompt, self._description)
+        rendered = self._renderer.render(
+            request.prompt, thinking=request.thinking, scope=request.scope
+        )
+        prepared = prepare(request, rendered, self._description, without_texts(request))
+        if is_bound(request):
+            # Compiled here first: a schema that takes too long ends this process, not the engine.
+            self._renderer.parser(request)
+        return prepared
+
+
+def is_bound(request: GenerateRequest) -> bool:
+    """Whether the output must keep to a schema."""
+    return request.output_schema is not None or request.tool_choice.mode in ("any", "tool")
+
+
+def without_texts(request: GenerateRequest) -> GenerateRequest:
+    """The request with as much of its prompt as an output's parser asks for."""
+    prompt = request.prompt
+    if prompt.text is not None:
+        return msgspec.structs.replace(request, prompt=Prompt([], text=""))
+    # Some formats of calls are read by the schemas' types.
+    keeps = is_bound(request) or request.tool_choice.mode != "none"
+    tools = [Tool(tool.name, tool.input_schema if keeps else {}) for tool in prompt.tools]
+    messages: list[Message] = []
+    if prompt.messages:
+        last = prompt.messages[-1]
+        parts: list[Part] = []
+        if any(isinstance(part, ToolResultPart) for part in last.parts):
+            parts.append(ToolResultPart("", ""))
+        if last.parts and isinstance(last.parts[-1], ThinkingPart):
+            parts.append(ThinkingPart(""))
+        elif last.parts:
+            parts.append(TextPart(""))
+        messages = [Message(last.role, parts)]
+    return msgspec.structs.replace(request, prompt=Prompt(messages, tools))
+
+
+def refused(error: EngineError) -> Refused:
+    return Refused(code=error.code, message=str(error), is_public=error.is_public)

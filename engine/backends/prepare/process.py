@@ -1,0 +1,121 @@
+"""A worker process as the engine's event loop sees it: started when needed, replaced when lost."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from engine.backends.prepare.prepared import LENGTH_BYTES, START, Answer, Kind, Start
+from engine.errors import NotReady, TooCostly
+
+START_SECONDS = 60.0
+GIVE_UP_SECONDS = 0.5
+"""A request that is left may end by itself for so long; then its process is ended."""
+
+_answer = msgspec.msgpack.Decoder(Answer)
+log = structlog.get_logger()
+
+
+class WorkerProcess:
+    """Works on one message at a time. Nothing here is safe for two callers at once."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._process: asyncio.subprocess.Process | None = None
+        self.num_started = 0
+
+    async def run(self, kind: Kind, body: bytes) -> Answer:
+        """The worker's answer. Raises TooCostly at the deadline, or where the process ended.
+
+        Cancelled, it makes the worker stop; `recover` must be called before the next `run`.
+        """
+        process = await self._ready()
+        try:
+            async with asyncio.timeout(self._start.seconds):
+                await _send(process, kind, body)
+                return await _receive(process)
+        except TimeoutError:
+            await self._end()
+            raise TooCostly(f"more than {self._start.seconds:g} seconds") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+            log.error("a worker ended over a request", status=process.returncode)
+            raise TooCostly("memory") from None
+
+    async def recover(self) -> None:
+        """After a cancelled `run`: the worker is free again when this returns."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.send_signal(signal.SIGUSR1)
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await _receive(process)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ProcessLookupError):
+            await self._end()
+
+    async def close(self) -> None:
+        await self._end()
+
+    async def _ready(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        self._process = process = await _spawn()
+        self.num_started += 1
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await _send(process, START, msgspec.msgpack.encode(self._start))
+                await _receive(process)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+            log.error("a worker did not start", status=process.returncode)
+            raise NotReady("a worker did not start") from None
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        return process
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _spawn() -> asyncio.subprocess.Process:
+    root = str(Path(__file__).resolve().parents[3])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # Signals of a terminal are the engine's: a worker ends with its input.
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        __name__.replace("process", "worker"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+    )
+
+
+async def _send(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big") + kind)
+    process.stdin.write(body)
+    await process.stdin.drain()
+
+
+async def _receive(process: asyncio.subprocess.Process) -> Answer:
+    assert process.stdout is not None
+    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
+    answer: Answer = _answer.decode(await process.stdout.readexactly(length))
+    return answer

@@ -1,0 +1,118 @@
+"""A worker process: `python -m engine.backends.prepare.worker`, messages on its standard pipes.
+
+It prepares one request at a time, so that none holds a lock that the engine needs. SIGUSR1 makes it
+give up the request at hand; the end of its input makes it end.
+"""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from engine.backends.prepare.prepared import (
+    GENERATE,
+    LENGTH_BYTES,
+    START,
+    Answer,
+    Start,
+    Stopped,
+    WorkerSpec,
+)
+from engine.backends.prepare.preparer import Preparer, Renderer
+from engine.backends.synthetic import SyntheticRenderer
+from engine.text.formats.model_formats import FormatChoice
+from engine.text.renderer import ChatRenderer
+
+_SPARE_SECONDS = 5
+"""The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
+
+
+class _GivenUp(BaseException):
+    """Raised by the signal. Not an Exception: no handler on the way may take it for its own."""
+
+
+class _Interruptions:
+    """Turns the signal into `_GivenUp` while a request is being prepared, and into nothing else."""
+
+    def __init__(self) -> None:
+        self.is_working = False
+        signal.signal(signal.SIGUSR1, self._interrupt)
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        if self.is_working:
+            self.is_working = False
+            raise _GivenUp
+
+
+def main() -> int:
+    source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # Whatever prints must not get between the answers.
+    os.dup2(2, 1)
+    interruptions = _Interruptions()
+    first = _read(source)
+    if first is None or first[0] != START:
+        return 1
+    start = msgspec.msgpack.decode(first[1], type=Start)
+    preparer = Preparer(new_renderer(start.spec), start.description, start.limits)
+    _bound_memory(start.memory_bytes)
+    _write(target, Stopped())  # ready
+    while (message := _read(source)) is not None:
+        signal.alarm(int(start.seconds) + _SPARE_SECONDS)
+        _write(target, _answer(preparer, message, interruptions))
+        signal.alarm(0)
+    return 0
+
+
+def new_renderer(spec: WorkerSpec) -> Renderer:
+    if spec.kind == "synthetic":
+        return SyntheticRenderer()
+    formats = FormatChoice(tools=spec.tool_format, reasoning=spec.reasoning_format)
+    return ChatRenderer.from_model(spec.model, formats)
+
+
+def _answer(
+    preparer: Preparer, message: tuple[bytes, bytes], interruptions: _Interruptions
+) -> Answer:
+    kind, body = message
+    work = preparer.generate if kind == GENERATE else preparer.count
+    try:
+        interruptions.is_working = True
+        answer = work(body)
+        interruptions.is_working = False
+    except _GivenUp:
+        return Stopped()
+    return answer
+
+
+def _bound_memory(more: int) -> None:
+    """Allow so many bytes beyond what is allocated now: what needs more ends this process alone."""
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        return  # not Linux: bytes and seconds still bound it
+    pages = int(statistics.read_text("ascii").split()[5])  # data and stack
+    bound = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+
+
+def _read(source: BinaryIO) -> tuple[bytes, bytes] | None:
+    """The next message, None at the end."""
+    head = source.read(LENGTH_BYTES + 1)
+    if len(head) <= LENGTH_BYTES:
+        return None
+    length = int.from_bytes(head[:LENGTH_BYTES], "big")
+    body = source.read(length)
+    return (head[LENGTH_BYTES:], body) if len(body) == length else None
+
+
+def _write(target: BinaryIO, answer: Answer) -> None:
+    body = msgspec.msgpack.encode(answer)
+    target.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
+    target.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Which tokens may come next, found out beside the engine's step.
+
+A grammar's mask takes microseconds mostly, and may take a second. So threads compute masks while
+the engine goes on: a choice whose mask is not there does not decode in this step. One that takes
+longer than MASK_SECONDS ends its choice, and nothing else. Computing frees the interpreter's lock.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from engine.clock import Clock, MonotonicClock
+from engine.schedule.output import Mask
+from engine.schedule.request import SequenceState
+
+MASK_SECONDS = 1.0
+WAIT_SECONDS = 0.005
+"""How long a step waits for masks: most are there by then, and nobody else notices so little."""
+MAX_THREADS = 4
+
+
+class _Work:
+    """`began_at` is None until a thread takes it: who waits for a thread is not late."""
+
+    def __init__(self, mask: Mask, clock: Clock) -> None:
+        self._mask = mask
+        self._clock = clock
+        self.began_at: float | None = None
+
+    def run(self) -> None:
+        self.began_at = self._clock.now()
+        self._mask.compute()
+
+
+class MaskPool:
+    """Used from the engine's thread alone."""
+
+    def __init__(self, clock: Clock | None = None, *, seconds: float = MASK_SECONDS) -> None:
+        """`clock` is real time, whatever clock the engine's lifetimes follow."""
+        self._clock = clock or MonotonicClock()
+        self._seconds = seconds
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="mask")
+        self._pending: dict[SequenceState, tuple[Future[None], _Work]] = {}
+
+    def begin(self, sequences: Iterable[SequenceState]) -> None:
+        """Find out what may come behind these, where something binds it."""
+        for sequence in sequences:
+            mask = sequence.parser.mask
+            if mask is None or mask.is_ready or sequence.finish or sequence in self._pending:
+                continue
+            work = _Work(mask, self._clock)
+            self._pending[sequence] = self._threads.submit(work.run), work
+
+    def settle(self) -> list[SequenceState]:
+        """Wait a moment for masks; those whose mask takes too long, or failed, must end."""
+        failed: list[SequenceState] = []
+        if not self._pending:
+            return failed
+        wait([future for future, _ in self._pending.values()], WAIT_SECONDS)
+        now = self._clock.now()
+        for sequence, (future, work) in list(self._pending.items()):
+            is_late = work.began_at is not None and now - work.began_at > self._seconds
+            if not future.done() and not is_late:
+                continue
+            del self._pending[sequence]
+            mask = sequence.parser.mask
+            has_failed = not future.done() or future.exception() is not None
+            if has_failed or (mask is not None and mask.is_failed):
+                failed.append(sequence)
+        return failed
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

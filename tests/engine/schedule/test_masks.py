@@ -1,0 +1,80 @@
+"""A grammar's mask is computed beside the step: one that takes long costs nobody else anything."""
+
+import json
+import threading
+import time
+
+from llguidance import LLParserLimits
+
+from engine.clock import MonotonicClock
+from engine.protocol import Finished
+from engine.schedule.loop import EngineLoop
+from engine.schedule.masks import MaskPool
+from tests.engine.schedule.harness import Harness, Sent
+
+
+class SlowMask:
+    """Ready when `is_free` is set; its thread waits for that without the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+        self.is_failed = False
+        self.is_free = threading.Event()
+
+    def compute(self) -> None:
+        self.is_free.wait(60)
+        self.is_ready = True
+
+
+def engine_with(seconds: float) -> Harness:
+    engine = Harness()
+    engine.loop = EngineLoop(
+        engine.scheduler,
+        engine.lifecycle,
+        engine.runner,
+        engine.clock,
+        MaskPool(MonotonicClock(), seconds=seconds),
+    )
+    return engine
+
+
+def bind(sent: Sent, mask: SlowMask) -> None:
+    """From its next token on this mask says what may come."""
+    sent.state.leader.parser.mask = mask  # type: ignore[misc]
+
+
+def test_others_decode_while_a_mask_is_computed_and_its_choice_goes_on_with_it() -> None:
+    engine, mask = engine_with(seconds=60), SlowMask()
+    slow = engine.send([1, 2, 3], max_tokens=3)
+    engine.step()
+    bind(slow, mask)
+    engine.loop._masks.begin([slow.state.leader])
+    other = engine.send([4, 5, 6], scope="b", max_tokens=10)
+    engine.step(12)
+    assert other.is_over and not slow.is_over
+    mask.is_free.set()
+    engine.finish(slow)
+    assert len(slow.answer()) == 3
+
+
+def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
+    engine, mask = engine_with(seconds=0.1), SlowMask()
+    slow = engine.send([1, 2, 3], max_tokens=100)
+    other = engine.send([4, 5, 6], scope="b", max_tokens=100)
+    engine.step()
+    bind(slow, mask)
+    engine.loop._masks.begin([slow.state.leader])
+    deadline = time.monotonic() + 30
+    while not slow.is_over and time.monotonic() < deadline:
+        engine.step()
+    assert [frame.reason for frame in slow.frames if isinstance(frame, Finished)] == ["failed"]
+    engine.finish(other)
+    assert len(other.answer()) == 100
+    mask.is_free.set()
+    engine.check_idle()
+
+
+def test_the_librarys_limits_are_those_that_the_engine_relies_on() -> None:
+    limits = LLParserLimits()
+    assert limits.step_lexer_fuel <= 200_000 and limits.step_max_items <= 50_000
+    assert json.dumps({"fuel": limits.initial_lexer_fuel}) == '{"fuel": 1000000}'
