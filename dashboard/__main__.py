@@ -17,7 +17,7 @@ def main() -> int:
             name = f"DASHBOARD_{str(problem['loc'][0]).upper()}"
             print(f"dashboard: {name}: {problem['msg']}", file=sys.stderr)
         return 2
-    # Streamlit starts uvicorn, which reads from here whose forwarded headers it believes.
+    # Streamlit starts uvicorn, which believes the forwarded headers of these addresses alone.
     os.environ["FORWARDED_ALLOW_IPS"] = ",".join(own.trusted_proxies)
     create_app(own).run(config=streamlit_config(own))
     return 0

@@ -1,6 +1,6 @@
-"""The script of every page: who looks, what is chosen, and which page it is.
+"""The script that Streamlit runs for every page: it draws the navigation, the filters and the page.
 
-`python -m dashboard` serves it; see `server.py` for what stands before it.
+`python -m dashboard` serves it. `server.py` puts the gate and the sign-in page before it.
 """
 
 from pathlib import Path

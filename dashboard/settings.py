@@ -50,5 +50,5 @@ class Settings(BaseSettings):
 
 @cache
 def settings() -> Settings:
-    """Those of this process."""
+    """The settings of this process."""
     return Settings.model_validate({})

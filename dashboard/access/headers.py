@@ -1,4 +1,7 @@
-"""The headers of every response: nothing from another host, nothing framed, nothing guessed."""
+"""The security headers of every response.
+
+They forbid content from other hosts, frames around pages, and guessed media types.
+"""
 
 import base64
 import hashlib
@@ -15,9 +18,10 @@ def digest_of(text: str) -> str:
 
 @cache
 def app_policy() -> str:
-    """Streamlit's own page: its bundled scripts, and the inline ones of its index by their hash.
+    """The policy of Streamlit's pages.
 
-    Its styles are made by scripts, inline and always new, so they can't be told by hashes.
+    It allows Streamlit's files, and the inline scripts of its index by their hashes. Inline styles
+    are allowed as such: scripts make them anew each time, so they have no known hashes.
     """
     scripts = " ".join(digest_of(inline) for inline in INLINE.findall(document()))
     return _policy(
@@ -33,7 +37,7 @@ def app_policy() -> str:
 
 
 def page_policy(style: str) -> str:
-    """A page of our own: no script at all, one style."""
+    """The policy of the sign-in page: no script, and one style."""
     return _policy("default-src 'none'", f"style-src {digest_of(style)}", "img-src 'self'")
 
 

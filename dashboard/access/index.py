@@ -1,7 +1,7 @@
-"""The document of every page: Streamlit's own, told where its server is and what it will load.
+"""The document of every page: Streamlit's own, with the address of its server and preload links.
 
-Left to itself it asks for `/savings/_stcore/health` first when a page is opened by its address, and
-the browser logs what is not there as an error.
+Without the address, a page that is opened as `/savings` asks for `/savings/_stcore/health`, and the
+browser logs an error.
 """
 
 import re
@@ -37,6 +37,6 @@ async def start(request: Request) -> RedirectResponse:
 
 
 def routes(first: str, others: list[str]) -> list[Route]:
-    """For the start, the first page, and each other page."""
+    """The routes of the start, of the first page, and of each other page."""
     shown = [Route(f"/{name}", show, methods=["GET"]) for name in ("", *others)]
     return [*shown, Route(f"/{first}", start, methods=["GET"])]

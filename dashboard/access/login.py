@@ -88,7 +88,7 @@ def page(
 
 
 def inside(target: str) -> str:
-    """A path of this site, `/` for anything else: sign-in must not lead to another host."""
+    """The target if it is a path of this site, else `/`. Sign-in must not lead to another host."""
     parts = urlsplit(target)
     is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
     plain = all(character.isprintable() for character in target) and "\\" not in target
@@ -96,7 +96,7 @@ def inside(target: str) -> str:
 
 
 async def _key(request: Request) -> str | None:
-    """What was typed, if it could be a key: one line of visible ASCII, of bounded length."""
+    """The typed text if it could be a key: one line of visible ASCII, of bounded length."""
     body = b""
     async for chunk in request.stream():
         body += chunk

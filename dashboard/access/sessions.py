@@ -20,7 +20,7 @@ MAX_SESSIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`about` is what the gateway said when this session began: who it is, and what numbers mean.
+    """`about` is what the gateway said of the key and of its numbers when the session began.
 
     Sessions with one key share a client, and so its answers.
     """
@@ -41,7 +41,7 @@ class Sessions:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        # Of this process alone: a restart signs everybody out, as it forgets the keys.
+        # The secret of this process. A restart forgets the keys, so it signs everybody out.
         self._signer = TimestampSigner(secrets.token_bytes(32), salt=COOKIE)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Sessions:
         return self._signer.sign(token).decode()
 
     def find(self, cookie: str) -> Session | None:
-        """The session of a cookie; None for one that was forged, has ended or was closed."""
+        """The session of a cookie. None where the cookie is forged or its session has ended."""
         token = self._token(cookie)
         with self._lock:
             found = self._sessions.get(token) if token else None
@@ -94,5 +94,5 @@ class Sessions:
 
 @cache
 def sessions() -> Sessions:
-    """Those of this process: the server signs in, the pages look who it is."""
+    """The sessions of this process, for the sign-in page and for the pages behind it."""
     return Sessions(settings().session_hours * 3600)

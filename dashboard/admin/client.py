@@ -1,6 +1,6 @@
 """Client of the gateway's admin API, the dashboard's only source. Knows HTTP, no pictures.
 
-Counts are tokens, money is nano-dollars, times are UTC. Answers' shapes are in `answers/`.
+Counts are tokens, money is nano-dollars, times are UTC. The shapes of answers are in `shapes/`.
 """
 
 import threading
@@ -14,9 +14,9 @@ import httpx
 import msgspec
 
 TIMEOUT = httpx.Timeout(10.0, connect=2.0)
-# A long prefill sends comments meanwhile; what is silent for longer is gone.
+# A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
-# Tabs of one sign-in ask for the same within a refresh: one question serves them all.
+# Tabs of one sign-in ask the same questions. One answer serves them all for this long.
 KEPT_SECONDS = 3.0
 _MAX_KEPT = 256
 Reply = TypeVar("Reply")
@@ -60,8 +60,7 @@ class AdminClient:
         params: Params | None = None,
         kept_seconds: float | None = None,
     ) -> Reply:
-        """Raise ClientError where there is no usable answer. Answers are kept for a moment, or
-        for so long."""
+        """The answer, at most `kept_seconds` old. Raise ClientError where there is none to use."""
         fresh = KEPT_SECONDS if kept_seconds is None else kept_seconds
         asked = {name: value for name, value in (params or {}).items() if value is not None}
         about = (path, str(shape), tuple(sorted((k, str(v)) for k, v in asked.items())))
@@ -86,7 +85,7 @@ class AdminClient:
         body: Any = None,
         params: Params | None = None,
     ) -> Reply:
-        """POST or DELETE; what was kept of other answers is forgotten."""
+        """POST or DELETE. Kept answers are forgotten."""
         with self._lock:
             self._kept.clear()
         return decoded(self.send(method, path, params, body), shape)
@@ -129,7 +128,7 @@ class AdminClient:
 
 
 def segment(text: str) -> str:
-    """One segment of a path, whatever was typed."""
+    """Any text as one segment of a path."""
     return quote(text, safe="").replace(".", "%2E") or "-"
 
 

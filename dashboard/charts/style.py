@@ -18,7 +18,7 @@ BAR_HEIGHT = 34
 
 
 def scale(colours: Palette) -> alt.Scale:
-    """One colour for each word: what is not drawn is not in the way of the legend."""
+    """The colour of each word. The legend shows all words, also those that are not drawn."""
     return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 

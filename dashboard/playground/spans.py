@@ -10,8 +10,10 @@ CLASSES = ("Read from cache", "Written, 5 minutes", "Written, 1 hour", "Uncached
 
 
 def prompt_spans(usage: TokenUsage) -> list[dict[str, Any]]:
-    """The prompt from first to last token by class: read first, then what was written, then the
-    rest, as a prefix cache has it."""
+    """The prompt from its first token to its last, by class.
+
+    Tokens that were read come first, then those that were written, then the rest.
+    """
     creation, start, rows = usage.cache_creation, 0, []
     counts = (
         usage.cache_read_input_tokens,
@@ -34,8 +36,8 @@ def prompt_spans(usage: TokenUsage) -> list[dict[str, Any]]:
 def part_rows(parts: Sequence[PromptPart], message: Message) -> list[dict[str, Any]]:
     """Each part of the prompt with its tokens by class.
 
-    Ends of marked parts are the engine's own; between them parts share by their length, and are
-    said to be about that long.
+    The engine tells where marked parts end. Between two ends tokens are divided among the parts by
+    their length in characters; `is_exact` is false for these.
     """
     spans = prompt_spans(message.usage)
     total = spans[-1]["end"] if spans else 0

@@ -10,7 +10,7 @@ MAX_DOTS = 600
 
 
 def scatter_rows(found: LatencySamples) -> list[Row]:
-    """At most `MAX_DOTS` of the sample, evenly over the range: each is an element of the page."""
+    """At most `MAX_DOTS` of the sampled turns, evenly over the range."""
     step = -(-len(found.samples) // MAX_DOTS) or 1
     return [
         {

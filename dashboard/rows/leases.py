@@ -10,7 +10,7 @@ TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 
 def lease_table(found: Sequence[Lease]) -> list[Row]:
-    """What holds memory; a prefix that came once, or has no price, has no net."""
+    """One row for each lease. Prefixes that came once, or have no price, have no net savings."""
     return [
         {
             "Prefix": (lease.entry.name or lease.entry.entry)[:16],

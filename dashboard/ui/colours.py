@@ -1,6 +1,6 @@
 """What each colour means, on every page. Pure.
 
-Chosen so that neighbours in a stack differ in lightness too, for who sees colours otherwise.
+Neighbours in a stack differ in lightness too, for readers with a colour vision deficiency.
 """
 
 from typing import Literal

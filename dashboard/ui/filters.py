@@ -11,9 +11,9 @@ _MAX_NAME = 128
 
 
 def draw(about: About, applies: frozenset[str]) -> None:
-    """`applies` are the filters that the page knows; the others are there, and disabled.
+    """`applies` are the filters that the page knows. The others are shown disabled.
 
-    Options are plain text to Streamlit, so that a hostile name is only a name.
+    Streamlit shows options as plain text, so a hostile name is harmless.
     """
     with st.container(horizontal=True, vertical_alignment="bottom", key="filters"):
         st.segmented_control(
@@ -51,7 +51,7 @@ def _draw_span() -> None:
 
 
 def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
-    # A name that was linked to is offered even where it has had no traffic lately.
+    # A name in the URL is offered even if it had no traffic lately.
     linked = st.query_params.get(name, ALL)
     options = [ALL, *known]
     if linked not in options and len(linked) <= _MAX_NAME:
@@ -68,7 +68,7 @@ def _draw_choice(name: str, known: list[str], applies: frozenset[str]) -> None:
 
 
 def chosen() -> Selection:
-    """What stands in the bar now."""
+    """What the filters are set to now."""
     state = st.session_state
     return Selection(
         range=state.get("range") or DEFAULT_RANGE,

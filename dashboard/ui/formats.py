@@ -7,7 +7,7 @@ MANY_TIMES = 10
 
 
 def percent(share: float | None) -> str:
-    """Write a share; `None`, nothing to divide by, is a dash and never 0 %."""
+    """Write a share. None, where there was nothing to divide by, is a dash and never 0 %."""
     return NO_VALUE if share is None else f"{share:.1%}"
 
 
@@ -23,7 +23,7 @@ def compact(count: int) -> str:
 
 
 def dollars(nanos: int | None) -> str:
-    """Write money; below a cent with the digits that make it differ from nothing."""
+    """Write money; an amount below a cent with more digits, so that it does not look like 0."""
     if nanos is None:
         return NO_VALUE
     value = nanos / NANO
@@ -56,15 +56,20 @@ def seconds(value: float | None) -> str:
 
 
 def points(now: float | None, before: float | None, *, is_comparable: bool) -> str:
-    """How a share changed, in percentage points; what it was where that can't be compared."""
+    """Write how a share changed, in percentage points.
+
+    The former value alone is written where the periods are not comparable.
+    """
     if now is None or before is None or not is_comparable:
         return f"period before: {percent(before)}"
     return f"{signed(round((now - before) * 100, 1))} points vs period before"
 
 
 def change(now: int | None, before: int | None, *, is_comparable: bool) -> str:
-    """How an amount of money (nano-dollars) changed, in percent of what it was; what it was where
-    that can't be compared, as something can't be with nothing."""
+    """Write how an amount of money (nano-dollars) changed, in percent of its former value.
+
+    The former value alone is written where it is 0 or where the periods are not comparable.
+    """
     if now is None or not before or not is_comparable:
         return f"period before: {dollars(before)}"
     share = (now - before) / abs(before)
@@ -74,7 +79,7 @@ def change(now: int | None, before: int | None, *, is_comparable: bool) -> str:
 
 
 def signed(value: float) -> str:
-    """With its sign, a true minus; a change of nothing has none."""
+    """Write a number with its sign, as a true minus; 0 has none."""
     if value == 0:
         return "0"
     return f"{'−' if value < 0 else '+'}{abs(value):,}"

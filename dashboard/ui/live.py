@@ -1,7 +1,7 @@
-"""A page that refreshes itself: read, draw, and say since when what is shown is known.
+"""A page that refreshes itself: it reads, draws, and says from when its numbers are.
 
-When the gateway is away the last numbers stay, with their time. Refreshing moves nothing: the same
-elements are drawn in the same order, and the line about the state is always there.
+While the gateway does not answer, the last numbers stay with their time. Refreshing moves nothing:
+the same elements are drawn in the same order, and the status line is always there.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ View = TypeVar("View")
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[View]):
-    """An answer, who asked for what, and when it came."""
+    """An answer, with the question, the client that asked it, and the time when it came."""
 
     client: AdminClient
     asked: Selection
@@ -39,9 +39,9 @@ def show(
 ) -> None:
     """Draw a page's living part.
 
-    `read` asks the admin API and raises ClientError; `draw` gets what it returned. `controls`
-    draws widgets that are there whatever the answer. `name` is unique among the pages. Refreshes
-    as often as the range is worth it, or as told.
+    `read` asks the admin API and raises ClientError; `draw` gets its result. `controls` draws
+    widgets that do not depend on the answer. `name` is unique among the pages. The page refreshes
+    every `refresh_seconds`, by default as often as the range is worth it.
     """
 
     def refresh() -> None:
@@ -52,7 +52,7 @@ def show(
         chosen = filters.chosen()
         kept: Seen[View] | None = st.session_state.get(f"seen_{name}")
         session = viewer.session()
-        # What another key saw, or another selection, is not shown in its place.
+        # The answer to another key or another selection is not shown.
         if kept and (kept.asked != chosen or session is None or kept.client is not session.client):
             kept = None
         if kept is None:
@@ -79,10 +79,10 @@ def _read(
         client = viewer.client()
         return Seen(client, chosen, read(client, chosen), datetime.now(UTC)), None
     except viewer.SignedOut:
-        # The whole page says so, not this part of it.
+        # The whole page shows it, not this part alone.
         st.rerun(scope="app")
     except KeyRefused as error:
-        # A key that has ended shows nothing any more, not even what it saw.
+        # A key that has ended shows nothing, not even its last numbers.
         return None, str(error)
     except ClientError as error:
         return kept, str(error)

@@ -1,7 +1,7 @@
-"""What pages are made of: headings, cards with definitions, charts with words, tables with CSV.
+"""The parts of a page: headings, cards with definitions, charts with words, tables with CSV.
 
 Text from outside (names of workspaces, engines, models) goes into tables, chart labels, options and
-`st.text` only: labels, captions, metrics and the like are Markdown to Streamlit.
+`st.text` only. Streamlit reads labels, captions and metrics as Markdown.
 """
 
 import csv
@@ -55,7 +55,7 @@ def card(
     is_good: bool | None = None,
     is_loss: bool = False,
 ) -> None:
-    """A number with its definition. `delta` compares it; `is_good` colours that, None does not."""
+    """A number with its definition. `delta` compares it; `is_good` makes that green or red."""
     colour: Literal["green", "red", "off"] = "off"
     if is_good is not None:
         colour = "green" if is_good else "red"
@@ -68,7 +68,7 @@ def card(
         help=meaning(number),
         border=True,
         height="stretch",
-        # A line through fewer than two points is none.
+        # A line needs two points.
         chart_data=list(trend) if trend is not None and len(trend) > 1 else None,
         chart_type=chart,
     )
@@ -80,7 +80,7 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
 
 
 def empty(text: str, icon: str = ":material/hourglass_empty:") -> None:
-    """What stands where there is nothing to show yet, and how that changes."""
+    """Say that there is nothing to show yet, and how that changes."""
     st.info(text, icon=icon)
 
 
@@ -167,5 +167,5 @@ def turn_columns() -> dict[str, Any]:
 
 
 def money_column() -> Any:
-    """Dollars with the digits that tell small amounts from nothing; the title has the unit."""
+    """Dollars with enough digits for small amounts. The column's title has the unit."""
     return st.column_config.NumberColumn(format="%.4f")

@@ -31,7 +31,7 @@ class Selection:
 
     @property
     def refresh_seconds(self) -> int:
-        """How often it is worth asking again: a month hardly changes in five seconds."""
+        """How often to ask again. A long range changes slowly, so it is asked for less often."""
         seconds = RANGES.get(self.range, 30 * DAY_SECONDS)
         return 5 if seconds <= DAY_SECONDS else 30 if seconds <= RANGES["7d"] else 60
 
@@ -43,7 +43,7 @@ class Selection:
     def span(self, now: datetime) -> tuple[datetime, datetime]:
         """From (inclusive) and to (exclusive).
 
-        The end is rounded up to the refresh, so that all who look ask the same question.
+        The end is rounded up to the refresh, so that all viewers ask the same question.
         """
         if self.range == CUSTOM and self.since is not None and self.until is not None:
             until = max(self.until, self.since + timedelta(minutes=1))

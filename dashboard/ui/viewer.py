@@ -1,4 +1,4 @@
-"""Who looks, and with which theme: what a script knows of its browser."""
+"""The viewer of a page: their session, their client and their theme."""
 
 import streamlit as st
 
@@ -15,12 +15,12 @@ class SignedOut(Exception):
 
 
 def session() -> Session | None:
-    """None once it has ended: asked anew on every run, also of a fragment."""
+    """The viewer's session, looked up on every run; None once it has ended."""
     return sessions().find(st.context.cookies.get(COOKIE, ""))
 
 
 def client() -> AdminClient:
-    """Asks with the viewer's own key. Raise SignedOut without one."""
+    """The client with the viewer's own key. Raise SignedOut without a session."""
     found = session()
     if found is None:
         raise SignedOut
@@ -28,7 +28,10 @@ def client() -> AdminClient:
 
 
 def about(found: Session) -> About:
-    """What the gateway says now, at most a minute old; what it said at sign-in while it is away."""
+    """What the gateway says of this key, at most a minute old.
+
+    While the gateway does not answer it is what it said at sign-in.
+    """
     try:
         return found.client.get("/admin/v1/about", About, kept_seconds=ABOUT_SECONDS)
     except ClientError:

@@ -1,6 +1,6 @@
 """The playground: what does a breakpoint here do?
 
-Sent with the viewer's own key, as any client would; everything typed is shown as plain text.
+It sends with the viewer's own key, as any client does. Typed text is shown as plain text.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ HITS = {ANY: None, "read something": "true", "read nothing": "false"}
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`is_missing`: the id that was asked for is none that this key may see."""
+    """`is_missing`: there is no such request, or this key may not see it."""
 
     page: TurnPage
     turn: Turn | None

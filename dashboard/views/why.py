@@ -28,7 +28,7 @@ class View:
 
 
 def controls() -> None:
-    """Its own name in the URL: a parameter of another page's widget is dropped on the way here."""
+    """The parameter has a name of its own: Streamlit drops those of other pages' widgets."""
     with st.container(horizontal=True, vertical_alignment="bottom", key="why_filters"):
         for key, label in (("miss", "Request id"), ("earlier", "Compare with (optional)")):
             st.text_input(
@@ -136,7 +136,7 @@ def count(number: int | None) -> str:
 
 
 def plain(word: str) -> str:
-    """A word of the gateway's fixed lists; of anything else only what such a word may have."""
+    """A reason as the gateway's fixed lists have it: other characters are left out."""
     return "".join(letter for letter in word if letter.isalnum() or letter == "_")[:40]
 
 

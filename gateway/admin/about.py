@@ -1,4 +1,4 @@
-"""Who is asking, and what there is to choose from: the first call of every dashboard."""
+"""Whose key is asking, and what can be filtered by: the first call of every dashboard."""
 
 import msgspec
 from litestar import get
@@ -15,11 +15,11 @@ _CHOICES_MS = 31 * 86_400_000
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """`workspace` is the only one that this key sees; None is all.
+    """`workspace` is the only workspace that this key sees; None is all.
 
-    `workspaces`, `engines` and `models` are what the filters can be set to: what there is, and
-    what turns of the last 31 days had. `sample`: the ledger holds made-up turns, for show.
-    `may_send`: this key can call the model APIs here.
+    `workspaces`, `engines` and `models` are the values of the filters: those that exist, and those
+    of turns of the last 31 days. `sample`: the ledger holds made-up turns. `may_send`: this key can
+    call the model APIs here.
     """
 
     now_ms: int

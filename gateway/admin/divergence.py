@@ -23,21 +23,21 @@ from gateway.prompt.fingerprint import (
 )
 
 Section = Literal["tools", "system", "messages"]
-# Among so many turns before it the earlier one is looked for, where none is named.
+# How many earlier turns are compared where the query names none.
 _MAX_CANDIDATES = 200
 
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
 
-    Without `from` the earlier turn is, of the workspace's 200 turns before, the one that shares
-    the longest prefix with it; None where there is none.
+    Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
+    longest prefix with this turn. `earlier` is None where there is no such turn.
 
-    `segment` counts the earlier prompt's tools, system and message blocks from 0; `section` and
-    `block` are the same place, counted within tools, system or messages, and `characters` how far
-    into its text (names stand every 8,192 characters). `missed_tokens`, an estimate by bytes, are
-    those of the earlier prompt from there on; `missed_nano` what reading them would have saved,
-    None where the turn has no price. `shared_tokens` are what both prompts begin with.
+    `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
+    `block` are the same place, counted within tools, system or messages. `characters` is the offset
+    in the block's text, in steps of 8,192. `missed_tokens` are the earlier prompt's tokens from
+    that place on, estimated by bytes. `missed_nano` is what reading them would have saved; None
+    where the turn has no price. `shared_tokens` are the tokens that both prompts begin with.
     """
 
     turn: str
@@ -96,7 +96,7 @@ async def _turn(services: Services, turn_id: str, workspace: str | None) -> tupl
 async def _nearest(
     services: Services, turn: Turn, later: Fingerprint
 ) -> tuple[str, Fingerprint] | None:
-    """The turn before that shares most with it; of equals the latest."""
+    """The earlier turn that shares the longest prefix with this one; of equals the latest."""
     best: tuple[int, str, Fingerprint] | None = None
     for turn_id, packed in await queries_turns.earlier(
         services.queries.ledger, turn, _MAX_CANDIDATES
@@ -143,7 +143,7 @@ def _tokens(fingerprint: Fingerprint, num_bytes: int) -> int | None:
 def _place(before: Fingerprint, found: Divergence) -> tuple[Section | None, int | None]:
     if found.segment is None:
         return None, None
-    # What was added behind a section's end counts as that section's: its block is the next one.
+    # A block that was added at a section's end belongs to that section, as its next block.
     if found.kind == "tools_changed" or found.segment < before.num_tools:
         return "tools", found.segment
     inside = found.segment - before.num_tools

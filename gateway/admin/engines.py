@@ -25,10 +25,11 @@ class NewEngine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway routes by. `names` are the prefixes known to be held there, from its events
-    or learned from its answers; `is_stale`: it was not heard for so long that they don't count.
+    """What this gateway knows of an engine for routing.
 
-    `waiting_tokens` were sent there and have not begun to answer, `recent_tokens` fade.
+    `names` counts the prefixes that the engine holds, known from its events or its answers.
+    `is_stale`: the engine was silent for so long that these names no longer count.
+    `waiting_tokens` belong to turns that were sent and have no answer yet. `recent_tokens` fade.
     """
 
     source: Source
@@ -54,7 +55,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """No turn goes there any more. Its last counts stay with it, unacknowledged."""
+    """The engine gets no more turns. It keeps its last counts, unacknowledged."""
 
     name: str
 

@@ -35,7 +35,7 @@ class NewKey(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """For `grace_seconds` the old key works on; null is until it is revoked."""
+    """The old key works for `grace_seconds` more; with null until it is revoked."""
 
     grace_seconds: Annotated[float, Meta(ge=0, le=_YEAR_SECONDS)] | None = _DAY_SECONDS
 
@@ -63,8 +63,10 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revoked(msgspec.Struct, frozen=True, kw_only=True):
-    """No gateway takes the key any more after this long, this one at once; one whose database is
-    away may, for HOLDFAST_KEYS_STALE_SECONDS."""
+    """This gateway refuses the key at once, others within `effective_within_seconds`.
+
+    A gateway that does not reach its database may take it for HOLDFAST_KEYS_STALE_SECONDS.
+    """
 
     info: KeyInfo
     effective_within_seconds: int = EFFECTIVE_SECONDS

@@ -36,7 +36,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine has let go of it: nobody reads it any more."""
+    """The engine no longer holds the entry. No later turn reads it."""
 
     engine: str
     workspace: str
@@ -55,7 +55,7 @@ class LeasesController(AdminController):
         engine: EngineName = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=_MAX_LEASES)] = _MAX_LEASES,
     ) -> list[Lease]:
-        """The largest first, at most `limit` of them. An engine that does not answer has none."""
+        """At most `limit` leases, the largest first. An engine that does not answer adds none."""
         own = request.user.confine(workspace)
         names = await _workspaces_by_scope(services)
         wanted = None if own is None else services.keyring.scope_of(own)
@@ -83,8 +83,11 @@ class LeasesController(AdminController):
         workspace: Annotated[str, QueryParameter(name="workspace", min_length=1, max_length=64)],
         engine: Annotated[str, QueryParameter(name="engine", min_length=1, max_length=64)],
     ) -> Dropped:
-        """End one entry of that workspace, on that engine: the next turn with it misses, and says
-        `dropped`. Raise NotFound for what is no entry of that workspace there."""
+        """End one entry of a workspace on an engine.
+
+        The next turn with that prefix misses with the reason `dropped`. Raise NotFound where the
+        engine has no such entry of that workspace.
+        """
         own = request.user.confine(workspace)
         assert own is not None
         if len(entry) != _ENTRY_DIGITS or not set(entry) <= set("0123456789abcdef"):

@@ -55,8 +55,11 @@ class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `turns` sampled turns' prompts: tokens that any engine held, that the chosen one held,
-    and that were reused. `engine` None is all."""
+    """Tokens of the prompts of `turns` sampled turns. `engine` None is all engines.
+
+    `available_tokens` were held by some engine, `captured_tokens` by the chosen one, and
+    `delivered_tokens` were reused.
+    """
 
     engine: str | None
     turns: int
@@ -153,7 +156,7 @@ async def _memory(engine: Engine) -> EngineMemory:
 
 
 def attributions(samples: Sequence[Sample]) -> list[Attribution]:
-    """All engines together, then each; of turns that were routed by what engines hold."""
+    """Of all engines together, then of each. Only turns that were routed by held prefixes count."""
     routed = [each for each in samples if each.available_tokens is not None]
     engines = sorted({each.engine for each in routed if each.engine})
     return [

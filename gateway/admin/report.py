@@ -1,7 +1,7 @@
 """Usage for other programs: Anthropic's usage and cost reports, and CSV.
 
-The reports have the shape of the Admin API (`platform.claude.com/docs/en/api/admin`). What has no
-meaning here is null. `cost_report` counts own prices, in cents like there.
+The reports have the shape of the Admin API (`platform.claude.com/docs/en/api/admin`). Fields
+without a meaning here are null. `cost_report` counts the operator's own prices, in cents.
 """
 
 from collections.abc import Callable
@@ -133,7 +133,7 @@ def pages(
     count = min(limit or default, most)
     since = _ms(bounds[0], "starting_at") // step * step
     until = now_ms if bounds[1] is None else _ms(bounds[1], "ending_at")
-    # The interval that is running belongs to a report without an end.
+    # A report without an end includes the running interval.
     until = -(-until // step) * step if bounds[1] is None else until // step * step
     if until <= since:
         raise InvalidRequest("ending_at: must be after starting_at")
@@ -166,7 +166,7 @@ async def _buckets(
     made: dict[int, list[tuple[dict[str, Any], Totals]]] = {start: [] for start in found.starts}
     totals = await services.queries.totals_by(of, by, found.step_ms // 1000)
     for (start, *values), sums in sorted(totals.items()):
-        # Where turns are gone the ledger answers for whole days, also those before this page.
+        # Where turns are deleted the ledger answers with whole days, also those before this page.
         if start in made:
             made[start].append((dict(zip(by, values, strict=True)), sums))
     return made
@@ -273,7 +273,8 @@ class ReportController(AdminController):
         rows: Annotated[Literal["hours", "days", "turns"], QueryParameter(name="rows")] = "hours",
     ) -> Stream:
         ledger = services.queries.ledger
-        # A question before the answer begins: a database that is away is a status, not half a file.
+        # The first query runs before the answer begins: without a database the answer is an error
+        # and not half a file.
         await services.queries.totals(Range(since_ms=0, until_ms=1))
         lines: Callable[[], Any] = {
             "turns": lambda: turn_lines(ledger, of),

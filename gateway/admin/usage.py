@@ -70,7 +70,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns that share these; what was not asked for is None, and so is "no engine"."""
+    """The sums of turns with these values. A dimension that was not asked for is None."""
 
     workspace: str | None
     key: str | None

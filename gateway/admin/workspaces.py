@@ -18,7 +18,7 @@ from gateway.ledger.workspaces import ID_PATTERN, Workspace
 from gateway.limits.admission import month_of
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
-# Beyond what any installation reaches, and within what the database can hold.
+# More than any installation needs, and within the integers of the database.
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 NanoDollars = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -148,7 +148,7 @@ async def _changed(services: Services, workspace: Workspace) -> WorkspaceReport:
 
 
 async def take_over(services: Services) -> None:
-    """Let a change count here at once; the background does it where this fails."""
+    """Apply a change here at once. Where this fails the background refresh applies it."""
     try:
         await services.keyring.refresh()
     except GatewayError:

@@ -26,7 +26,7 @@ class PriceBook:
         self.own, self.hosted = (load_prices(path) for path in self._paths)
 
     def find(self, model: str, on: date) -> Price | None:
-        """The operator's own price of a model: hosted prices are no cost of anybody here."""
+        """The operator's own price of a model. Published prices never cost anybody here."""
         return self.own.find(model, on)
 
     def refresh(self) -> bool:

@@ -1,6 +1,6 @@
-"""Screenshots of every page, light and dark, at 1,200 and 1,920 px, and whether they are in order.
+"""Take screenshots of every page, light and dark, at 1,200 and 1,920 px, and check each page.
 
-Money and requests are the sample month's; what is live (leases, memory, engines, the playground) is
+Money and requests are the sample month's. Leases, memory, engines and the playground are
 a synthetic engine's. Each page is checked as it is drawn: no label clipped or overlapping, contrast
 at least 4.5:1, a unit on each axis, no error in the console, no request to another host.
 

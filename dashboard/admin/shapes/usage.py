@@ -52,7 +52,7 @@ class HitRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval; `is_partial` where the range cuts it, so that it looks low without being so."""
+    """One interval. `is_partial`: the range cuts it, so its sums look low."""
 
     start_ms: int
     totals: Totals
@@ -88,9 +88,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_comparable(self) -> bool:
-        """Whether the period before is one to compare with: it had 20 requests at least, and a
-        tenth of this one's. Against less, a difference tells when the traffic began and not how
-        the cache does. Every comparison goes by this one rule."""
+        """Whether the period before can be compared with: every comparison goes by this rule.
+
+        It needs 20 requests, and a tenth of this period's. A difference from fewer would tell when
+        the traffic began and not how the cache does.
+        """
         least = max(MIN_COMPARED, MIN_COMPARED_SHARE * self.totals.requests)
         return self.before.requests >= least
 
