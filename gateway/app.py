@@ -298,6 +298,7 @@ async def _start_fleet(
             http,
             weights=weights,
             learns=not settings.routing_events,
+            down_seconds=settings.engine_down_seconds,
             monotonic=base.clock.monotonic,
         )
 

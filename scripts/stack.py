@@ -282,7 +282,9 @@ def gateway_environment(
     return {
         "HOLDFAST_PORT": str(port),
         "HOLDFAST_DATA": str(data),
-        "HOLDFAST_ENGINES": ",".join(engines),
+        "HOLDFAST_ENGINES": ",".join(
+            f"engine-{number}={url}" for number, url in enumerate(engines)
+        ),
         "HOLDFAST_API_KEY": API_KEY,
         "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,

@@ -4,6 +4,7 @@ Any variable NAME may come from a file instead: set NAME_FILE to its path.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
@@ -21,6 +22,9 @@ from gateway.base.bounds import LoadBounds, RequestBounds
 PREFIX = "HOLDFAST_"
 JOURNAL_MAX_BYTES = 1 << 30
 JOURNAL_MIN_BYTES = 1 << 20
+ENGINE_NAME_CHARACTERS = 64
+_ENGINE_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,63}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:\[\]-]")
 
 
 SettingsT = TypeVar("SettingsT", bound="DatabaseSettings")
@@ -36,6 +40,31 @@ class Setting(NamedTuple):
     name: str
     default: str | None
     description: str
+
+
+class EnginePlace(NamedTuple):
+    """One engine of HOLDFAST_ENGINES.
+
+    The name is what ledger rows, metrics and the admin API call it. It depends on nothing but its
+    own entry, so that a list in another order means the same engines.
+    """
+
+    name: str
+    url: str
+
+    @classmethod
+    def parse(cls, text: str) -> "EnginePlace":
+        """`name=URL`, or a URL, which is then named by its host and port (and path)."""
+        if not text.startswith(("http://", "https://")):
+            name, _, url = text.partition("=")
+            return cls(name.strip(), url.strip())
+        place = text.partition("://")[2].rpartition("@")[2]
+        return cls(_NOT_IN_NAMES.sub("-", place)[:ENGINE_NAME_CHARACTERS].rstrip("-"), text)
+
+    @property
+    def is_valid(self) -> bool:
+        is_url = self.url.startswith(("http://", "https://"))
+        return is_url and bool(_ENGINE_NAME.fullmatch(self.name))
 
 
 class DatabaseSettings(BaseSettings):
@@ -108,7 +137,15 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         description="For how many seconds known API keys still work while the database is away",
     )
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=("http://127.0.0.1:8100",), description="Engine URLs, separated by commas"
+        default=("http://127.0.0.1:8100",),
+        description="Engine URLs, or `name=URL`, separated by commas; without a name an engine is"
+        " called by its URL's host and port",
+    )
+    engine_down_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="After how many seconds without an answer an engine is down; before, turns wait"
+        " for it as for a full one. One that refuses connections is down at once",
     )
     routing_events: bool = Field(
         default=True,
@@ -201,12 +238,14 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     def _split(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
-        urls = tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
-        if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
-            raise ValueError("must be http(s) URLs separated by commas")
-        if len(set(urls)) != len(urls):
-            raise ValueError("names an engine twice")
-        return urls
+        texts = tuple(text.strip().rstrip("/") for text in value.split(",") if text.strip())
+        places = [EnginePlace.parse(text) for text in texts]
+        if not places or not all(place.is_valid for place in places):
+            raise ValueError("must be http(s) URLs, or name=URL, separated by commas")
+        for found in ([place.url for place in places], [place.name for place in places]):
+            if len(set(found)) != len(found):
+                raise ValueError("names an engine twice")
+        return texts
 
     @field_validator("log_level")
     @classmethod

@@ -70,8 +70,8 @@ class HealthController(Controller):
     async def readyz(
         self, state: State, services: NamedDependency[Services]
     ) -> Response[Readiness]:
-        """Ready while an engine is, the journal has room and no loop is failing, until it is told
-        to stop.
+        """Ready while an engine is (or was until just now), the journal has room and no loop is
+        failing, until it is told to stop.
 
         No database is needed: one that is away may come back. One that is damaged or another one
         than before does not by itself.
@@ -95,7 +95,7 @@ class HealthController(Controller):
         )
         is_stopping = state.stopping.is_set()
         loops, ledger = services.supervisor.failing, services.ledger.problem
-        is_able = bool(services.fleet.ready) and journal.has_room and not (loops or ledger)
+        is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
         is_ready = is_able and not is_stopping
         body = Readiness(
             ready=is_ready,

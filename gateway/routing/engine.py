@@ -52,7 +52,8 @@ from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, li
 from gateway.routing.cost import Load, Weights
 from gateway.routing.held import ResidencyIndex
 
-EngineStatus = Literal["starting", "ready", "down"]
+EngineStatus = Literal["starting", "ready", "unsure", "down"]
+"""`unsure`: it was ready, and does not answer. Turns wait for it, and none is sent there."""
 Reply = TypeVar("Reply")
 
 _CONNECT_SECONDS = 2.0
@@ -166,6 +167,7 @@ class Engine:
         *,
         weights: Weights | None = None,
         learns: bool = False,
+        down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -179,6 +181,8 @@ class Engine:
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
         self.monotonic = monotonic
+        self._down_seconds = down_seconds
+        self._unsure_since: float | None = None
         self._http = http
         self._headers = {
             "authorization": f"Bearer {secret}",
@@ -249,16 +253,43 @@ class Engine:
             response.close()
 
     async def poll(self) -> None:
-        """Look whether the engine is ready, and learn what it is."""
+        """Look whether the engine is ready, and learn what it is.
+
+        A connection that breaks is tried once more: whether it is refused then tells an engine that
+        ended from one that closed an idle connection.
+        """
         try:
-            response = await self._send("GET", "/readyz", None, _CONTROL)
-            self.readiness = _readiness(await response.read())
-            if response.status == 200:
-                self._met(await self._call("GET", "/v1/describe", Description))
-                self.status = "ready"
-            else:
-                self.status = "starting"
+            await self._look()
+        except CannotConnect as error:
+            self.mark_down(str(error))
+        except EngineLost:
+            try:
+                await self._look()
+            except GatewayError as error:
+                self._missed(error)
         except GatewayError as error:
+            self._missed(error)
+
+    async def _look(self) -> None:
+        response = await self._send("GET", "/readyz", None, _CONTROL)
+        self.readiness = _readiness(await response.read())
+        if response.status == 200:
+            self._met(await self._call("GET", "/v1/describe", Description))
+            self.status = "ready"
+        else:
+            self.status = "starting"
+        self._unsure_since = None
+
+    def _missed(self, error: GatewayError) -> None:
+        """It did not answer: it is busy, or stopped, or its network is. It is down when that has
+        lasted, and at once where it answers nonsense or has not been ready before."""
+        now = self.monotonic()
+        since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
+        is_silent = isinstance(error, EngineTimeout | EngineLost)
+        was_ready = self.status in ("ready", "unsure")
+        if is_silent and was_ready and now - since < self._down_seconds:
+            self.status, self.readiness = "unsure", {"error": str(error)}
+        else:
             self.mark_down(str(error))
 
     def learn(self) -> None:
@@ -294,7 +325,7 @@ class Engine:
             self.load.observe(stats.counters.computed_tokens, self.monotonic())
 
     def mark_down(self, reason: str) -> None:
-        self.status = "down"
+        self.status, self._unsure_since = "down", None
         self.readiness = {"error": reason}
 
     async def _call(

@@ -12,6 +12,7 @@ from functools import partial
 from gateway.base.background import pause
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
+from gateway.base.settings import EnginePlace
 from gateway.base.supervisor import Loop, Supervisor
 from gateway.routing.engine import Engine
 
@@ -30,16 +31,22 @@ MakeEngine = Callable[[str, str], Engine]
 class Fleet:
     """`engines` is one list for the fleet's whole life, so that others may hold on to it."""
 
-    def __init__(self, urls: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
+    def __init__(self, engines: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
+        """`engines` are written as in HOLDFAST_ENGINES."""
         self._make = make
         self._supervisor = supervisor
-        self._num_named = 0
-        self.engines: list[Engine] = [self._named(url) for url in urls]
+        self._places = {place.url: place for place in map(EnginePlace.parse, engines)}
+        self.engines: list[Engine] = [make(*place) for place in self._places.values()]
         self._log = get_logger("fleet")
 
     @property
     def ready(self) -> list[Engine]:
         return [engine for engine in self.engines if engine.status == "ready"]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether an engine is ready, or was just now and may be again while a turn waits."""
+        return any(engine.status in ("ready", "unsure") for engine in self.engines)
 
     @property
     def served(self) -> list[str]:
@@ -81,7 +88,10 @@ class Fleet:
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
             raise InvalidRequest(f"url: there are {MAX_ENGINES} engines already")
-        engine = self._named(url)
+        place = self._places.get(url) or EnginePlace.parse(url)
+        if not place.is_valid or any(engine.name == place.name for engine in self.engines):
+            raise InvalidRequest("url: its host and port are another engine's name already")
+        engine = self._make(*place)
         self.engines.append(engine)
         await engine.poll()
         self._attend(engine)
@@ -94,12 +104,6 @@ class Fleet:
             raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
         self.engines.remove(engine)
         await self._leave(engine)
-
-    def _named(self, url: str) -> Engine:
-        """No name is used twice, so that a row of the ledger means one engine."""
-        name = f"engine-{self._num_named}"
-        self._num_named += 1
-        return self._make(name, url)
 
     def _attend(self, engine: Engine) -> None:
         for kind, loop in self._loops(engine).items():

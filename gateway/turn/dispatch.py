@@ -180,15 +180,21 @@ class Dispatcher:
                     return self._cheapest(dispatch, avoided)
                 except GatewayError as error:
                     failure = dispatch.failure or error
-            if not refusing:
+            if not (refusing or self._may_wait(dispatch, failure)):
                 raise failure
             try:
                 self._cheapest(dispatch, ())
             except GatewayError as error:
-                raise dispatch.failure or error from None
+                if not self._may_wait(dispatch, error):
+                    raise dispatch.failure or error from None
             await asyncio.sleep(_PAUSE_SECONDS)
             with await self.gate.enter(dispatch.ask, is_first=True):
                 pass
+
+    def _may_wait(self, dispatch: Dispatch, failure: GatewayError) -> bool:
+        """No engine is ready, and one that the turn was not sent to may be soon."""
+        is_first = isinstance(failure, NoEngineReady) and not dispatch.tried
+        return is_first and self.gate.is_unsure(dispatch.ask.model.engine_model)
 
     def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Choice[Engine]:
         now, tried = self.clock.monotonic(), dispatch.tried

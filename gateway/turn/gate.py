@@ -139,6 +139,16 @@ class Gate:
             and engine.load.num_running >= most + max(4, most // 4)
         ]
 
+    def is_unsure(self, model: str | None) -> bool:
+        """Whether an engine that serves it does not answer just now."""
+        return any(
+            engine.status == "unsure"
+            and engine.description is not None
+            and not engine.is_draining
+            and is_served(model, engine.description.model)
+            for engine in self._engines
+        )
+
     async def _wait(self, ask: Ask, is_first: bool) -> Passing:
         began = self._monotonic()
         left = ask.arrived + self._wait_seconds - began
@@ -194,16 +204,19 @@ class Gate:
 
     def _has_room(self, model: str | None) -> bool:
         """Whether an engine that serves it has room. Also where none serves it at all, so that
-        routing says so at once."""
+        routing says so at once. One that does not answer just now may: turns wait for it."""
         if self._admission.in_flight - len(self._queue) > MAX_IN_FLIGHT:
             return False
         now, is_any = self._monotonic(), False
         num_places, num_idle, tokens = -self.num_passing, -self.num_passing, -self.passing_tokens
         for engine in self._engines:
             description = engine.description
-            if description is None or not engine.is_ready or engine.is_draining:
+            if description is None or engine.is_draining:
                 continue
             if not is_served(model, description.model):
+                continue
+            is_any = is_any or engine.status == "unsure"
+            if not engine.is_ready:
                 continue
             if not engine.breaker.allows(now):
                 continue

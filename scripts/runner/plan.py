@@ -225,7 +225,7 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
         "HOLDFAST_PORT": str(GATEWAY_PORT + index),
         "HOLDFAST_DATA": str(options.data / f"gateway-{index}"),
         "HOLDFAST_DATABASE_URL": os.environ.get("HOLDFAST_DATABASE_URL") or database,
-        "HOLDFAST_ENGINES": ",".join(engine_url(i) for i in range(options.engines)),
+        "HOLDFAST_ENGINES": ",".join(f"engine-{i}={engine_url(i)}" for i in range(options.engines)),
         "HOLDFAST_API_KEY": keys.api_key,
         "HOLDFAST_ADMIN_KEY": keys.admin_key,
         "HOLDFAST_ENGINE_SECRET": keys.engine_secret,

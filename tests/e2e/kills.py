@@ -130,7 +130,7 @@ def run_kills(
     with running_stack(data / "stack", backend=backend, engine_settings=ENGINE_SETTINGS) as stack:
         settings = {
             "HOLDFAST_PORT": str(port),
-            "HOLDFAST_ENGINES": stack.engine,
+            "HOLDFAST_ENGINES": f"engine-0={stack.engine}",
             "HOLDFAST_API_KEY": API_KEY,
             "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
             "HOLDFAST_MASTER_SECRET": "master-secret-for-tests-0000000000",

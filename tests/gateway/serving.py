@@ -57,10 +57,15 @@ def _running(server: uvicorn.Server) -> Iterator[str]:
         assert not thread.is_alive()
 
 
+def named(*urls: str) -> tuple[str, ...]:
+    """Engines with short names, in the order of the list."""
+    return tuple(f"engine-{number}={url}" for number, url in enumerate(urls))
+
+
 def make_settings(data: Path, *engines: str, **changes: Any) -> Settings:
     values: dict[str, Any] = {
         "data": data,
-        "engines": engines,
+        "engines": named(*engines),
         "engine_secret": SecretStr("engine-secret"),
         "master_secret": SecretStr("master"),
         "api_key": SecretStr(API_KEY),

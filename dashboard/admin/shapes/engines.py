@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-EngineStatus = Literal["starting", "ready", "down"]
+EngineStatus = Literal["starting", "ready", "unsure", "down"]
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.base.settings import SettingsError, load, table
+from gateway.base.settings import EnginePlace, SettingsError, load, table
 
 NEEDED = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
 
@@ -41,3 +41,17 @@ def test_secrets_may_come_from_files_and_are_never_shown(tmp_path: Path) -> None
 
 def test_every_setting_is_described() -> None:
     assert all(row.description and row.name.startswith("HOLDFAST_") for row in table())
+
+
+def test_an_engines_name_depends_on_its_own_entry_only() -> None:
+    entries = ["http://a:8100", "b=http://10.0.0.2:8100", "https://user@c.example/engine/x"]
+    secrets = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
+    names = []
+    for order in (entries, entries[::-1]):
+        loaded = load({**secrets, "HOLDFAST_ENGINES": ",".join(order)})
+        names.append({place.url: place.name for place in map(EnginePlace.parse, loaded.engines)})
+    assert names[0] == names[1]
+    assert list(names[0].values()) == ["a:8100", "b", "c.example-engine-x"]
+    for wrong in ("a=http://x,a=http://y", "a b=http://x", "=http://x", "a=ftp://x"):
+        with pytest.raises(SettingsError, match="HOLDFAST_ENGINES"):
+            load({**secrets, "HOLDFAST_ENGINES": wrong})

@@ -240,7 +240,7 @@ def test_an_engine_is_drained_resumed_removed_and_added(pair: Pair) -> None:
     assert not pair.first.requests
     assert [one["name"] for one in pair.admin.get("engines")] == ["engine-1"]
 
-    assert pair.admin.post("engines", {"url": pair.first_url + "/"})["name"] == "engine-2"
+    assert pair.admin.post("engines", {"url": pair.first_url + "/"})["name"] == "engine-0"
     pair.ask_until(pair.first, "added")
 
 

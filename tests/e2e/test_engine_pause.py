@@ -1,0 +1,94 @@
+"""The only engine stands still for six seconds (SIGSTOP): turns wait for it, whenever they came.
+
+An engine that misses its polls is `unsure` first. It is down when that has lasted, or when it
+refuses connections.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scripts.stack import ADMIN_KEY, API_KEY, Server, serving_engine, serving_gateway
+from tests.gateway.serving import eventually
+
+PAUSE_SECONDS = 6.0
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+BODY = {
+    "model": "synthetic",
+    "max_tokens": 2,
+    "messages": [{"role": "user", "content": "Are you there?"}],
+}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Server, str]]:
+    """An engine and the address of a gateway in front of it."""
+    with (
+        serving_engine("synthetic", {"ENGINE_LOG_LEVEL": "error"}) as engine,
+        serving_gateway(tmp_path, [engine.url]) as gateway,
+    ):
+        engine.wait()
+        gateway.wait()
+        eventually(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200, 90)
+        yield engine, gateway.url
+
+
+def status_of(url: str) -> str:
+    (engine,) = httpx.get(f"{url}/readyz", timeout=30).json()["engines"]
+    return str(engine["status"])
+
+
+def test_turns_that_come_while_the_only_engine_stands_still_are_all_served(
+    pair: tuple[Server, str],
+) -> None:
+    engine, url = pair
+    answers: dict[float, int] = {}
+
+    def send(at: float, began: float) -> None:
+        time.sleep(max(0.0, began + at - time.monotonic()))
+        reply = httpx.post(f"{url}/v1/messages", json=BODY, headers=HEADERS, timeout=90)
+        answers[at] = reply.status_code
+
+    engine.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    senders = [threading.Thread(target=send, args=(at, began)) for at in (0.2, 2.0, 4.5)]
+    for sender in senders:
+        sender.start()
+    seen = set()
+    while time.monotonic() < began + PAUSE_SECONDS:
+        seen.add(status_of(url))
+        assert httpx.get(f"{url}/readyz", timeout=30).status_code == 200, "turns are taken"
+        time.sleep(0.2)
+    engine.process.send_signal(signal.SIGCONT)
+    for sender in senders:
+        sender.join(90)
+    assert answers == {0.2: 200, 2.0: 200, 4.5: 200}
+    assert "unsure" in seen and "down" not in seen
+
+
+def test_an_engine_that_ended_is_down_at_once_and_its_turns_are_refused(
+    pair: tuple[Server, str],
+) -> None:
+    engine, url = pair
+    engine.process.kill()
+    engine.process.wait(20)
+    eventually(lambda: status_of(url) == "down", 20)
+    reply = httpx.post(f"{url}/v1/messages", json=BODY, headers=HEADERS, timeout=90)
+    assert reply.status_code == 529
+
+
+def test_a_slow_answer_to_the_admin_api_takes_no_engine_out(pair: tuple[Server, str]) -> None:
+    engine, url = pair
+    engine.process.send_signal(signal.SIGSTOP)
+    try:
+        headers = {"x-api-key": ADMIN_KEY}
+        (shown,) = httpx.get(f"{url}/admin/v1/engines", headers=headers, timeout=60).json()
+        assert shown["stats"] is None and shown["status"] != "down"
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+    eventually(lambda: status_of(url) == "ready", 30)
