@@ -4,7 +4,6 @@ Nothing here decides or retries. A lost connection, a silence, a broken frame an
 one typed error.
 """
 
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Literal, TypeVar
@@ -20,36 +19,28 @@ from engine.protocol import (
     CountReply,
     CountRequest,
     Description,
-    Done,
     DropReply,
     DropRequest,
     EntryInfo,
     ErrorReply,
     EventFrame,
-    Failed,
     FinalCounts,
-    Finished,
-    Frame,
     GenerateRequest,
     Memory,
-    Started,
     Stats,
 )
 from gateway.base.errors import (
-    DemandRefused,
     EngineFailed,
     EngineLost,
     EngineTimeout,
     GatewayError,
-    InvalidRequest,
-    NoEngineReady,
     NotFound,
-    Overloaded,
-    PromptTooLong,
 )
+from gateway.base.logs import get_logger
 from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, limits
 from gateway.routing.cost import Load, Weights
+from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import ResidencyIndex
 
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
@@ -66,88 +57,10 @@ _CONTROL = limits(_CONTROL_SECONDS, _CONNECT_SECONDS)
 _GENERATE = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
 _COUNT = limits(_COUNT_SECONDS, _CONNECT_SECONDS)
 _EVENTS = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
-_TOO_LONG = re.compile(r"(\d+) tokens > (\d+)")
 
 _encode = msgspec.json.Encoder().encode
-_frame = msgspec.json.Decoder(Frame)
 _event = msgspec.json.Decoder(EventFrame)
 _error = msgspec.json.Decoder(ErrorReply)
-
-
-class Generation:
-    """One accepted generation: its frames, as many at a time as have come.
-
-    `num_ignored` counts frames that did not belong there: late, double, or another request's.
-    """
-
-    def __init__(self, response: EngineResponse, request_id: str) -> None:
-        self._response = response
-        self._request_id = request_id
-        self._has_started = False
-        self._finished: set[int] = set()
-        self.has_ended = False
-        self.num_ignored = 0
-
-    async def frames(self) -> AsyncIterator[list[Frame]]:
-        """Yield until Done, an empty list for a heartbeat; raise for Failed, for silence, and for
-        an end before the end. What came before a failure is yielded first."""
-        rest = b""
-        try:
-            async for chunk in self._response.chunks():
-                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-                if lines:
-                    frames, failure = self._decode(lines)
-                    if frames or failure is None:
-                        yield frames
-                    if failure is not None:
-                        raise failure
-        except (EngineLost, EngineTimeout):
-            if not self.has_ended:
-                raise
-        if not self.has_ended:
-            raise EngineLost
-
-    def _decode(self, lines: list[bytes]) -> tuple[list[Frame], GatewayError | None]:
-        """The frames of whole lines, and what ended the generation behind them."""
-        frames: list[Frame] = []
-        for line in lines:
-            if not line:
-                continue
-            try:
-                frame = _frame.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                return frames, EngineFailed("the engine broke the protocol")
-            if not self._belongs(frame):
-                self.num_ignored += 1
-                continue
-            if isinstance(frame, Failed):
-                self.has_ended = True
-                return frames, refusal(ErrorReply(frame.code, frame.message))
-            frames.append(frame)
-            if isinstance(frame, Done):
-                self.has_ended = True
-        return frames, None
-
-    def _belongs(self, frame: Frame) -> bool:
-        if self.has_ended:
-            return False
-        match frame:
-            case Started(request_id=request_id):
-                is_first, self._has_started = not self._has_started, True
-                return is_first and request_id == self._request_id
-            case Done(request_id=request_id):
-                return request_id == self._request_id
-            case Finished(choice=choice):
-                is_first = choice not in self._finished
-                self._finished.add(choice)
-                return is_first
-            case Failed():
-                return True
-            case _:
-                return frame.choice not in self._finished
-
-    def close(self) -> None:
-        self._response.close()
 
 
 class Engine:
@@ -217,7 +130,13 @@ class Engine:
         await self._discard("/v1/ack", _encode(AckRequest(request_ids)))
 
     async def unacknowledged(self) -> list[FinalCounts]:
-        return await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
+        """Final counts; those that can't be true are left out, so that they stop no others."""
+        found = await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
+        sane = [final for final in found if are_sane(final)]
+        if len(sane) < len(found):
+            number = len(found) - len(sane)
+            get_logger("engine").error("counts_not_sane", engine=self.name, number=number)
+        return sane
 
     async def stats(self) -> Stats:
         return await self._call("GET", "/v1/stats", Stats)
@@ -367,32 +286,6 @@ class Engine:
         if reply.code == "not_ready":
             self.status = "starting"
         raise refusal(reply)
-
-
-def refusal(reply: ErrorReply) -> GatewayError:
-    """Translate an engine's refusal.
-
-    Its own words stay inside, except for the prompt's length and what it wrote for the client.
-    """
-    match reply.code:
-        case "prompt_too_long":
-            lengths = _TOO_LONG.search(reply.message)
-            return PromptTooLong(int(lengths[1]), int(lengths[2])) if lengths else PromptTooLong()
-        case "invalid_request" if reply.is_public:
-            return DemandRefused(reply.message)
-        case "invalid_request":
-            return InvalidRequest("the engine could not read the prompt")
-        case "too_costly":
-            # No other engine is asked: it would work on it for as long.
-            return InvalidRequest("the prompt, its tools or its schemas take too long to prepare")
-        case "unsupported":
-            return InvalidRequest("the request asks for something this model does not support")
-        case "overloaded":
-            return Overloaded()
-        case "not_ready":
-            return NoEngineReady()
-        case _:
-            return EngineFailed()
 
 
 async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:

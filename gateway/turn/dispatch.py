@@ -28,8 +28,9 @@ from gateway.base.record import TurnRecord
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prompt.ask import Ask
-from gateway.routing.engine import Engine, Generation
+from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
+from gateway.routing.generation import Generation
 from gateway.routing.router import Choice, Router
 from gateway.turn.gate import Gate
 
