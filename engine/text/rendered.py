@@ -11,12 +11,15 @@ class SegmentSpan:
 
     `end` is the token offset of the segment's end, None where the template leaves no boundary.
     `character_ends[i]` is the number of characters of the segment's text that lie before
-    token `first_token + i + 1`; empty when the renderer does not know.
+    token `first_token + i + 1`; empty when the renderer does not know. `is_exact` is False where
+    the last tokens of the segment could be others with other text behind it, as where a tokenizer
+    joins a segment's last characters with the template's: then `end` lies before them.
     """
 
     end: int | None
     first_token: int = 0
     character_ends: Sequence[int] = field(default=())
+    is_exact: bool = True
 
     def offset(self, characters: int | None) -> int | None:
         """The token offset of a point in the segment: never past that point."""

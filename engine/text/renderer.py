@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
-from itertools import pairwise
 from typing import Literal
 
 import structlog
 
-from engine.cache.ids import TokenId
 from engine.errors import InvalidRequest
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
 from engine.schedule.output import OutputParser
@@ -23,13 +21,13 @@ from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRu
 from engine.text.rendered import RenderedPrompt
 from engine.text.template.boundaries import PlacedText, place_segments
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import new_conversation
+from engine.text.template.conversation import completed_controls, new_conversation
 from engine.text.template.probes import TemplateProbe
 from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
 from engine.text.tokens.raw import render_text
-from engine.text.tokens.spans import Stretch, segment_spans
+from engine.text.tokens.spans import segment_spans
 
 PrefixOrder = Literal["tools_first", "template"]
 log = structlog.get_logger()
@@ -55,7 +53,11 @@ class ChatRenderer:
     ) -> None:
         self._template = ChatTemplate(files.templates, files.special_tokens, now)
         self.tokenizer = files.tokenizer
-        self._pieces = PieceTokenizer(files.tokenizer)
+        self._pieces = PieceTokenizer(
+            files.tokenizer,
+            template=self._template.source,
+            end_token_ids=files.end_token_ids,
+        )
         self._new_id = new_id
         probe = TemplateProbe(self._template, self._pieces)
         controls = self._pieces.control_ids
@@ -109,20 +111,38 @@ class ChatRenderer:
         """
         if prompt.text is not None:
             return render_text(self.tokenizer, prompt.text)
-        conversation = new_conversation(prompt, self._pieces.controls, self.traits)
+        controls = self._pieces.controls
+        conversation = new_conversation(prompt, controls, self.traits)
         placed = place_segments(self._template, conversation, thinking=thinking)
-        end = len(placed.text)
+        placed, cuts = placed.without_cuts(conversation.cut)
+        text = placed.text
         if conversation.is_continued:
             continued_from = placed.places[-1].end
             if continued_from is None:
                 raise InvalidRequest("the chat template can't continue an assistant's message")
-            end = continued_from
-        stretches = self._tokenize(placed, end, conversation.cut, scope)
-        token_ids: list[TokenId] = []
-        for stretch in stretches:
-            for piece in stretch.pieces:
-                token_ids.extend(piece.token_ids)
-        return RenderedPrompt(token_ids, segment_spans(prompt, placed, conversation.cut, stretches))
+            text = text[:continued_from]
+        written = completed_controls(prompt, controls)
+        if any(control in text for control in written):
+            cuts = self._cuts_in_completed(prompt, placed.text, written, thinking) or cuts
+        encoded = self._pieces.encode(text, cuts, scope=scope)
+        return RenderedPrompt(encoded.token_ids(), segment_spans(prompt, placed.places, encoded))
+
+    def _cuts_in_completed(
+        self, prompt: Prompt, text: str, completing: set[str], thinking: bool
+    ) -> list[int]:
+        """All cuts, of control tokens' texts too that the prompt and the template write together.
+
+        Nothing where the template goes another way with them.
+        """
+        conversation = new_conversation(
+            prompt, self._pieces.controls, self.traits, completing=completing
+        )
+        try:
+            cut = self._template.render(conversation.variables({}, thinking=thinking))
+        except InvalidRequest:
+            return []
+        placed, cuts = PlacedText(cut, []).without_cuts(conversation.cut)
+        return cuts if placed.text == text else []
 
     def parser(self, request: GenerateRequest) -> OutputParser:
         """A parser for the request's only choice; raises as `parsers`."""
@@ -201,24 +221,6 @@ class ChatRenderer:
                 "no forced tools: the grammar library refuses the tokenizer", why=str(error)
             )
             return None
-
-    def _tokenize(self, placed: PlacedText, end: int, cut: str, scope: str) -> list[Stretch]:
-        """Encode the text between neighbouring segment ends, and between cuts, separately."""
-        ends = {place.end for place in placed.places if place.end is not None}
-        borders = sorted({0, end} | {place_end for place_end in ends if place_end < end})
-        stretches: list[Stretch] = []
-        num_tokens = 0
-        for begin, border in pairwise(borders):
-            texts = placed.text[begin:border].split(cut)
-            pieces = [
-                self._pieces.encode(text, is_first=begin == 0 and index == 0, scope=scope)
-                for index, text in enumerate(texts)
-            ]
-            lengths = [len(text) for text in texts]
-            stretches.append(Stretch(begin, border, num_tokens, pieces, lengths))
-            num_tokens += sum(len(piece.token_ids) for piece in pieces)
-        stretches.append(Stretch(end, end, num_tokens, [], []))
-        return stretches
 
 
 def _parts_of(markers: Iterable[str], texts: Iterable[str]) -> set[str]:

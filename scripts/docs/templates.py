@@ -1,21 +1,21 @@
-"""What the engine makes of the chat templates of known model families.
+"""What the engine makes of chat templates.
 
-    python -m scripts.docs.templates [--write]
+    python -m scripts.docs.templates [--write] [--cost]
 
-Four turns of one conversation (a plain answer, a tool call, its result, another question) go
-through the real renderer, cache and scheduler; only the model is left out. Prints the table of
-engine/README.md; with --write it is put there. The templates are in tests/engine/text, written
-for this project with the behaviour of the models' own.
+Random conversations, with and without tools, go through the real renderer, and twelve turns of one
+through the real cache and scheduler; only the model is left out. The templates are those of
+tests/engine/text, written for this project with the behaviour of the models' own, and the real ones
+in the folder that HOLDFAST_TEMPLATES names, by default shared/templates beside the project. Prints
+the table of engine/README.md; with --write it is put there. --cost prints what renders cost.
 """
 
 import argparse
 import asyncio
-import re
+import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from tokenizers import AddedToken, Tokenizer
 
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
@@ -39,15 +39,18 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.settings import Settings
-from engine.text.files import PromptFiles, read_prompt_files
+from engine.text.errors import TemplateRefused
+from engine.text.files import PromptFiles
 from engine.text.renderer import ChatRenderer
+from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.conversation import new_conversation
 from scripts.stack import ROOT
+from tests.engine.text.conversations import Conversations, template_paths
+from tests.engine.text.vocabularies import tokenizer_for
 
 README = ROOT / "engine" / "README.md"
 TEMPLATES = ROOT / "tests" / "engine" / "text" / "chat_templates"
-DEMO_MODEL = ROOT / "engine" / "demo_model"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
-_CONTROL = re.compile(r"<\|\w+\|>|\[/?[A-Z_]+\]|<｜[^｜]+｜>|<(?:start|end)_of_turn>|</?think>")
 _SPECIAL_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 
 TOOLS = [
@@ -67,33 +70,33 @@ TURNS = [[FIRST], [ANSWER, SECOND], [CALLING, RESULT], [REPORT, THIRD]]
 TURNS_WITHOUT_TOOLS = [[FIRST], [ANSWER, SECOND], [REPORT, THIRD], [ANSWER, FIRST]]
 
 
-class Segment(NamedTuple):
-    """A column of the table and the words by which its content is found in a rendered text."""
-
-    kind: str
-    words: str
-
-
 class Row(NamedTuple):
-    """`ends` by kind of segment, `reads` of the second to the last turn."""
+    """`one_shot`, `lost` and `reads` are counts, each with the number that there are.
+
+    `one_shot`: prompts whose tokens are those of the whole text in one call. `lost`: segments
+    without a boundary. `reads`: turns 2 to 12 that read up to the last marked end before which the
+    turn before has the same tokens. `inexact`: boundaries that lie before a segment's last
+    characters, since a token joins these with what follows.
+    """
 
     name: str
     formats: str
-    ends: dict[str, str]
-    reads: list[str]
+    one_shot: tuple[int, int]
+    lost: tuple[int, int]
+    inexact: int
+    reads: tuple[int, int]
+    needs: str
 
 
 SETTINGS: dict[str, Any] = {"secret": "0" * 16}
-KINDS = ["tools", "system", "user", "thinking", "answer", "call", "result"]
+NUM_PROMPTS = 24
+NUM_TURNS = 12
 
 
-def files_for(template: str) -> PromptFiles:
-    """The demonstration tokenizer with the template's control tokens added."""
-    tokenizer = Tokenizer.from_str(read_prompt_files(str(DEMO_MODEL)).tokenizer.to_str())
-    controls = sorted(set(_CONTROL.findall(template)))
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in controls])
+def files_for(template: str, kind: str = "llama3") -> PromptFiles:
+    """A tokenizer whose merges cross punctuation, with the template's control tokens."""
     return PromptFiles(
-        tokenizer=tokenizer,
+        tokenizer=tokenizer_for(template, kind),
         templates={"default": template},
         special_tokens=_SPECIAL_TOKENS,
         end_token_ids=frozenset(),
@@ -110,47 +113,69 @@ def turns_of(renderer: ChatRenderer) -> list[Prompt]:
     ]
 
 
-def segments_of(prompt: Prompt) -> list[Segment]:
-    found = [Segment("tools", f'"{tool.name}"') for tool in prompt.tools]
-    found += [Segment("system", block.text) for block in prompt.system]
-    for message in prompt.messages:
-        for part in message.parts:
-            match part:
-                case TextPart(text):
-                    found.append(Segment("user" if message.role == "user" else "answer", text))
-                case ThinkingPart(text):
-                    found.append(Segment("thinking", text))
-                case ToolUsePart():
-                    found.append(Segment("call", '"Bern"'))
-                case ToolResultPart(_, text):
-                    found.append(Segment("result", text))
+def one_shot(renderer: ChatRenderer, template: ChatTemplate, name: str) -> Row:
+    """Random prompts against what the template and the tokenizer alone make of them."""
+    same = total = lost = inexact = segments = 0
+    drawn = Conversations(1)
+    for index in range(NUM_PROMPTS):
+        tools = drawn.tools() if index % 2 and renderer.tool_format is not None else []
+        prompt = drawn.prompt(num_turns=index % 6 + 1, tools=tools, has_system=index % 3 > 0)
+        thinking = bool(index % 2)
+        try:
+            rendered = renderer.render(prompt, thinking=thinking)
+        except InvalidRequest:
+            continue
+        plain = new_conversation(prompt, None, renderer.traits)
+        text = template.render(plain.variables({}, thinking=thinking))
+        expected = renderer.tokenizer.encode(text, add_special_tokens=False).ids
+        total += 1
+        same += expected == rendered.token_ids
+        segments += len(rendered.segments)
+        lost += sum(span.end is None for span in rendered.segments)
+        inexact += sum(not span.is_exact for span in rendered.segments)
+    formats = f"{renderer.tool_format or '–'}, {renderer.reasoning_format or '–'}"
+    return Row(name, formats, (same, total), (lost, segments), inexact, (0, 0), "")
+
+
+def long_conversation(renderer: ChatRenderer, num_turns: int) -> list[Prompt]:
+    """The prompts of one conversation, each with all that came before."""
+    tools = TOOLS if renderer.tool_format is not None else []
+    system = [SYSTEM]
+    messages: list[Message] = []
+    prompts: list[Prompt] = []
+    for turn in range(num_turns):
+        messages.append(Message("user", [TextPart(f"Question {turn}: how is it in Bern, then?")]))
+        prompts.append(Prompt(list(messages), tools, system))
+        if tools and turn % 2:
+            call = ToolUsePart(f"toolu_{turn:021}", "get_weather", {"city": f"Bern {turn}"})
+            thought = ThinkingPart(f"I need the tool for {turn}.")
+            messages.append(Message("assistant", [thought, call]))
+            messages.append(Message("user", [ToolResultPart(call.id, f"Rain, {turn} degrees.")]))
+            prompts.append(Prompt(list(messages), tools, system))
+        thought = ThinkingPart(f"That is wet, {turn}.")
+        messages.append(Message("assistant", [thought, TextPart(f"It rains at {turn} degrees.")]))
+    return prompts[:num_turns]
+
+
+def marked_segments(prompt: Prompt) -> list[int]:
+    """Marked as agents mark: the tools, the system prompt, the last two turns of the user."""
+    num_first = len(prompt.tools) + len(prompt.system)
+    ends = list(accumulate((len(m.parts) for m in prompt.messages), initial=num_first - 1))[1:]
+    users = [end for end, m in zip(ends, prompt.messages, strict=True) if m.role == "user"]
+    marks = {num_first - 1, *users[-2:]} | ({len(prompt.tools) - 1} if prompt.tools else set())
+    return sorted(marks)
+
+
+def possible_reads(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[int]:
+    """For every turn but the first the last marked end up to which the turn before is equal."""
+    rendered = [renderer.render(prompt, thinking=True) for prompt in prompts]
+    found: list[int] = []
+    for prompt, before, after in zip(prompts, rendered, rendered[1:], strict=False):
+        pairs = zip(before.token_ids, after.token_ids, strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), len(before.token_ids))
+        ends = [before.segments[segment].end or 0 for segment in marked_segments(prompt)]
+        found.append(max((end for end in ends if end <= common), default=0))
     return found
-
-
-def segment_ends(renderer: ChatRenderer, prompt: Prompt) -> dict[str, str]:
-    """By kind, of the last segment of each: what the prefix up to its end is.
-
-    `own`: it ends with the segment; `with …`: it contains another one behind it as well.
-    """
-    rendered = renderer.render(prompt, thinking=True)
-    segments = segments_of(prompt)
-    whole = renderer.tokenizer.decode(rendered.token_ids, skip_special_tokens=False)
-    ends: dict[str, str] = {}
-    for segment, span in zip(segments, rendered.segments, strict=True):
-        if segment.words not in whole:
-            ends[segment.kind] = "not rendered"
-        elif span.end is None:
-            ends[segment.kind] = "none"
-        else:
-            head = renderer.tokenizer.decode(
-                rendered.token_ids[: span.end], skip_special_tokens=False
-            )
-            assert segment.words in head, f"{segment.kind} is not in its own prefix"
-            others = [o.kind for o in segments if o.kind != segment.kind and o.words in head]
-            before = [o.kind for o in segments[: segments.index(segment)]]
-            beyond = [kind for kind in others if kind not in before]
-            ends[segment.kind] = f"with {beyond[0]}" if beyond else "own"
-    return ends
 
 
 async def usages(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[InputUsage | None]:
@@ -188,15 +213,12 @@ async def usages(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[Inpu
 
 
 async def _usage(backend: LoopedBackend, prompt: Prompt, request_id: str) -> InputUsage | None:
-    """Marked as agents mark: the last tool, the system prompt, the end of the conversation."""
-    marks = {len(prompt.tools), prompt.num_segments - 1}
-    marks |= {len(prompt.tools) - 1} if prompt.tools else set()
     request = GenerateRequest(
         request_id=request_id,
         scope="0" * 32,
         prompt=prompt,
         sampling=Sampling(max_tokens=1),
-        breakpoints=[Breakpoint(segment) for segment in sorted(marks)],
+        breakpoints=[Breakpoint(segment) for segment in marked_segments(prompt)],
         thinking=True,
     )
     try:
@@ -207,43 +229,74 @@ async def _usage(backend: LoopedBackend, prompt: Prompt, request_id: str) -> Inp
     return next(frame.usage for frame in frames if isinstance(frame, Started))
 
 
-def reads_of(found: Sequence[InputUsage | None]) -> list[str]:
-    """Of what a turn held when it ended (read and written), how much the next one read."""
-    cells: list[str] = []
-    held = 0
-    for usage in found:
-        if usage is None:
-            cells.append("refused")
-            continue
-        read = usage.cache_read_tokens
-        cells.append("all" if read == held else f"{read} of {held}")
-        held = read + usage.cache_write_5m_tokens
-    return cells[1:]
-
-
 def measure(path: Path) -> Row:
-    renderer = ChatRenderer(files_for(path.read_text("utf-8")))
-    prompts = turns_of(renderer)
-    reads = reads_of(asyncio.run(usages(renderer, prompts)))
-    formats = f"{renderer.tool_format or '–'}, {renderer.reasoning_format or '–'}"
-    return Row(path.stem, formats, segment_ends(renderer, prompts[2]), reads)
+    source = path.read_text("utf-8")
+    try:
+        renderer = ChatRenderer(files_for(source))
+    except (TemplateRefused, ValueError) as error:
+        return Row(path.stem, f"refused: {error}", (0, 0), (0, 0), 0, (0, 0), "")
+    template = ChatTemplate({"default": source}, _SPECIAL_TOKENS)
+    row = one_shot(renderer, template, path.stem)
+    prompts = long_conversation(renderer, NUM_TURNS)
+    needs = ", ".join(f for f in renderer.traits.__slots__ if getattr(renderer.traits, f) is True)
+    try:
+        possible = possible_reads(renderer, prompts)
+    except InvalidRequest:
+        return row._replace(needs=needs)
+    found = asyncio.run(usages(renderer, prompts))[1:]
+    whole = sum(
+        usage is not None and usage.cache_read_tokens >= least
+        for usage, least in zip(found, possible, strict=True)
+    )
+    return row._replace(reads=(whole, len(possible)), needs=needs)
 
 
-def table() -> str:
-    rows = [measure(path) for path in sorted(TEMPLATES.glob("*.jinja"))]
-    heads = ["template", "tools, thinking", *KINDS, "turn 2 reads", "turn 3", "turn 4"]
+def table(paths: Sequence[Path]) -> list[str]:
+    heads = ["template", "tools, thinking", "tokens as in one call", "boundaries lost", "floored"]
+    heads += ["turns 2 to 12 that read all", "what it can't take"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in rows:
-        cells = [row.name, row.formats, *(row.ends.get(kind, "") for kind in KINDS), *row.reads]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    for path in paths:
+        row = measure(path)
+        counts = [f"{some} of {all_}" for some, all_ in (row.one_shot, row.lost)]
+        cells = [row.name, row.formats, *counts, str(row.inexact), "{} of {}".format(*row.reads)]
+        lines.append("| " + " | ".join([*cells, row.needs]) + " |")
+    return lines
+
+
+def cost(paths: Sequence[Path]) -> list[str]:
+    """CPU milliseconds of one render, cold and with all but the last turn seen before."""
+    lines = ["| template | 12 turns | 50 | 200 |", "|---|---|---|---|"]
+    for path in paths:
+        cells: list[str] = []
+        for num_turns in (12, 50, 200):
+            renderer = ChatRenderer(files_for(path.read_text("utf-8")))
+            *_, before, prompt = long_conversation(renderer, num_turns)
+            try:
+                times = [_cpu_ms(renderer, before), _cpu_ms(renderer, prompt)]
+            except InvalidRequest:
+                cells.append("refused")
+                continue
+            cells.append("{:.0f}, then {:.1f}".format(*times))
+        lines.append(f"| {path.stem} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cpu_ms(renderer: ChatRenderer, prompt: Prompt) -> float:
+    begin = time.process_time()
+    renderer.render(prompt, thinking=True)
+    return 1000 * (time.process_time() - begin)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put it into engine/README.md")
+    parser.add_argument("--write", action="store_true", help="put the table into engine/README.md")
+    parser.add_argument("--cost", action="store_true", help="print what renders cost instead")
     options = parser.parse_args()
-    written = table()
+    paths = template_paths()
+    if options.cost:
+        print("\n".join(cost(paths)))
+        return
+    written = "\n".join(table(paths))
     if not options.write:
         print(written)
         return

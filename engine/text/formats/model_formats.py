@@ -1,6 +1,5 @@
 """What a model writes and what its template takes, all of it proven when the model is loaded."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from engine.text.formats.tool_calls import PlainText
 from engine.text.formats.turn_ends import behind_call, declared, within_turn
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.traits import TemplateTraits
+from engine.text.tokens.controls import ControlTexts
 
 log = structlog.get_logger()
 
@@ -100,7 +100,7 @@ class ModelFormats:
 
 def find_formats(
     template: ChatTemplate,
-    controls: "re.Pattern[str] | None",
+    controls: ControlTexts | None,
     choice: FormatChoice,
     known_ends: Iterable[str] = (),
 ) -> ModelFormats:
@@ -125,11 +125,12 @@ def find_formats(
         traits, choice.reasoning
     )
     ends = declared(tool_format, thinking.name)
+    pattern = None if controls is None else controls.pattern
     if calls is not None and calls.shown:
         turn = proof.shown_turn(calls)
-        behind = behind_call(turn, LAST_WORD, controls, TOOL_FORMATS[calls.name].markers)
+        behind = behind_call(turn, LAST_WORD, pattern, TOOL_FORMATS[calls.name].markers)
         ends |= {behind} if behind is not None else set()
-    no_ends = within_turn(thinking.inside, controls) - declared(tool_format, thinking.name)
+    no_ends = within_turn(thinking.inside, pattern) - declared(tool_format, thinking.name)
     tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
     no_ends |= set() if tags is None else tags.markers
     return ModelFormats(

@@ -31,6 +31,7 @@ from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from engine.text.template.replay import Replay, WrittenCalls
 from engine.text.template.traits import TemplateTraits
+from engine.text.tokens.controls import ControlTexts
 
 _QUESTION, _RESULT = "probe-question", "probe-result"
 _NAME = "probe_tool"
@@ -87,7 +88,7 @@ class CallProof:
     """Renders probes through one template. `ends` are the texts that may end a turn."""
 
     template: ChatTemplate
-    controls: "re.Pattern[str] | None"
+    controls: ControlTexts | None
     ends: Sequence[str] = ()
 
     def find(self, wanted: str = "auto") -> ProvenCalls | None:

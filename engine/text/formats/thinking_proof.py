@@ -30,6 +30,7 @@ from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from engine.text.template.replay import ThinkingKey
 from engine.text.template.traits import TemplateTraits
+from engine.text.tokens.controls import ControlTexts
 
 _QUESTION, _ANSWER, _RESULT = "probe-question", "probe-answer", "probe-result"
 _THOUGHT = "probe-thought"
@@ -57,7 +58,7 @@ class ThinkingProof:
     """Renders probes through one template; `has_calls` where it renders calls."""
 
     template: ChatTemplate
-    controls: "re.Pattern[str] | None"
+    controls: ControlTexts | None
     has_calls: bool
 
     def find(self, traits: TemplateTraits, wanted: str = "auto") -> ProvenThinking:

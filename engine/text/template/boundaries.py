@@ -10,8 +10,10 @@ segment's end; they part where the segment ends.
 Cost: at most `MAX_RENDERS` renders a prompt, two for most, and a bounded search.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from engine.errors import InvalidRequest
 from engine.text.template.chat_template import ChatTemplate
@@ -48,6 +50,20 @@ class PlacedText:
 
     text: str
     places: list[Place]
+
+    def without_cuts(self, cut: str) -> "tuple[PlacedText, list[int]]":
+        """The same without its cuts, and the characters before which they stood."""
+        pieces = self.text.split(cut)
+        if len(pieces) == 1:
+            return self, []
+        cuts = list(accumulate(map(len, pieces[:-1])))
+        before = [place + index for index, place in enumerate(cuts)]
+
+        def moved(character: int | None) -> int | None:
+            return None if character is None else character - bisect_left(before, character)
+
+        places = [Place(moved(place.end), moved(place.begin)) for place in self.places]
+        return PlacedText("".join(pieces), places), cuts
 
 
 def place_segments(

@@ -1,7 +1,6 @@
 """From a prompt to what a chat template sees: OpenAI-style messages, marked where wanted."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from engine.text.template.marks import (
     MarkAlphabet,
     MarkedDict,
     SegmentMarks,
-    cut_controls,
     map_strings,
     mark_value,
     strings_in,
@@ -29,6 +27,7 @@ from engine.text.template.marks import (
 )
 from engine.text.template.replay import interleaved
 from engine.text.template.traits import TemplateTraits
+from engine.text.tokens.controls import ControlTexts
 
 _SEPARATOR = "\n\n"
 """Between the texts that make up one message; it belongs to the later one."""
@@ -64,13 +63,22 @@ class Conversation:
 
 
 def new_conversation(
-    prompt: Prompt, controls: re.Pattern[str] | None, traits: TemplateTraits | None = None
+    prompt: Prompt,
+    controls: ControlTexts | None,
+    traits: TemplateTraits | None = None,
+    *,
+    completing: Collection[str] = (),
 ) -> Conversation:
+    """With cuts also where the template's text could complete one of the controls `completing`."""
     alphabet = MarkAlphabet(_strings_of(prompt))
-    cut = alphabet.take()
+    cut = alphabet.cut
 
     def clean(text: str) -> str:
-        return cut_controls(text, controls, cut)
+        if controls is None:
+            return text
+        if completing:
+            text = controls.cut_completing(text, cut, completing)
+        return controls.cut(text, cut)
 
     return Conversation(
         prompt=Prompt(
@@ -92,6 +100,11 @@ def new_conversation(
         cut=cut,
         traits=traits or TemplateTraits(),
     )
+
+
+def completed_controls(prompt: Prompt, controls: ControlTexts) -> set[str]:
+    """The control tokens' texts that the template's text could complete around the prompt's."""
+    return {text for string in _strings_of(prompt) for text in controls.completed_by(string)}
 
 
 def _clean_part(part: Part, clean: Callable[[str], str]) -> Part:

@@ -1,8 +1,9 @@
-"""Private-use characters that travel through a chat template and come out where a segment lies.
+"""Characters that travel through a chat template and come out where a segment lies.
 
-A *cut* is put inside every control token's text that a client wrote, so that neither the template
-nor the tokenizer takes it for the real one. *Marks* go around each segment's content. Both are
-characters that do not occur in the prompt, so taking them out again gives the text itself.
+A *cut* is put into every control token's text that a client wrote, so that neither the template
+nor the tokenizer takes it for the real one. *Marks*, of the private-use planes, go around each
+segment's content. Both are characters that do not occur in the prompt, so taking them out again
+gives the text itself.
 """
 
 import re
@@ -15,20 +16,31 @@ from engine.errors import InvalidRequest
 # The two private planes come first: their characters are the rarest in real text.
 _RANGES = ((0xF0000, 0xFFFFD), (0x100000, 0x10FFFD), (0xE000, 0xF8FF))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_RARE = re.compile("[\U0002a000-\U0002a6dd\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+
+
+# Rare letters: Python's own picture of a text, which some templates write, keeps them as they are.
+_CUTS = range(0x2A000, 0x2A6DE)
 
 
 class MarkAlphabet:
-    """Characters that do not occur in the given texts; `num_free` are left."""
+    """Characters that do not occur in the given texts: `cut`, and `num_free` more for marks."""
 
     def __init__(self, texts: Iterator[str]) -> None:
-        used = {character for text in texts for character in _PRIVATE.findall(text)}
-        self.num_free = sum(last - first + 1 for first, last in _RANGES) - len(used)
+        used = {character for text in texts for character in _RARE.findall(text)}
+        self.cut = next((chr(code) for code in _CUTS if chr(code) not in used), "")
+        self.num_free = sum(last - first + 1 for first, last in _RANGES) - sum(
+            c > "\ud7ff" and not "\U00020000" <= c <= "\U0002ffff" for c in used
+        )
         self._free = (
             chr(code)
             for first, last in _RANGES
             for code in range(first, last + 1)
             if chr(code) not in used
         )
+
+        if not self.cut:
+            raise InvalidRequest("the prompt has too many rare letters")
 
     def take(self) -> str:
         mark = next(self._free, None)
@@ -164,22 +176,6 @@ def take_out(text: str, marks: frozenset[str]) -> Unmarked:
         positions.setdefault(mark, []).append(length)
     pieces.append(text[last:])
     return Unmarked("".join(pieces), positions)
-
-
-def cut_controls(text: str, controls: re.Pattern[str] | None, cut: str) -> str:
-    """Put `cut` after the first character of every control token's text."""
-    if controls is None:
-        return text
-    pieces: list[str] = []
-    last = 0
-    match = controls.search(text)
-    while match is not None:
-        pieces.append(text[last : match.start() + 1])
-        last = match.start() + 1
-        # The rest is searched again: a shorter control token may begin inside.
-        match = controls.search(text, last)
-    pieces.append(text[last:])
-    return cut.join(pieces)
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

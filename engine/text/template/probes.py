@@ -1,6 +1,5 @@
 """What a chat template does, found out by rendering small prompts when a model is loaded."""
 
-import re
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,16 +80,13 @@ class TemplateProbe:
 
     def find_turn_end(self, traits: TemplateTraits) -> frozenset[TokenId]:
         """The control token right behind an assistant's text."""
-        controls: re.Pattern[str] | None = self.pieces.controls
+        controls = self.pieces.controls
         prompt = Prompt([_USER, Message("assistant", [TextPart("probe-answer")]), _SECOND])
         placed = self._place(prompt, traits)
-        if controls is None or placed is None:
+        end = None if placed is None else placed.places[1].end
+        if placed is None or end is None:
             return frozenset()
-        end = placed.places[1].end
-        match = None if end is None else controls.search(placed.text, end)
-        if match is None or match.start() != end:
-            return frozenset()
-        return frozenset({self.pieces.control_ids[match.group()]})
+        return frozenset(m.token_id for m in controls.matches(placed.text) if m.begin == end)
 
     def _moves_tools(self, traits: TemplateTraits) -> bool:
         """Do the tools come behind an answer that is already given?"""

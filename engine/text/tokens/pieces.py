@@ -1,71 +1,261 @@
-"""Text to tokens, piece by piece; what was tokenized before is remembered."""
+"""Text to tokens: the tokens that the tokenizer makes of the whole text in one call.
+
+The text is split before control tokens, where every tokenizer splits it too, and each *piece* is
+encoded by itself, so what was encoded before is found again. Where a client wrote the text of a
+control token, the piece is encoded by a tokenizer that knows no control tokens.
+"""
 
 import json
-import re
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
 from engine.cache.ids import TokenId
+from engine.errors import InvalidRequest
+from engine.text.tokens.controls import ControlMatch, ControlTexts, find_controls
+from engine.text.tokens.edges import Edges
 
-# Special tokens are control tokens by declaration; others by looking like markup, as
-# `<tool_call>` or `[INST]` do. What remains (runs of spaces, names) is text.
-_MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _CACHE_BYTES = 256 * 1024 * 1024
-_ENTRY_BYTES = 200  # of an entry without its text and numbers
+_ENTRY_BYTES = 300  # of an entry without its text and numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A text's tokens. `character_ends[i]` characters lie before token i + 1."""
+    """A text's tokens. `character_ends[i]` characters lie before token i + 1.
+
+    `edges[i]` is 1 where no token could join the characters before token i and its own.
+    """
 
     token_ids: "array[int]"
     character_ends: "array[int]"
+    edges: bytearray
 
     @property
     def num_bytes(self) -> int:
-        return 8 * len(self.token_ids)
+        return 9 * len(self.token_ids)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece at character `begin` of the text and at token `first_token` of its tokens."""
+
+    begin: int
+    first_token: int
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text's tokens, piece by piece; `num_tokens` of them."""
+
+    pieces: Sequence[PlacedPiece]
+    begins: Sequence[int] = field(default=())
+    num_tokens: int = 0
+
+    def token_ids(self) -> list[TokenId]:
+        token_ids: list[TokenId] = []
+        for placed in self.pieces:
+            token_ids.extend(placed.piece.token_ids)
+        return token_ids
+
+    def piece_at(self, character: int) -> PlacedPiece | None:
+        """The piece with this character, the last one for the text's end."""
+        index = bisect_left(self.begins, character + 1) - 1
+        return self.pieces[index] if index >= 0 else None
 
 
 class PieceTokenizer:
-    """Encodes pieces of a prompt so that they add up to the encoding of the whole.
+    """Encodes whole texts; what was encoded before is remembered, apart for every scope.
 
-    Control tokens' texts in a piece become those tokens: pieces from clients are cut first
-    (`engine.text.template.marks.cut_controls`). `controls` finds them, None where there are none.
+    `controls` finds control tokens' texts, `control_ids` are the tokens by text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, cache_bytes: int = _CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: str = "",
+        end_token_ids: Iterable[TokenId] = (),
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.control_ids = _control_ids(tokenizer)
-        self.controls = _control_pattern(self.control_ids)
-        self._inner = _without_prefix_space(tokenizer)
+        self.controls = find_controls(tokenizer, template, end_token_ids)
+        parts = json.loads(tokenizer.to_str())
+        # Its post-processor moves offsets off white space, and adds what templates write.
+        parts["post_processor"] = None
+        self._whole = Tokenizer.from_str(json.dumps(parts))
+        self._splitting = _splitting_ids(parts)
+        self.control_ids = self.controls.ids
+        self._controls = frozenset(self.control_ids.values())
+        self._plain: _PlainTokenizer | None = None
+        self._edges = Edges(self._whole)
         self._cache = _PieceCache(cache_bytes)
 
-    def encode(self, text: str, *, is_first: bool, scope: str = "") -> Piece:
-        """The tokens of a piece; only the prompt's first piece may get the tokenizer's prefix.
+    def encode(self, text: str, cuts: Sequence[int] = (), *, scope: str = "") -> EncodedText:
+        """The tokens of a text whose control tokens' texts are control tokens.
 
-        `scope` keeps tenants from timing what others have sent.
+        Those with one of `cuts` (characters, ascending) at their beginning or inside are not.
         """
-        key = (scope, is_first, text)
-        piece = self._cache.find(key)
-        if piece is None:
-            piece = self._encode(text, is_first=is_first)
-            self._cache.add(key, piece)
-        return piece
+        matches = self.controls.matches(text)
+        owned = [m for m in matches if not _has_cut(m, cuts)] if cuts else matches
+        starts = [match.begin for match in owned if self._splits(text, match)]
+        borders = [0, *starts, len(text)] if text else []
+        if len(borders) > 1 and borders[0] == borders[1]:
+            del borders[0]
+        keys: list[_Key] = []
+        at = 0
+        for begin, end in pairwise(borders):
+            if not cuts or bisect_left(cuts, begin) == bisect_left(cuts, end):
+                keys.append(_Key(scope, text[begin:end], begin == 0))
+                continue
+            while at < len(owned) and owned[at].begin < begin:
+                at += 1
+            inside: list[ControlMatch] = []
+            while at < len(owned) and owned[at].begin < end:
+                match = owned[at]
+                inside.append(ControlMatch(match.begin - begin, match.end - begin, match.token_id))
+                at += 1
+            keys.append(_Key(scope, text[begin:end], begin == 0, tuple(inside)))
+        return self._place(borders, keys)
 
-    def _encode(self, text: str, *, is_first: bool) -> Piece:
-        if is_first or self._inner is None:
-            return _piece(self.tokenizer.encode(text, add_special_tokens=False))
-        # Behind a control token the tokenizer treats text as it does in the middle of a prompt.
-        match = None if self.controls is None else self.controls.search(text)
-        split = len(text) if match is None else match.start()
-        head = _piece(self._inner.encode(text[:split], add_special_tokens=False))
-        tail = _piece(self.tokenizer.encode(text[split:], add_special_tokens=False))
-        shifted = array("I", [end + split for end in tail.character_ends])
-        return Piece(head.token_ids + tail.token_ids, head.character_ends + shifted)
+    def _place(self, borders: Sequence[int], keys: "Sequence[_Key]") -> EncodedText:
+        pieces = [self._cache.find(key) for key in keys]
+        missing = list(dict.fromkeys(k for k, piece in zip(keys, pieces, strict=True) if not piece))
+        # A batch frees the interpreter's lock; a single call holds it.
+        encodings = self._whole.encode_batch([k.text for k in missing], add_special_tokens=False)
+        made = {
+            key: self._piece(key, encoding)
+            for key, encoding in zip(missing, encodings, strict=True)
+        }
+        for key, piece in made.items():
+            self._cache.add(key, piece)
+        placed: list[PlacedPiece] = []
+        num_tokens = 0
+        for begin, key, known in zip(borders, keys, pieces, strict=False):
+            piece = known or made[key]
+            placed.append(PlacedPiece(begin, num_tokens, piece))
+            num_tokens += len(piece)
+        return EncodedText(placed, borders[:-1], num_tokens)
+
+    def _piece(self, key: "_Key", encoding: Encoding) -> Piece:
+        owned = key.owned
+        if owned is None:
+            owned = tuple(m for m in self.controls.matches(key.text))
+        if self._makes_controls(encoding, owned):
+            if self._plain is None:
+                self._plain = _PlainTokenizer(self._whole, self.controls)
+            return self._guarded(key, owned, self._plain)
+        ends = array("I", [end for _, end in encoding.offsets])
+        edges = self._edges.of(key.text, encoding)
+        return Piece(array("I", encoding.ids), ends, edges)
+
+    def _makes_controls(self, encoding: Encoding, owned: Sequence[ControlMatch]) -> bool:
+        """Are there control tokens that are not the template's?"""
+        begins = {match.begin: match.token_id for match in owned}
+        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id not in self._controls:
+                continue
+            # A token may take the white space beside it.
+            if not any(begins.get(place) == token_id for place in range(begin, end)):
+                return True
+        return False
+
+    def _guarded(
+        self, key: "_Key", owned: Sequence[ControlMatch], plain: "_PlainTokenizer"
+    ) -> Piece:
+        """The template's control tokens, and everything between as text."""
+        joined = Piece(array("I"), array("I"), bytearray())
+        last = 0
+        for match in (*owned, None):
+            end = len(key.text) if match is None else match.begin
+            is_first = key.is_first and last == 0
+            for begin, encoding in plain.encode(key.text[last:end], is_first=is_first):
+                joined.token_ids.extend(plain.ids_of(encoding))
+                joined.character_ends.extend(last + begin + e for _, e in encoding.offsets)
+                part = key.text[last + begin : end]
+                joined.edges.extend(self._edges.of(part, encoding))
+            if match is not None:
+                joined.token_ids.append(match.token_id)
+                joined.character_ends.append(match.end)
+                joined.edges.append(1)
+                last = match.end
+        return joined
+
+    def _splits(self, text: str, match: ControlMatch) -> bool:
+        """May the text be encoded in two parts that meet at the beginning of this match?"""
+        takes_space = self._splitting.get(match.token_id)
+        if takes_space is None:
+            return False
+        return not (takes_space and match.begin > 0 and text[match.begin - 1].isspace())
+
+
+class _Key(NamedTuple):
+    """`owned`: the template's control tokens; None where all that are in the text are its."""
+
+    scope: str
+    text: str
+    is_first: bool
+    owned: tuple[ControlMatch, ...] | None = None
+
+
+class _PlainTokenizer:
+    """The same tokenizer without control tokens: their texts are text."""
+
+    def __init__(self, tokenizer: Tokenizer, controls: ControlTexts) -> None:
+        parts = json.loads(tokenizer.to_str())
+        kept = [token for token in parts["added_tokens"] if token["content"] not in controls.ids]
+        self._controls = frozenset(controls.ids.values())
+        self._first = Tokenizer.from_str(json.dumps({**parts, "added_tokens": kept}))
+        self._behind_control = _without_prefix(parts, kept, schemes=("first",))
+        self._behind_text = _without_prefix(parts, kept, schemes=("first", "always"))
+        # Without the others an added token's number may be another one.
+        self._ids = {
+            self._first.token_to_id(token["content"]): token["id"]
+            for token in kept
+            if self._first.token_to_id(token["content"]) != token["id"]
+        }
+
+    def ids_of(self, encoding: Encoding) -> list[TokenId]:
+        return [self._ids.get(token_id, token_id) for token_id in encoding.ids]
+
+    def encode(self, text: str, *, is_first: bool) -> list[tuple[int, Encoding]]:
+        """Encodings of parts, with the character at which each begins.
+
+        A vocabulary may hold a control token's text as an ordinary word: then the text is encoded
+        in two parts that meet inside of it. Raises InvalidRequest where it is one character.
+        """
+        parts: list[tuple[int, Encoding]] = []
+        begin, end = 0, len(text)
+        while begin < len(text):
+            tokenizer = self._behind_text
+            if begin == 0:
+                tokenizer = self._first if is_first else self._behind_control
+            encoding = tokenizer.encode(text[begin:end], add_special_tokens=False)
+            made = self._first_control(encoding)
+            if made is None:
+                parts.append((begin, encoding))
+                begin, end = end, len(text)
+            elif begin + made + 1 < end:
+                end = begin + made + 1
+            elif made > 0:
+                end = begin + made
+            else:
+                raise InvalidRequest("prompt: has a character that is a control token")
+        return parts
+
+    def _first_control(self, encoding: Encoding) -> int | None:
+        """The character at which a control token begins."""
+        spans = zip(self.ids_of(encoding), encoding.offsets, strict=True)
+        return next((begin for token_id, (begin, _) in spans if token_id in self._controls), None)
 
 
 class _PieceCache:
@@ -74,73 +264,67 @@ class _PieceCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._pieces: OrderedDict[tuple[str, bool, str], Piece] = OrderedDict()
+        self._pieces: OrderedDict[_Key, Piece] = OrderedDict()
 
-    def find(self, key: tuple[str, bool, str]) -> Piece | None:
+    def find(self, key: _Key) -> Piece | None:
         piece = self._pieces.get(key)
         if piece is not None:
             self._pieces.move_to_end(key)
         return piece
 
-    def add(self, key: tuple[str, bool, str], piece: Piece) -> None:
+    def add(self, key: _Key, piece: Piece) -> None:
         self._pieces[key] = piece
         self._num_bytes += _size(key, piece)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= _size(*self._pieces.popitem(last=False))
 
 
-def _size(key: tuple[str, bool, str], piece: Piece) -> int:
-    return _ENTRY_BYTES + 4 * len(key[2]) + piece.num_bytes
+def _size(key: _Key, piece: Piece) -> int:
+    return _ENTRY_BYTES + 4 * len(key.text) + piece.num_bytes
 
 
-def _piece(encoding: Encoding) -> Piece:
-    ends = array("I", [end for _, end in encoding.offsets])
-    return Piece(array("I", encoding.ids), ends)
+def _has_cut(match: ControlMatch, cuts: Sequence[int]) -> bool:
+    return bisect_left(cuts, match.begin) < bisect_left(cuts, match.end)
 
 
-def _control_ids(tokenizer: Tokenizer) -> dict[str, TokenId]:
+def _splitting_ids(parts: dict[str, Any]) -> dict[TokenId, bool]:
+    """The added tokens at which a tokenizer splits a text before it does anything else to it.
+
+    True for those that take the white space before them.
+    """
     return {
-        token.content: token_id
-        for token_id, token in tokenizer.get_added_tokens_decoder().items()
-        # A single character can't be cut in two, so it counts as text.
-        if len(token.content) > 1 and (token.special or _MARKUP.fullmatch(token.content))
+        token["id"]: token["lstrip"]
+        for token in parts["added_tokens"]
+        if not token["single_word"] and (not token["normalized"] or parts["normalizer"] is None)
     }
 
 
-def _control_pattern(control_ids: dict[str, TokenId]) -> re.Pattern[str] | None:
-    if not control_ids:
-        return None
-    longest_first = sorted(control_ids, key=len, reverse=True)
-    return re.compile("|".join(re.escape(text) for text in longest_first))
+def _without_prefix(
+    parts: dict[str, Any], added_tokens: list[Any], *, schemes: tuple[str, ...]
+) -> Tokenizer:
+    """The tokenizer without the space that SentencePiece-like ones put before what they see.
 
-
-def _without_prefix_space(tokenizer: Tokenizer) -> Tokenizer | None:
-    """The same tokenizer for text inside a prompt, None where the two do not differ.
-
-    SentencePiece-like tokenizers put a space before the first word they see.
+    `schemes`: before a prompt's `first` word only, or `always`, behind every control token.
     """
-    original = tokenizer.to_str()
-    parts = json.loads(original)
+    changed = {**parts, "added_tokens": added_tokens}
     for name in ("normalizer", "pre_tokenizer"):
-        parts[name] = _drop_prefix(parts[name])
-    changed = json.dumps(parts, ensure_ascii=False)
-    if json.loads(original) == parts:
-        return None
-    return Tokenizer.from_str(changed)
+        changed[name] = _drop_prefix(parts[name], schemes)
+    return Tokenizer.from_str(json.dumps(changed))
 
 
-def _drop_prefix(part: Any) -> Any:
+def _drop_prefix(part: Any, schemes: tuple[str, ...]) -> Any:
     """A tokenizer's part, as its JSON declares it, without what adds a prefix."""
     if not isinstance(part, dict):
         return part
-    if part.get("type") == "Prepend":
+    drops_all = "always" in schemes
+    if part.get("type") == "Prepend" and drops_all:
         return {"type": "Sequence", "normalizers": []}
     part = dict(part)
-    if part.get("type") == "Metaspace":
+    if part.get("type") == "Metaspace" and part.get("prepend_scheme") in schemes:
         part["prepend_scheme"] = "never"
-    if part.get("type") == "ByteLevel":
+    if part.get("type") == "ByteLevel" and drops_all:
         part["add_prefix_space"] = False
     for name in ("normalizers", "pretokenizers"):
         if name in part:
-            part[name] = [_drop_prefix(inner) for inner in part[name]]
+            part[name] = [_drop_prefix(inner, schemes) for inner in part[name]]
     return part

@@ -17,6 +17,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.text.renderer import ChatRenderer
+from engine.text.template.boundaries import place_segments
 from engine.text.template.chat_template import ChatTemplate, TemplateInput
 from engine.text.template.conversation import new_conversation
 from tests.engine.text.templates import (
@@ -123,8 +124,10 @@ def test_a_tool_ends_before_what_closes_the_tools() -> None:
 def test_a_call_ends_after_its_arguments() -> None:
     found = prefixes(renderer_for(QWEN), agent_prompt())
     assert found[-5] is not None
-    assert found[-5].endswith('"arguments": {"città": "Zürich", "days": 3}')
-    assert found[-4] is not None and found[-4].endswith('"get_time", "arguments": {}')
+    # The tokenizer joins `}` and `}`, so the input's own is not in the prefix.
+    assert found[-5].endswith('"arguments": {"città": "Zürich", "days": 3')
+    spans = renderer_for(QWEN).render(agent_prompt(), thinking=False).segments
+    assert [span.is_exact for span in spans[-6:]] == [True, False, False, True, True, True]
 
 
 def test_where_the_system_prompt_comes_first_it_ends_with_the_tools() -> None:
@@ -178,8 +181,10 @@ def test_a_longer_conversation_keeps_the_ends_of_the_shorter(template: str) -> N
     for count in (1, 2, 3):
         short = renderer.render(Prompt(whole.messages[:count], TOOLS, SYSTEM), thinking=False)
         spans = short.segments
-        assert [s.end for s in spans] == [s.end for s in long.segments[: len(spans)]]
-        last = spans[-1].end
+        # A call that the prompt ends with has tokens of its own: nothing is behind it.
+        kept = spans[:-1] if count == 2 else spans
+        assert [s.end for s in kept] == [s.end for s in long.segments[: len(kept)]]
+        last = kept[-1].end
         assert short.token_ids[:last] == long.token_ids[:last]
 
 
@@ -220,7 +225,7 @@ def test_offsets_inside_a_text_never_pass_their_point() -> None:
     rendered = renderer.render(prompt, thinking=False)
     span = rendered.segments[-1]
     head = decode(renderer, rendered.token_ids[: span.first_token])
-    before = "<|im_end|>\n<|im_start|>user\n"
+    before = "<|im_start|>user\n"
     for characters in range(len(body)):
         offset = span.offset(characters)
         assert offset is not None
@@ -332,10 +337,14 @@ def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
     template = "{{ tools | tojson(indent=4) }}{% for m in messages %}{{ m.content }}{% endfor %}"
     many = [Tool(f"tool_{index}", {"type": "object"}, "Does it.") for index in range(9)]
     many.append(Tool("empty", {}, ""))
-    found = prefixes(renderer_for(template), Prompt([text("user", "go")], many))
-    assert all(prefix is not None and prefix.endswith("}") for prefix in found[:-1])
-    alone = new_conversation(Prompt([text("user", "go")], many), None).variables({}, thinking=False)
-    assert found[-1] == ChatTemplate({"default": template}, {}).render(alone)
+    conversation = new_conversation(Prompt([text("user", "go")], many), None)
+    source = ChatTemplate({"default": template}, {})
+    placed = place_segments(source, conversation, thinking=False)
+    assert placed.text == source.render(conversation.variables({}, thinking=False))
+    for tool, place in zip(many, placed.places, strict=False):
+        assert placed.text[: place.end].endswith("}")
+        assert placed.text[place.begin : place.end].count("function") == 2
+        assert f'"{tool.name}"' in placed.text[place.begin : place.end]
 
 
 @pytest.mark.parametrize("kind", ["dropped", "empty", "kept"])

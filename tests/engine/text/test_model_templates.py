@@ -28,7 +28,10 @@ from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from scripts.docs import templates as table
+from tests.engine.text.conversations import REAL, WHY_NOT, template_paths
+from tests.engine.text.vocabularies import KINDS
 
+PATHS = template_paths()
 NAMES = sorted(path.stem for path in table.TEMPLATES.glob("*.jinja"))
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,9 +60,33 @@ def user(*texts: str) -> Message:
     return Message("user", [TextPart(text) for text in texts])
 
 
-def test_the_table_in_the_readme_is_what_the_script_prints() -> None:
+@pytest.mark.parametrize("path", [path for path in PATHS if path.parent == table.TEMPLATES])
+def test_the_table_in_the_readme_is_what_the_script_prints(path: Path) -> None:
     readme = table.README.read_text("utf-8")
-    assert readme.partition(table.BEGIN)[2].partition(table.END)[0].strip() == table.table()
+    assert table.table([path])[-1] in readme.partition(table.BEGIN)[2].partition(table.END)[0]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_tokens_are_those_of_one_call_and_reads_all_that_is_there(path: Path) -> None:
+    row = table.measure(path)
+    assert row.one_shot[0] == row.one_shot[1] > 0
+    assert row.reads[0] == row.reads[1] > 0
+
+
+@pytest.mark.skipif(not list(REAL.glob("*.jinja")), reason=WHY_NOT)
+def test_the_real_templates_are_there() -> None:
+    assert len(PATHS) > len(NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_random_prompts_have_the_tokens_of_one_call(path: Path, kind: str) -> None:
+    """On every kind of tokenizer, with tools and without, and whatever came before them."""
+    source = path.read_text("utf-8")
+    files = table.files_for(source, kind)
+    of = ChatRenderer(files, formats=FormatChoice(tools="none"))
+    row = table.one_shot(of, ChatTemplate({"default": source}, files.special_tokens), path.stem)
+    assert row.one_shot[0] == row.one_shot[1] > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
