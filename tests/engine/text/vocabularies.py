@@ -41,9 +41,10 @@ _CONTROL = re.compile(
 
 
 def corpus() -> list[str]:
-    """English, JSON, markup and templates: what prompts are made of."""
-    texts = [path.read_text("utf-8") for path in sorted(ROOT.glob("*/*.md"))]
-    texts += [path.read_text("utf-8") for path in sorted((ROOT / "engine").rglob("*.py"))]
+    """English, JSON, markup and templates: what prompts are made of, and what seldom changes."""
+    texts = [(ROOT / "LICENSE").read_text("utf-8")]
+    templates = Path(__file__).with_name("chat_templates")
+    texts += [path.read_text("utf-8") for path in sorted(templates.glob("*.jinja"))]
     for index in range(300):
         tool = {
             "type": "function",
@@ -73,7 +74,7 @@ def trained(kind: str) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=6000,
+            vocab_size=3000,
             show_progress=False,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
@@ -91,7 +92,7 @@ def _sentencepiece(*, by_metaspace: bool) -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(space, behavior="merged_with_next")
     specials = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=4000, special_tokens=specials, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=3000, special_tokens=specials, show_progress=False)
     # SentencePiece has no pieces with line ends: they are bytes.
     tokenizer.train_from_iterator((text.replace("\n", " ") for text in corpus()), trainer)
     parts = json.loads(tokenizer.to_str())
