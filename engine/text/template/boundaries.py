@@ -17,13 +17,9 @@ from itertools import accumulate
 
 from engine.errors import InvalidRequest
 from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import (
-    Conversation,
-    segment_kinds,
-    segment_names,
-    segment_texts,
-)
+from engine.text.template.conversation import Conversation
 from engine.text.template.marks import SegmentMarks, Unmarked, take_out
+from engine.text.template.segments import segment_kinds, segment_names, segment_texts
 
 _MAX_MARKED = 8
 _MAX_COMPARISONS = 8

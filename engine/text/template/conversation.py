@@ -385,28 +385,3 @@ def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dic
             inner = {**parameters, "properties": marked_properties}
             marked["parameters"] = MarkedDict(inner, pairs[fields.index("parameters")], parameters)
     return marked
-
-
-def segment_texts(prompt: Prompt) -> list[str | None]:
-    """Every segment's text; None for those that are JSON objects."""
-    texts: list[str | None] = [None] * len(prompt.tools)
-    texts += [block.text for block in prompt.system]
-    for message in prompt.messages:
-        texts += [None if isinstance(p, ToolUsePart) else p.text for p in message.parts]
-    return texts
-
-
-def segment_kinds(prompt: Prompt) -> list[str]:
-    """What every segment is: templates treat those of one kind alike."""
-    kinds = ["tool"] * len(prompt.tools) + ["system prompt"] * len(prompt.system)
-    for message in prompt.messages:
-        kinds += [f"{message.role} {type(part).__name__}" for part in message.parts]
-    return kinds
-
-
-def segment_names(prompt: Prompt) -> list[str]:
-    """The names of tools and calls; nothing for texts."""
-    names = [tool.name for tool in prompt.tools] + [""] * len(prompt.system)
-    for message in prompt.messages:
-        names += [p.name if isinstance(p, ToolUsePart) else "" for p in message.parts]
-    return names

@@ -8,7 +8,7 @@ from typing import overload
 from engine.protocol import Prompt
 from engine.text.rendered import SegmentSpan
 from engine.text.template.boundaries import Place
-from engine.text.template.conversation import segment_texts
+from engine.text.template.segments import segment_texts
 from engine.text.tokens.pieces import EncodedText, Piece
 
 
