@@ -63,9 +63,10 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         (folder / name).write_text(text, "utf-8")
     given = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.left_out", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.left_out", *arguments],
         cwd=folder,
-        env={**given, "PYTHONPATH": str(ROOT)},
+        # Other plugins take longer to load than these tests take.
+        env={**given, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )

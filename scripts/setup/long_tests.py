@@ -104,6 +104,7 @@ JOBS = {
         60,
         "tests/faults",
         "tests/gateway/http/test_damaged_bodies.py",
+        "tests/gateway/ledger/test_migrations.py",
         FAULTS="full",
     ),
     "clients": program(

@@ -20,11 +20,12 @@ from gateway.ledger.keys import Keys, digest_of
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
+from tests.faults.sizes import number
 from tests.postgres import new_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ALL = Range(since_ms=0, until_ms=2**45)
-NUM_MIGRATORS = 10
+NUM_MIGRATORS = number(3, 10)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -89,12 +90,12 @@ def test_rows_survive_every_way_down_and_up(settings: DatabaseSettings) -> None:
     config = config_of(settings)
     revisions = [r.revision for r in ScriptDirectory.from_config(config).walk_revisions()]
     assert len(revisions) >= 4
-    for number, revision in enumerate(revisions, 1):
-        run(settings, lambda ledger, number=number: put(ledger, number))
+    for count, revision in enumerate(revisions, 1):
+        run(settings, lambda ledger, count=count: put(ledger, count))
         command.downgrade(config, revision)
         migrate(settings)
         command.check(config)
-        assert run(settings, counted) == (number, number * 100, number)
+        assert run(settings, counted) == (count, count * 100, count)
 
 
 def test_migrators_that_start_together_do_not_race(settings: DatabaseSettings) -> None:
@@ -103,12 +104,12 @@ def test_migrators_that_start_together_do_not_race(settings: DatabaseSettings) -
             [sys.executable, "-m", "gateway", "migrate"],
             env={
                 # A directory each, as on several machines: the file's lock is not what saves them.
-                "HOLDFAST_DATA": str(settings.data / str(number if settings.database_url else 0)),
+                "HOLDFAST_DATA": str(settings.data / str(one if settings.database_url else 0)),
                 "HOLDFAST_DATABASE_URL": settings.database_url,
             },
             stderr=subprocess.PIPE,
         )
-        for number in range(NUM_MIGRATORS)
+        for one in range(NUM_MIGRATORS)
     ]
     errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * NUM_MIGRATORS, errors
