@@ -13,6 +13,7 @@ from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.core import StepCounts, VllmCore
+from engine.backends.vllm.layers import kv_bytes
 from engine.backends.vllm.loop import VllmLoop
 from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
 from engine.backends.vllm.turns import Turns
@@ -22,7 +23,6 @@ from engine.protocol import BlockStats, Capability, Counters, Description, Lease
 from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
-from engine.sizing import NotSizable, kv_size
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.longest import longest_token_bytes
@@ -176,7 +176,11 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
             prefix_order=renderer.prefix_order,
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
-            kv_bytes_per_token=_kv_bytes(model),
+            kv_bytes_per_token=kv_bytes(
+                json.loads(model.hf_config.to_json_string(use_diff=False)),
+                str(model.dtype).removeprefix("torch."),
+                cache.cache_dtype,
+            ),
             default_temperature=float(sampling.get("temperature", 1.0)),
             default_top_p=float(sampling.get("top_p", 1.0)),
             default_top_k=max(int(sampling.get("top_k", 0)), 0),
@@ -206,12 +210,3 @@ def _default_sampling(model: Any) -> dict[str, Any]:
     if model.try_get_generation_config().get("do_sample") is False:
         return {"temperature": 0.0, **model.override_generation_config}
     return sampling
-
-
-def _kv_bytes(model: Any) -> int:
-    """0 where the formula of `engine.sizing` does not describe the model."""
-    config = json.loads(model.hf_config.to_json_string(use_diff=False))
-    try:
-        return kv_size(config, str(model.dtype).removeprefix("torch.")).bytes_per_token
-    except NotSizable:
-        return 0

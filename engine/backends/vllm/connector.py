@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from engine.backends.vllm.internals import check_callables, check_objects, check_version
+from engine.backends.vllm.layers import check_layers
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.metrics import HoldfastPromMetrics, HoldfastStats
 from engine.backends.vllm.plugin import register
@@ -42,8 +43,9 @@ class HoldfastMetadata(KVConnectorMetadata):
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes one in the scheduler's process, which does it all, and one in each worker.
 
-    Raises ValueError at start for a setting that can't be, prefix caching off, or a drafter that
-    drops the last block of hits (EAGLE, MTP); VllmChangedError where vLLM is not as we know it.
+    Raises ValueError at start for a setting that can't be, prefix caching off, layers that keep a
+    state (Mamba, GDN), or a drafter that drops the last block of hits (EAGLE, MTP);
+    VllmChangedError where vLLM is not as we know it.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -54,6 +56,8 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         self.tracker: RequestTracker | None = None
         register()  # MultiConnector looks us up by name, with or without the entry point
         if role == KVConnectorRole.SCHEDULER:
+            if kv_cache_config is not None:
+                check_layers(kv_cache_config.kv_cache_groups)
             check_version(vllm.__version__)
             check_callables()
             add_utilities()

@@ -4,6 +4,7 @@ or a block's content.
 Each is a wrap of methods of the one instance; no class of vLLM's is changed.
 """
 
+import inspect
 from typing import Any
 
 from engine.backends.vllm.internals import Block, BlockPool, CacheManager
@@ -18,13 +19,17 @@ def relieve(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) 
     preempted. A last one that does not fit preempts itself and comes back as one who waits.
     """
     allocate = cache.allocate_slots
+    parameters = inspect.signature(allocate)
 
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
         blocks = allocate(request, *args, **kwargs)
-        # Only for those who wait does vLLM say whether others run.
-        if blocks is not None or kwargs.get("has_scheduled_reqs", True):
+        if blocks is not None:
             return blocks
-        found = kwargs.get("new_computed_blocks")
+        given = parameters.bind(request, *args, **kwargs).arguments
+        # Only for those who wait does vLLM say whether others run.
+        if given.get("has_scheduled_reqs", True):
+            return None
+        found = given.get("new_computed_blocks")
         hit = {block.block_id for group in found.blocks for block in group} if found else set()
         while tracker.give_up(request.request_id) or leases.sacrifice(hit):
             blocks = allocate(request, *args, **kwargs)

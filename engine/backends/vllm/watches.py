@@ -5,6 +5,7 @@ manager passes it on. An equal block that is left is not looked for: names are h
 request that has this one tells of it again.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from engine.backends.vllm.internals import Block, BlockPool, Coordinator, Reques
 @dataclass(slots=True)
 class _Pending:
     request: Request
-    watches: list[Watch]
+    watches: deque[Watch]
 
 
 class Watches:
@@ -38,7 +39,7 @@ class Watches:
 
     def arrive(self, request: Request, directive: Directive) -> None:
         if directive.watches:
-            watches = sorted(directive.watches, key=lambda watch: watch.tokens)
+            watches = deque(sorted(directive.watches, key=lambda watch: watch.tokens))
             self._pending[request.request_id] = _Pending(request, watches)
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
@@ -48,9 +49,11 @@ class Watches:
             if scheduled is None:
                 continue
             computed = pending.request.num_computed_tokens + scheduled
+            due: list[Watch] = []
             while pending.watches and pending.watches[0].tokens <= computed:
-                watch = pending.watches.pop(0)
-                self._watch(watch, pending.request.block_hashes)
+                due.append(pending.watches.popleft())
+            if due:
+                self._watch(due, pending.request.block_hashes)
             if not pending.watches:
                 del self._pending[request_id]
 
@@ -63,24 +66,35 @@ class Watches:
         lost, self._lost = self._lost, {}
         return [Loss(key=key, reason="evicted") for key in lost]
 
-    def _watch(self, watch: Watch, block_hashes: Sequence[bytes]) -> None:
-        known = self._block_of.get(watch.key)
-        if known is not None and known[0].block_hash == known[1]:
+    def _watch(self, due: Sequence[Watch], block_hashes: Sequence[bytes]) -> None:
+        """Watch some places of one prompt, shortest first: they are looked up together."""
+        new = [watch for watch in due if not self._is_known(watch.key)]
+        if not new:
             return
-        block = self._find(block_hashes, watch.tokens)
-        if block is None:
-            self._lost[watch.key] = None
-            return
-        self._put(watch.key, block)
-        self._lost.pop(watch.key, None)
+        blocks, hit = self._find(block_hashes, new[-1].tokens)
+        for watch in new:
+            block = self._last_of(blocks, watch.tokens) if watch.tokens <= hit else None
+            if block is None:
+                self._lost[watch.key] = None
+            else:
+                self._put(watch.key, block)
+                self._lost.pop(watch.key, None)
 
-    def _find(self, block_hashes: Sequence[bytes], tokens: int) -> Block | None:
-        """The last block of a prefix that is in memory as a whole."""
+    def _is_known(self, key: str) -> bool:
+        known = self._block_of.get(key)
+        return known is not None and known[0].block_hash == known[1]
+
+    def _find(self, block_hashes: Sequence[bytes], tokens: int) -> tuple[Sequence[Block], int]:
+        """The first group's blocks of what is in memory of a prefix, and how far that goes."""
         hashes = list(block_hashes[: tokens // self._pool.hash_block_size])
         groups, hit, _ = self._coordinator.find_longest_cache_hit(hashes, tokens)
-        if hit < tokens:
-            return None
-        return next((block for block in reversed(groups[0]) if not block.is_null), None)
+        return groups[0], hit
+
+    def _last_of(self, blocks: Sequence[Block], tokens: int) -> Block | None:
+        """The block that ends there, or the nearest before it that is there at all."""
+        size = self._coordinator.single_type_managers[0].block_size
+        at = min(tokens // size, len(blocks))
+        return next((block for block in reversed(blocks[:at]) if not block.is_null), None)
 
     def _put(self, key: str, block: Block) -> None:
         self._block_of[key] = block, block.block_hash
