@@ -47,6 +47,8 @@ from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.limits.admission import Admission
+from gateway.limits.bodies import BodyBytes
+from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadLimit
 from gateway.limits.spend import SpendWatch
@@ -129,7 +131,13 @@ def create_app(
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
         state=State({"stopping": asyncio.Event(), "ids": Ids()}),
-        middleware=[DefineMiddleware(BodyDeadline, request_seconds=settings.request_seconds)],
+        middleware=[
+            DefineMiddleware(
+                BodyDeadline,
+                request_seconds=settings.request_seconds,
+                bodies=BodyBytes(settings.bodies_bytes),
+            )
+        ],
         exception_handlers=errors.handlers,
         before_send=[errors.before_send],
         after_exception=[errors.after_exception],
@@ -159,7 +167,12 @@ async def _start(
     ledgers = _open_ledgers(stack, settings)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring = KeyRing(
-        keys, settings.master_secret, clock, settings.api_key, settings.keys_stale_seconds
+        keys,
+        settings.master_secret,
+        clock,
+        settings.api_key,
+        settings.keys_stale_seconds,
+        settings.key_lookups_per_minute,
     )
     admission = Admission(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
@@ -203,6 +216,7 @@ async def _start(
         reading=ReadLimit(),
         clock=clock,
         workers=_workers(stack),
+        counting=Counting(settings.load_bounds, clock.monotonic),
         bounds=settings.request_bounds,
         removes_nonces=settings.remove_nonces,
     )

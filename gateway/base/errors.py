@@ -18,6 +18,7 @@ GatewayError               500 api_error
 ├── UnsupportedMedia       415 invalid_request_error
 ├── HeadTooLarge           431 invalid_request_error     too many headers, or too long ones
 ├── RateLimited            429 rate_limit_error          the workspace's limit is reached
+│   └── TooManyUnknownKeys 429 rate_limit_error          more than are looked up
 ├── ClientGone             499 api_error                 nobody is left to read it
 ├── EngineFailed           500 api_error                 the engine gave up or broke the protocol
 ├── EngineLost             500 api_error                 the connection to the engine broke
@@ -162,6 +163,12 @@ class RateLimited(GatewayError):
             if what is None
             else f"this request would exceed the workspace's limit of {limit} {what}"
         )
+        self.retry_after = retry_after
+
+
+class TooManyUnknownKeys(RateLimited):
+    def __init__(self, retry_after: int) -> None:
+        GatewayError.__init__(self, "too many unknown API keys come from this address")
         self.retry_after = retry_after
 
 

@@ -233,6 +233,10 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
             self.model_dump(include=set(RequestBounds.model_fields))
         )
 
+    @property
+    def load_bounds(self) -> LoadBounds:
+        return LoadBounds(**{name: getattr(self, name) for name in LoadBounds.model_fields})
+
     @field_validator("engines", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

@@ -22,6 +22,7 @@ from gateway.cli import access as access_cli
 from gateway.cli import money as ledger_cli
 from gateway.cli import seed as sample_cli
 from gateway.cli.recover import add_parser as add_recover
+from gateway.http.admitted import raise_descriptor_limit
 from gateway.http.server import Server
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import sum_once
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(_: argparse.Namespace) -> int:
     settings = load()
+    raise_descriptor_limit()
     configure(settings.log_level)
     app = create_app(settings)
     gc.collect()

@@ -22,6 +22,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
 from gateway.base.errors import Forbidden, MissingKey, SampleData, Unauthenticated
+from gateway.http.admitted import group_of
 from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
 
@@ -58,10 +59,10 @@ class AdminGate:
         self._keyring = keyring
         self._digest = digest_of(key.get_secret_value()) if key else None
 
-    async def viewer(self, key: str) -> Viewer:
+    async def viewer(self, key: str, address: str = "") -> Viewer:
         if self._digest is not None and hmac.compare_digest(digest_of(key), self._digest):
             return Viewer(None)
-        principal = await self._keyring.find(key)
+        principal = await self._keyring.find(key, address)
         if principal is None:
             raise Unauthenticated
         own = None if principal.key_scope == "admin" else principal.workspace
@@ -75,9 +76,11 @@ class KeyAuth(AbstractAuthenticationMiddleware):
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         services = connection.app.state.services
         connection.scope["state"]["arrived"] = services.clock.monotonic()
-        principal = await services.keyring.find(_presented_key(connection))
+        key, address = _presented_key(connection), _address_of(connection)
+        principal = await services.keyring.find(key, address)
         if principal is None:
             raise Unauthenticated
+        _prove(connection)
         if principal.key_scope == "read_only":
             raise Forbidden("this API key may only read its workspace in the admin API")
         if services.keyring.is_sample:
@@ -93,7 +96,8 @@ class AdminAuth(AbstractAuthenticationMiddleware):
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         gate: AdminGate = connection.app.state.services.admin
-        viewer = await gate.viewer(_presented_key(connection))
+        viewer = await gate.viewer(_presented_key(connection), _address_of(connection))
+        _prove(connection)
         if viewer.workspace is not None and not _shows_own_workspace(connection):
             raise Forbidden("this needs an admin key")
         return AuthenticationResult(user=viewer, auth=None)
@@ -119,6 +123,17 @@ def _shows_own_workspace(connection: Connection) -> bool:
     return bool(allows) and connection.scope.get("method") in _READING
 
 
+def _address_of(connection: Connection) -> str:
+    client = connection.scope.get("client")
+    return group_of(client[0]) if client else ""
+
+
+def _prove(connection: Connection) -> None:
+    """Tell the connection, where the server counts those, that its client has a key."""
+    if (prove := connection.scope["state"].get("prove")) is not None:
+        prove()
+
+
 def _presented_key(connection: Connection) -> str:
     """Read from the scope: a mapping of all headers would be made for this alone. Of a header that
     is there twice the first counts."""
@@ -126,7 +141,8 @@ def _presented_key(connection: Connection) -> str:
     for name, value in connection.scope["headers"]:
         if name in (b"x-api-key", b"authorization"):
             found.setdefault(name, value)
-    if key := found.get(b"x-api-key"):
+    # RFC 9110, 5.5: blanks around a field's value are no part of it.
+    if key := found.get(b"x-api-key", b"").strip(b" \t"):
         return key.decode("latin-1")
     kind, _, token = found.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():

@@ -8,6 +8,7 @@ by a middleware (`BodyDeadline`), in the dialect's envelope like every other fai
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httptools
@@ -21,8 +22,11 @@ from gateway.base.errors import (
     HeadTimeout,
     HeadTooLarge,
     InvalidRequest,
+    Overloaded,
 )
+from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
+from gateway.limits.bodies import BodyBytes
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -30,9 +34,11 @@ BODY_BYTES_PER_SECOND = 16 * 1024
 """A body's deadline moves by a second for each so many bytes of it, so that a long one may take
 its time and one that trickles may not (the rule of Apache's `RequestReadTimeout`)."""
 
+_MAX_DIGITS = 16
 _REASONS: dict[type[GatewayError], str] = {
     HeadTooLarge: "head_too_large",
     HeadTimeout: "head_timeout",
+    Overloaded: "too_many",
 }
 
 
@@ -44,6 +50,7 @@ class ConnectionLimits:
     request_seconds: float
     stall_seconds: float
     refused: Callable[[str], None]
+    connections: Connections
 
 
 def guarded(limits: ConnectionLimits) -> type[asyncio.Protocol]:
@@ -62,19 +69,42 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_admitted = True
         # Bytes since anything whole came: of a head, of trailers, of nothing at all.
         self._loose_bytes = 0
         self._is_in_body = False
         self._refusal: GatewayError | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._head: asyncio.TimerHandle | None = self._later(self._head_is_late)
+        self._is_admitted = self.bounds.connections.enter(
+            self, self.client[0] if self.client else ""
+        )
+        if not self._is_admitted:
+            self._refuse(Overloaded("too many connections", retry_after=1))
+
+    @property
+    def is_idle(self) -> bool:
+        has_request = self.cycle is not None and not self.cycle.response_complete
+        return not (has_request or self._is_in_body)
+
+    def evict(self) -> None:
+        """Another connection needs its place."""
+        self.bounds.refused("made_way")
+        self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["prove"] = partial(self.bounds.connections.prove, self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
         self._disarm_stall()
+        self.bounds.connections.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_admitted:
+            return
         self._loose_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -161,20 +191,25 @@ class _GuardedProtocol(HttpToolsProtocol):
                 failure, getattr(self, "url", b"").decode("latin-1")
             )
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            self.transport.write(STATUS_LINE[failure.status] + head.encode() + b"\r\n" + body)
+            # The other dialect's 529 is no status that a proxy knows.
+            status = STATUS_LINE[503 if isinstance(failure, Overloaded) else failure.status]
+            self.transport.write(status + head.encode() + b"\r\n" + body)
         self.transport.close()
 
 
 class BodyDeadline:
-    """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read."""
+    """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read, and one
+    that there is no room for is refused there. Its bytes count until its request is over."""
 
-    def __init__(self, app: ASGIApp, request_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, request_seconds: float, bodies: BodyBytes) -> None:
         self.app = app
         self._seconds = request_seconds
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = asyncio.get_running_loop().time() + self._seconds
         is_whole = False
+        declared, taken = _declared_bytes(scope), _Taken(self._bodies)
 
         async def receive_in_time() -> Any:
             nonlocal deadline, is_whole
@@ -187,8 +222,41 @@ class BodyDeadline:
                 raise BodyTimeout from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            deadline += len(message.get("body", b"")) / BODY_BYTES_PER_SECOND
+            if num_bytes := len(message.get("body", b"")):
+                taken.grow(getattr(scope.get("user"), "workspace", None) or "", num_bytes, declared)
+                deadline += num_bytes / BODY_BYTES_PER_SECOND
             is_whole = not message.get("more_body", False)
             return message
 
-        await self.app(scope, receive_in_time, send)
+        try:
+            await self.app(scope, receive_in_time, send)
+        finally:
+            taken.give_back()
+
+
+class _Taken:
+    """The bytes of one body in `BodyBytes`: all that its head declares when the first come."""
+
+    def __init__(self, bodies: BodyBytes) -> None:
+        self._bodies = bodies
+        self._workspace = ""
+        self._num_bytes = self._num_read = 0
+
+    def grow(self, workspace: str, num_bytes: int, declared: int) -> None:
+        self._num_read += num_bytes
+        more = max(declared, self._num_read) - self._num_bytes
+        if more > 0:
+            self._bodies.take(workspace, more)
+            self._workspace = workspace
+            self._num_bytes += more
+
+    def give_back(self) -> None:
+        if self._num_bytes:
+            self._bodies.give_back(self._workspace, self._num_bytes)
+
+
+def _declared_bytes(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
+            return int(value)
+    return 0

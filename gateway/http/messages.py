@@ -97,8 +97,9 @@ class MessagesController(Controller):
         def make(decoded: CountTokensRequest, _: int, model: Model) -> Ask:
             return count_ask_of(decoded, request.user, model, version, arrived)
 
-        ask = await prepared(request, services, len(body), read, make)
-        return TokenCount(await while_present(request, services.turns.count(ask)))
+        with services.counting.admitted(request.user.workspace, len(body)):
+            ask = await prepared(request, services, len(body), read, make)
+            return TokenCount(await while_present(request, services.turns.count(ask)))
 
 
 def check_attribution(request: KeyRequest) -> None:

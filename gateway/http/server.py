@@ -17,6 +17,12 @@ from litestar import Litestar
 
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
+from gateway.http.admitted import (
+    Connections,
+    backlog_for,
+    most_connections,
+    num_descriptors,
+)
 from gateway.http.connections import ConnectionLimits, guarded
 
 _KEEP_ALIVE_SECONDS = 75
@@ -34,11 +40,21 @@ class Server(uvicorn.Server):
         def refused(reason: str) -> None:
             app.state.services.metrics.refused_connections.labels(reason).inc()
 
-        limits = ConnectionLimits(settings.request_seconds, settings.stall_seconds, refused)
+        descriptors = num_descriptors()
+        limits = ConnectionLimits(
+            settings.request_seconds,
+            settings.stall_seconds,
+            refused,
+            Connections(
+                most_connections(settings.connections, descriptors),
+                settings.connections_per_address,
+            ),
+        )
         options: dict[str, Any] = {
             "host": settings.host,
             "port": settings.port,
             "http": guarded(limits),
+            "backlog": backlog_for(descriptors),
             "ws": "none",
             "log_config": None,
             "access_log": False,

@@ -17,6 +17,7 @@ from gateway.ledger.identity import Identity
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
+from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadLimit
 from gateway.limits.workers import Workers
@@ -43,6 +44,7 @@ class Services:
     reading: ReadLimit
     clock: Clock
     workers: Workers
+    counting: Counting
     bounds: RequestBounds
     removes_nonces: bool
 

@@ -25,6 +25,7 @@ from gateway.base.grants import Limits
 from gateway.base.logs import get_logger
 from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKey, digest_of
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
+from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
 
 POLL_SECONDS = 2.0
@@ -38,6 +39,8 @@ _MAX_KEYS = 10_000
 _MAX_WRONG = 10_000
 _WRONG_SECONDS = 5.0
 _MAX_LOOKUPS = 32
+LOOKUPS_PER_MINUTE = 300
+"""For each address."""
 # How exactly it is known when a key was last used; each use may cost the database one write.
 _LAST_USE_SECONDS = 60.0
 
@@ -69,6 +72,7 @@ class KeyRing:
         clock: Clock,
         configured: SecretStr | None,
         max_stale_seconds: float,
+        lookups_per_minute: int = LOOKUPS_PER_MINUTE,
     ) -> None:
         self._keys = keys
         self._master = master.get_secret_value().encode()
@@ -76,6 +80,7 @@ class KeyRing:
         self._max_stale_seconds = max_stale_seconds
         self._known: dict[str, _Known] = {}
         self._wrong: OrderedDict[str, float] = OrderedDict()
+        self._rate = Lookups(lookups_per_minute, clock.monotonic)
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
         self._log = get_logger("keys")
@@ -100,11 +105,11 @@ class KeyRing:
         """The workspace's cache salt: the same on every gateway, and telling nothing."""
         return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
 
-    async def find(self, key: str) -> Principal | None:
-        """Raise LedgerUnavailable where only the database knows, and Overloaded where too many
-        ask it at once."""
+    async def find(self, key: str, address: str = "") -> Principal | None:
+        """Raise LedgerUnavailable where only the database knows, Overloaded where too many ask it
+        at once, and TooManyUnknownKeys where this address does so too often."""
         digest = digest_of(key)
-        known = self._in_memory(digest) or await self._look_up(digest)
+        known = self._in_memory(digest) or await self._look_up(digest, address)
         # The dictionary compares digests, which say nothing of how near a guess was; still no
         # comparison here may end earlier for one key than for another.
         if known is None or not hmac.compare_digest(known.digest, digest):
@@ -189,10 +194,11 @@ class KeyRing:
         stale = self._clock.monotonic() - self._confirmed
         return self._known.get(digest) if stale <= self._max_stale_seconds else None
 
-    async def _look_up(self, digest: str) -> _Known | None:
+    async def _look_up(self, digest: str, address: str) -> _Known | None:
         now = self._clock.monotonic()
         if self._wrong.get(digest, 0.0) > now:
             return None
+        self._rate.take(address)
         if self._lookups.locked():
             raise Overloaded
         generation = self._generation

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.protocol import Breakpoint, Name, Prompt, Ttl
+from engine.protocol import Breakpoint, Name, Prompt, TextPart, ToolResultPart, Ttl
 from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
@@ -58,3 +58,18 @@ def make_plan(layout: Layout, automatic: Ttl | None, scope: str) -> Plan:
         name_bytes=[prefix.num_bytes for prefix in named],
         prefixes=prefixes,
     )
+
+
+def sure_bytes(prompt: Prompt) -> int:
+    """How many bytes of UTF-8 become tokens whatever the model's template does: of texts and tool
+    results. It may cut blanks off, leave thinking out, and write tools in another way."""
+    if prompt.text is not None:
+        return _num_bytes(prompt.text)
+    texts = [block.text for block in prompt.system]
+    for message in prompt.messages:
+        texts += [p.text for p in message.parts if isinstance(p, TextPart | ToolResultPart)]
+    return sum(_num_bytes(text.strip()) for text in texts)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -198,8 +198,8 @@ def limits(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout
 
 
 def _failure(error: Exception) -> GatewayError:
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return CannotConnect()
     if isinstance(error, TimeoutError):
         return EngineTimeout()
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return CannotConnect()
     return EngineLost()

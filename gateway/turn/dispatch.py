@@ -6,6 +6,9 @@ request. What it may have used at the first is not charged: that request is canc
 reconciler acknowledges its counts. Of a stream the engine's first frame is the first byte: from
 then on a failure is the stream's error. An answer in one piece goes out when it is whole, so until
 then it begins anew elsewhere.
+
+A turn on which an engine fell silent before it accepted it is not sent to a second one: its prompt
+may be what the engine can't cope with, and must not visit all of them.
 """
 
 import asyncio
@@ -21,6 +24,7 @@ from gateway.base.errors import (
     GatewayError,
     NoEngineReady,
     Overloaded,
+    PromptTooLong,
 )
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
@@ -28,7 +32,12 @@ from gateway.base.record import TurnRecord
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prompt.ask import Ask
+<<<<<<< HEAD
 from gateway.routing.engine import Engine
+=======
+from gateway.prompt.plan import sure_bytes
+from gateway.routing.engine import Engine, Generation
+>>>>>>> a63fd89 (Connections, unknown keys, bodies and count_tokens have bounds, so that nobody's cost others)
 from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
 from gateway.routing.router import Choice, Router
@@ -79,6 +88,25 @@ class Dispatcher:
     metrics: Metrics
     clock: Clock
 
+    def check_length(self, ask: Ask) -> None:
+        """Raise PromptTooLong where no ready engine could hold the prompt, were each of its tokens
+        the longest of the model. What engines do not tell refuses nothing."""
+        longest = 0
+        most = 0
+        for engine in self.fleet.ready:
+            description = engine.description
+            if description is None or not ask.model.is_served_by(description.model):
+                continue
+            if not description.longest_token_bytes:
+                return
+            if description.max_context_tokens * description.longest_token_bytes > longest * most:
+                longest = description.longest_token_bytes
+                most = description.max_context_tokens
+        if longest and ask.plan.num_bytes > longest * most:
+            least = -(-sure_bytes(ask.plan.prompt) // longest)
+            if least > most:
+                raise PromptTooLong(least, most)
+
     async def send(self, dispatch: Dispatch) -> None:
         """Return when an engine has accepted the turn. Raise what the last one answered, or
         NoEngineReady, or InvalidRequest where none can do it."""
@@ -119,6 +147,7 @@ class Dispatcher:
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it or the next."""
+        self.check_length(ask)
         tried: list[str] = []
         while True:
             now = self.clock.monotonic()
@@ -128,7 +157,7 @@ class Dispatcher:
             except GatewayError as error:
                 tried.append(engine.url)
                 is_last = len(tried) in (MAX_ATTEMPTS, len(self.fleet.engines))
-                if is_last or not _is_retried(error):
+                if is_last or not _is_retried(error) or isinstance(error, EngineTimeout):
                     raise
 
     def leave(self, dispatch: Dispatch) -> None:
@@ -234,6 +263,8 @@ class Dispatcher:
         if not dispatch.may_run:
             engine.load.returned(request_id, now)
         if dispatch.has_gone_out or not _is_retried(error):
+            raise error
+        if isinstance(error, EngineTimeout) and dispatch.generation is None:
             raise error
         if len(dispatch.tried) >= MAX_ATTEMPTS or now - dispatch.ask.arrived > RETRY_SECONDS:
             raise error

@@ -89,6 +89,7 @@ class TurnService:
         frames of an answer that is not streamed come when it is whole: another engine may have
         begun it anew.
         """
+        self.dispatcher.check_length(ask)
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
         with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
             with await self.dispatcher.gate.enter(ask):

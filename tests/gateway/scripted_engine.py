@@ -71,6 +71,11 @@ class ScriptedEngine:
     epoch: str = "epoch-1"
     model: str = "scripted"
     max_running: int = 0
+    longest_token_bytes: int = 0
+    count_seconds: float = 0.0
+    num_counting: int = 0
+    num_counts: int = 0
+    is_mute: bool = False
     holds: bool = False
     requests: list[GenerateRequest] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -121,6 +126,7 @@ class ScriptedEngine:
                 min_cache_tokens=16,
                 capabilities=list(self.capabilities),
                 max_running=self.max_running,
+                longest_token_bytes=self.longest_token_bytes,
             ),
         )
 
@@ -135,6 +141,8 @@ class ScriptedEngine:
         usage, reports = self._look_up(request)
         sent, has_started = 0, False
         try:
+            if self.is_mute:
+                await stop.wait()
             await send(
                 {
                     "type": "http.response.start",
@@ -222,6 +230,13 @@ class ScriptedEngine:
     async def _count(self, body: bytes, receive: Any, send: Any) -> None:
         request = msgspec.json.decode(body, type=CountRequest)
         ends = segment_tokens(request.prompt)
+        self.num_counts += 1
+        self.num_counting += 1
+        stop = asyncio.Event()
+        watcher = asyncio.ensure_future(_watch(receive, stop))
+        await _pause(self.count_seconds, stop)
+        watcher.cancel()
+        self.num_counting -= 1
         await _reply(send, CountReply(ends[-1] + TAIL_TOKENS, list(ends)))
 
     async def _cancel(self, body: bytes, receive: Any, send: Any) -> None:
