@@ -32,12 +32,8 @@ from gateway.base.record import TurnRecord
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prompt.ask import Ask
-<<<<<<< HEAD
-from gateway.routing.engine import Engine
-=======
 from gateway.prompt.plan import sure_bytes
-from gateway.routing.engine import Engine, Generation
->>>>>>> a63fd89 (Connections, unknown keys, bodies and count_tokens have bounds, so that nobody's cost others)
+from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
 from gateway.routing.router import Choice, Router
