@@ -166,14 +166,7 @@ async def _start(
     journal = _open_journal(stack, settings, base)
     ledgers = _open_ledgers(stack, settings)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
-    keyring = KeyRing(
-        keys,
-        settings.master_secret,
-        clock,
-        settings.api_key,
-        settings.keys_stale_seconds,
-        settings.key_lookups_per_minute,
-    )
+    keyring = _keyring(keys, settings, clock)
     admission = Admission(clock.monotonic, clock.wall)
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
     router = Router(_weights(settings))
@@ -261,6 +254,17 @@ def _weights(settings: Settings) -> Weights:
         load_weight=settings.routing_load_weight,
         host_cost=settings.routing_host_cost,
         fade_seconds=settings.routing_fade_seconds,
+    )
+
+
+def _keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
+    return KeyRing(
+        keys,
+        settings.master_secret,
+        clock,
+        settings.api_key,
+        settings.keys_stale_seconds,
+        settings.key_lookups_per_minute,
     )
 
 

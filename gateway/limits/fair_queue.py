@@ -41,12 +41,17 @@ class Bounds:
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[ItemT]):
-    """One turn in the queue. Turns of one `kind` can go to the same engines."""
+    """One turn in the queue. Turns of one `kind` can go to the same engines.
+
+    `is_charged`: its tokens were added to its workspace's tag. One that comes back, since an engine
+    refused it, is charged for both times together once.
+    """
 
     workspace: str
     kind: str | None
     tokens: int
     item: ItemT
+    is_charged: bool = False
 
 
 @dataclass(slots=True)
@@ -109,6 +114,10 @@ class FairQueue(Generic[ItemT]):
         if lane is None:
             tag = self._tags.pop(waiting.workspace, 0)
             lane = self._lanes[waiting.workspace] = _Lane(max(tag, self._served))
+        if waiting.is_charged:
+            # It was not served: it stands where it stood, and is charged again when it goes.
+            lane.start -= waiting.tokens
+            waiting.is_charged = False
         before = lane.turns if is_first else {}
         if is_first:
             lane.turns = {}
@@ -129,6 +138,7 @@ class FairQueue(Generic[ItemT]):
                 if answers[waiting.kind]:
                     self._served = max(self._served, lane.start)
                     lane.start += waiting.tokens
+                    waiting.is_charged = True
                     self.remove(waiting)
                     return waiting
         return None

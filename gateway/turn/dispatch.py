@@ -52,6 +52,7 @@ class Dispatch:
 
     `may_run`: the engine has the request, or may have it. `has_started`: this attempt's first frame
     has come. `failure` is why the last attempt ended. `tried` are URLs it is not sent to again.
+    `is_charged`: the gate's queue counted it as served.
     """
 
     ask: Ask
@@ -62,6 +63,7 @@ class Dispatch:
     has_started: bool = False
     failure: GatewayError | None = None
     tried: list[str] = field(default_factory=list)
+    is_charged: bool = False
 
     @property
     def engine(self) -> Engine:
@@ -214,8 +216,9 @@ class Dispatcher:
                 if not self._may_wait(dispatch, error):
                     raise dispatch.failure or error from None
             await asyncio.sleep(_PAUSE_SECONDS)
-            with await self.gate.enter(dispatch.ask, is_first=True):
-                pass
+            charged = dispatch.is_charged
+            with await self.gate.enter(dispatch.ask, is_first=True, is_charged=charged) as passing:
+                dispatch.is_charged = passing.is_charged
 
     def _may_wait(self, dispatch: Dispatch, failure: GatewayError) -> bool:
         """No engine is ready, and one that the turn was not sent to may be soon."""

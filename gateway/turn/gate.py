@@ -35,12 +35,14 @@ _STILL = 0.05
 
 
 class Passing:
-    """A turn that may go to an engine and is no engine's load yet; left when it is, or never will
-    be. `tokens` it will probably have computed."""
+    """A turn that may go to an engine and is not yet an engine's load. It is left when the turn is
+    that, or has ended. `tokens` it will probably have computed; `is_charged`: the queue counted it
+    as served to its workspace."""
 
     def __init__(self, gate: "Gate", tokens: float) -> None:
         self._gate = gate
         self._tokens = tokens
+        self.is_charged = False
         gate.num_passing += 1
         gate.passing_tokens += tokens
 
@@ -85,15 +87,16 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.num_tokens)
 
-    async def enter(self, ask: Ask, *, is_first: bool = False) -> Passing:
+    async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
         """Return when some engine has room for the turn, in its turn; at once where there is.
 
-        `is_first`: it has waited before, and an engine refused it. Raise Overloaded where the queue
+        `is_first`: it has been let in before, and an engine refused it; `is_charged` is what was
+        told then. Raise Overloaded where the queue
         is full, or its time is over.
         """
         if not is_first and not self._queue and self._has_room(ask.model.engine_model):
             return self._pass(ask.prompt_tokens)
-        return await self._wait(ask, is_first)
+        return await self._wait(ask, is_first, is_charged)
 
     def changed(self) -> None:
         """A turn has begun to answer or is over: there may be room for another."""
@@ -149,7 +152,7 @@ class Gate:
             for engine in self._engines
         )
 
-    async def _wait(self, ask: Ask, is_first: bool) -> Passing:
+    async def _wait(self, ask: Ask, is_first: bool, is_charged: bool) -> Passing:
         began = self._monotonic()
         left = ask.arrived + self._wait_seconds - began
         if left <= 0:
@@ -160,6 +163,7 @@ class Gate:
             ask.model.engine_model,
             ask.estimated_tokens,
             _Place(future, ask.prompt_tokens),
+            is_charged,
         )
         try:
             victims = self._queue.push(waiting, is_first=is_first)
@@ -173,6 +177,7 @@ class Gate:
         try:
             async with asyncio.timeout(left):
                 passing = await future
+            passing.is_charged = waiting.is_charged
             has_entered = True
         except TimeoutError:
             raise self._refusal("deadline") from None

@@ -92,8 +92,9 @@ class TurnService:
         self.dispatcher.check_length(ask)
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
         with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
-            with await self.dispatcher.gate.enter(ask):
+            with await self.dispatcher.gate.enter(ask) as passing:
                 turn = await self._open(ask, turn_id)
+                turn.dispatch.is_charged = passing.is_charged
             place.is_open = True
             try:
                 turn.comparison = self.diagnostics.begin(ask)

@@ -143,13 +143,8 @@ class ScriptedEngine:
         try:
             if self.is_mute:
                 await stop.wait()
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [(b"content-type", b"application/x-ndjson")],
-                }
-            )
+            headers = [(b"content-type", b"application/x-ndjson")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             for _ in range(self.num_heartbeats):
                 await _pause(self.heartbeat_seconds, stop)
