@@ -17,17 +17,17 @@ from engine.serve.server import create_app
 from scripts.stack import ROOT
 from tests.conformance.engines import SECRET, Engine, Refused, prompt
 
-PROBES = {"/health", "/healthz", "/readyz", "/metrics"}
+PROBES = {"/healthz", "/readyz", "/metrics"}
 
 
-def _routes(*, speaks_openai: bool) -> set[tuple[str, str]]:
+def _routes() -> set[tuple[str, str]]:
     """Every method and path that the server has, from the application itself."""
 
     def no_backend(_host: ServedEngine) -> Backend:
         raise AssertionError("nothing is started")
 
     host = ServedEngine(lambda: None)
-    app = create_app(no_backend, SECRET, host, speaks_openai=speaks_openai)
+    app = create_app(no_backend, SECRET, host)
     return {
         (method, path)
         for path, methods in (
@@ -37,10 +37,10 @@ def _routes(*, speaks_openai: bool) -> set[tuple[str, str]]:
     }
 
 
-ROUTES = sorted(_routes(speaks_openai=True))
+ROUTES = sorted(_routes())
 CALLS = [
     (method, path.removeprefix("/v1/"))
-    for method, path in sorted(_routes(speaks_openai=False))
+    for method, path in ROUTES
     if path not in PROBES and method != "OPTIONS"
 ]
 POSTS = [path for method, path in CALLS if method == "POST"]
@@ -73,8 +73,6 @@ def test_every_route_but_the_probes_needs_the_secret(
     engine: Engine, method: str, path: str
 ) -> None:
     """Whatever the server has: who adds a route has it here."""
-    if (method, path) not in _routes(speaks_openai=engine.description.backend == "synthetic"):
-        pytest.skip(f"declares backend {engine.description.backend}: the synthetic one's route")
     request = engine.client.build_request(method, path)
     del request.headers["authorization"]
     response = engine.client.send(request)

@@ -1,0 +1,252 @@
+"""What a request costs an engine grows no faster than the request, in every dimension.
+
+From the body to the first frame: decode, check, render, tokenize (the worker's part, in this
+process), query, parsers, look-up, schedule, first token. The renderer is the demo model's own, the
+model is none. Three sizes of each dimension, the last at its bound or within a long context.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.backends.prepare.composition import decode_prepared
+from engine.backends.prepare.prepared import Limits, Prepared
+from engine.backends.prepare.preparer import Preparer
+from engine.backends.queries import new_samples, query_of
+from engine.backends.synthetic import SyntheticRunner
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import PrefixCache
+from engine.clock import ManualClock
+from engine.protocol import (
+    Breakpoint,
+    Description,
+    Frame,
+    GenerateRequest,
+    Message,
+    Name,
+    Part,
+    Prompt,
+    Sampling,
+    Started,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolChoice,
+)
+from engine.schedule.books import Books
+from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.loop import EngineLoop
+from engine.schedule.request import RequestState
+from engine.schedule.scheduler import Scheduler
+from engine.settings import DEMO_MODEL
+from engine.text.renderer import ChatRenderer
+from scripts.bench.doubling import GROWTH, curve_of, row
+from scripts.bench.doubling_requests import Subject
+
+CONTEXT = 1 << 18
+BLOCK = 16
+LIMITS = Limits()
+
+
+class OneEngine:
+    """All of an engine in one thread: `serve` takes a body as far as its first frame."""
+
+    def __init__(self) -> None:
+        self.renderer = ChatRenderer.from_model(DEMO_MODEL)
+        self.description = Description(
+            backend="native",
+            model="demo",
+            epoch="",
+            max_context_tokens=CONTEXT,
+            block_size=BLOCK,
+            num_blocks=2 * CONTEXT // BLOCK,
+            granularity=1,
+            min_cache_tokens=32,
+            capabilities=[
+                "multiple_choices",
+                "tools",
+                "forced_tools",
+                "structured_output",
+                "thinking",
+            ],
+        )
+        self._preparer = Preparer(self.renderer, self.description, LIMITS)
+        self._numbers = count()
+
+    def serve(self, body: bytes) -> None:
+        """A new pool each time: no run finds what the one before it left."""
+        pool = BlockPool(self.description.num_blocks, BLOCK)
+        cache = PrefixCache(pool, Entries(pool, lease_share=0.5), ChainHasher(b"k", BLOCK))
+        clock = ManualClock()
+        scheduler = Scheduler(cache, max_step_tokens=CONTEXT, max_running=64)
+        lifecycle = Lifecycle(
+            cache,
+            scheduler,
+            Books(),
+            clock,
+            epoch="e",
+            max_waiting=64,
+            max_context_tokens=CONTEXT,
+            publish=lambda _events: None,
+        )
+        runner = SyntheticRunner(
+            prefill_seconds=0, decode_seconds=0, copy_seconds=0, sleep=lambda _seconds: None
+        )
+        loop = EngineLoop(scheduler, lifecycle, runner, clock)
+        answer = self._preparer.generate(body)
+        assert isinstance(answer, Prepared), answer
+        request = decode_prepared(answer)
+        query = query_of(request, answer, cache, self.description, arrived_at=0.0)
+        frames: list[Frame] = []
+        state = RequestState(
+            request=request,
+            query=query,
+            parsers=self.renderer.parsers(request),
+            emit=frames.append,
+            submitted_at=0.0,
+        )
+        lifecycle.submit(state, new_samples(request, self.description))
+        while not frames:
+            loop.step()
+        assert isinstance(frames[0], Started)
+        loop.stop()
+
+    def ask(self, prompt: Prompt, **given: Any) -> Callable[[], None]:
+        """What serves such a request; each run's texts are new to the tokenizer's memory."""
+        fields: dict[str, Any] = {"sampling": Sampling(max_tokens=2, temperature=0.0)} | given
+
+        def run() -> None:
+            scope = f"{next(self._numbers):032x}"
+            request = GenerateRequest(request_id="r", scope=scope, prompt=prompt, **fields)
+            self.serve(msgspec.json.encode(request))
+
+        return run
+
+
+ENGINE = OneEngine()
+
+
+def words(size: int) -> str:
+    return "".join(f"w{n % 997} " for n in range(size))
+
+
+def said(*parts: Part, tools: list[Tool] | None = None) -> Prompt:
+    return Prompt([Message("user", list(parts))], tools=tools or [])
+
+
+def schema(size: int, prefix: str = "p") -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {f"{prefix}{n}": {"type": "string"} for n in range(size)},
+        "required": [f"{prefix}{n}" for n in range(size)],
+    }
+
+
+def text_bytes(size: int) -> Callable[[], None]:
+    return ENGINE.ask(said(TextPart(words(size // 5))))
+
+
+def blocks(size: int) -> Callable[[], None]:
+    return ENGINE.ask(said(*(TextPart(f"b{n}") for n in range(size))))
+
+
+def thinking_blocks(size: int) -> Callable[[], None]:
+    parts: list[Part] = [ThinkingPart(f"t{n}") for n in range(size)]
+    messages = [
+        Message("user", [TextPart("q")]),
+        Message("assistant", [*parts, TextPart("a")]),
+        Message("user", [TextPart("q")]),
+    ]
+    return ENGINE.ask(Prompt(messages))
+
+
+def messages(size: int) -> Callable[[], None]:
+    roles: Any = ("user", "assistant")
+    turns = [Message(roles[n % 2], [TextPart(f"m{n}")]) for n in range(size + 1 - size % 2)]
+    return ENGINE.ask(Prompt(turns))
+
+
+def tools(size: int) -> Callable[[], None]:
+    made = [Tool(f"tool_{n}", schema(2), f"does {n}") for n in range(size)]
+    return ENGINE.ask(said(TextPart("q"), tools=made))
+
+
+def properties(size: int) -> Callable[[], None]:
+    return ENGINE.ask(said(TextPart("q"), tools=[Tool("t", schema(size))]))
+
+
+def bound_properties(size: int) -> Callable[[], None]:
+    prompt = said(TextPart("q"), tools=[Tool("t", schema(size))])
+    return ENGINE.ask(prompt, tool_choice=ToolChoice("any"))
+
+
+def choices(size: int) -> Callable[[], None]:
+    prompt = said(TextPart(words(400)), tools=[Tool("t", schema(64))])
+    sampling = Sampling(max_tokens=2, num_choices=size)
+    return ENGINE.ask(prompt, tool_choice=ToolChoice("any"), sampling=sampling)
+
+
+def stops(size: int) -> Callable[[], None]:
+    strings = [f"stop {n} here" for n in range(size)]
+    sampling = Sampling(max_tokens=2, stop_sequences=strings)
+    return ENGINE.ask(said(TextPart("q")), sampling=sampling)
+
+
+def marks(size: int) -> Callable[[], None]:
+    parts = [TextPart(words(60)) for _ in range(400)]
+    points = [Breakpoint(100 * (n + 1) - 1) for n in range(size)]
+    return ENGINE.ask(said(*parts), breakpoints=points)
+
+
+def names(size: int) -> Callable[[], None]:
+    parts = [TextPart(words(10)) for _ in range(512)]
+    made = [Name(f"{n:016x}", n) for n in range(size)]
+    return ENGINE.ask(said(*parts), names=made)
+
+
+SUBJECTS = (
+    Subject("bytes of text", 262_144, text_bytes),
+    Subject("blocks", 8_192, blocks),
+    Subject("thinking blocks that the template drops", 16_384, thinking_blocks),
+    Subject("messages", 4_096, messages),
+    Subject("tools", 2_048, tools),
+    Subject("properties of a tool", 8_192, properties),
+    Subject("properties that bind the output", LIMITS.schema_properties, bound_properties),
+    Subject("choices", 16, choices),
+    Subject("stop strings", LIMITS.stops, stops),
+    Subject("markers", 4, marks),
+    Subject("names", 512, names),
+)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_a_doubled_dimension_costs_an_engine_no_more_than_twice_as_much(subject: Subject) -> None:
+    curve = curve_of(subject, points=3)
+    print(row(curve))
+    assert curve.growth <= GROWTH
+
+
+def test_what_is_matched_costs_the_same_however_many_stop_strings_there_are() -> None:
+    """Counted, not timed: one step of the automaton a character, but for amortized falls."""
+    from engine.text.formats.stops import StopStrings
+
+    class Counting(StopStrings):
+        steps = 0
+
+        def step(self, state: int, character: str) -> int:
+            type(self).steps += 1
+            return super().step(state, character)
+
+    text = words(500)
+    for size in (1, 32, 1024):
+        found = Counting([f"w{n} never" for n in range(size)])
+        Counting.steps = 0
+        state = 0
+        for character in text:
+            state = found.step(state, character)
+        assert Counting.steps == len(text)
