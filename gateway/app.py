@@ -174,7 +174,9 @@ async def _start(
     billing = Billing(prices, metrics, admission.count_used)
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
-    drain = Drain(journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics)
+    drain = Drain(
+        journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics, ledgers.drain.known
+    )
     queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     background = Background()

@@ -19,12 +19,13 @@ from gateway.base.errors import GatewayError
 from gateway.base.logs import configure
 from gateway.base.settings import DatabaseSettings, SettingsError, load, load_database
 from gateway.cli import access as access_cli
+from gateway.cli import damage as damage_cli
 from gateway.cli import money as ledger_cli
 from gateway.cli import seed as sample_cli
 from gateway.cli.recover import add_parser as add_recover
 from gateway.http.admitted import raise_descriptor_limit
 from gateway.http.server import Server
-from gateway.ledger.database import with_ledger
+from gateway.ledger.database import translated, with_ledger
 from gateway.ledger.upkeep import sum_once
 from gateway.limits.workers import SWITCH_SECONDS
 from gateway.prices.files import PriceError
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     access_cli.add_commands(commands)
     ledger_cli.add_commands(commands)
     sample_cli.add_commands(commands)
+    damage_cli.add_commands(commands)
     return parser
 
 
@@ -86,8 +88,10 @@ def migrate(settings: DatabaseSettings) -> None:
     config.set_main_option("script_location", str(ROOT / "migrations"))
     config.attributes["url"] = settings.ledger_url
     settings.data.mkdir(parents=True, exist_ok=True)
-    with _lock(settings.sqlite_path or settings.data / "migrate"):
+    with _lock(settings.sqlite_path or settings.data / "migrate"), translated():
         command.upgrade(config, "head")
+        if settings.sqlite_path is not None:
+            settings.sqlite_path.chmod(0o600)
         asyncio.run(with_ledger(settings.ledger_url, sum_once))
 
 

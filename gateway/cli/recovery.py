@@ -63,7 +63,7 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
             while reconciler.num_pending:
                 await reconciler.step()
                 await asyncio.sleep(_POLL_SECONDS)
-            drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics)
+            drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, ledger.known)
             while await drain.step():
                 pass
             return Recovered(turns, closed, journal.backlog)

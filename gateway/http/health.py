@@ -27,12 +27,13 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`backlog` is turns that the ledger does not have yet."""
+    """`backlog` is turns that the ledger does not have yet, `set_aside` those that it can't get."""
 
     backlog: int
     bytes: int
     max_bytes: int
     has_room: bool
+    set_aside: int
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,7 @@ class HealthController(Controller):
             bytes=services.journal.num_bytes,
             max_bytes=services.journal.max_bytes,
             has_room=services.journal.has_room,
+            set_aside=services.journal.num_set_aside,
         )
         is_stopping = state.stopping.is_set()
         loops, ledger = services.supervisor.failing, services.ledger.problem

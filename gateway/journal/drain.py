@@ -16,6 +16,7 @@ from gateway.journal.writer import Journal
 
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 Acknowledge = Callable[[str, list[str]], Awaitable[None]]
+Known = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 # Small enough that preparing one does not hold up the event loop for long.
 _BATCH = 200
@@ -25,12 +26,20 @@ _MAX_BACKOFF_SECONDS = 5.0
 
 class Drain:
     def __init__(
-        self, journal: Journal, insert: Insert, acknowledge: Acknowledge, metrics: Metrics
+        self,
+        journal: Journal,
+        insert: Insert,
+        acknowledge: Acknowledge,
+        metrics: Metrics,
+        known: Known | None = None,
     ) -> None:
+        """`known` tells which turns the ledger has."""
         self._journal = journal
         self._insert = insert
         self._tell = acknowledge
         self._metrics = metrics
+        self._known = known
+        self._has_looked = False
         self._log = get_logger("drain")
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -52,6 +61,8 @@ class Drain:
 
     async def step(self) -> int:
         """Move one batch; return how many turns it held."""
+        if not self._has_looked:
+            await self._look_for_lost()
         turns = await self._journal.closed_turns(_BATCH)
         if not turns:
             return 0
@@ -59,6 +70,16 @@ class Drain:
         await self._acknowledge(stored)
         await self._journal.forget([turn.id for turn in stored])
         return len(turns)
+
+    async def _look_for_lost(self) -> None:
+        """Of the turns that a damaged journal lost, some may have been drained just before."""
+        if self._known is not None and (lost := await self._journal.lost_turns()):
+            found = await self._known(lost)
+            await self._journal.found(sorted(found))
+            for turn_id in sorted(set(lost) - found):
+                self._log.error("turn_lost", turn=turn_id)
+                self._metrics.turns_set_aside.inc()
+        self._has_looked = True
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
         """Insert the turns; return those that are in the ledger now.
@@ -72,7 +93,7 @@ class Drain:
             if len(turns) > 1:
                 return [turn for one in turns for turn in await self._store([one])]
             self._log.error("turn_set_aside", turn=turns[0].id, error=repr(error.__cause__))
-            await self._journal.set_aside([turns[0].id])
+            await self._journal.set_aside([turns[0].id], "refused by the ledger")
             self._metrics.turns_set_aside.inc()
             return []
         return turns

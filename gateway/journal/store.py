@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from gateway.base.errors import JournalUnavailable
 from gateway.base.logs import get_logger
+from gateway.journal.opening import SCHEMA, open_journal
 
 # Closing a turn takes at most this much of file and write-ahead log together: a record with the
 # largest fingerprint is about 6 KB, and its pages are written twice.
@@ -37,22 +38,12 @@ _GROUP = 512
 _ROUNDS = 3
 _RETRY_SECONDS = 0.5
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS turns (
-    id TEXT PRIMARY KEY,
-    closed INTEGER NOT NULL DEFAULT 0,
-    record BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS turns_by_closed ON turns (closed);
-"""
-
 _PAGES_IN_USE = """
 SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count
 """
 
 Work = Callable[[sqlite3.Connection], Any]
-Kind = Literal["open", "close", "forget", "other"]
+Kind = Literal["open", "close", "forget", "aside", "found", "other"]
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of a thread, of the loop so named, and survives what it raises."""
 
@@ -66,6 +57,7 @@ class Job:
     kind: Kind
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    turn_ids: tuple[str, ...] = ()
 
 
 def unguarded(_name: str, work: Callable[[], None]) -> None:
@@ -86,10 +78,11 @@ class Store:
         self._log = get_logger("journal")
         self._lock = _lock(directory)
         try:
-            self.db = self._connect(directory / "journal.db")
-            self.num_turns, self.num_open = self._count()
+            opened = open_journal(directory, self._connect)
+            self.db, self.instance, self._ids = opened.db, opened.instance, opened.ids
+            self.num_turns, self.num_open, self.num_set_aside = self._count()
             self.num_bytes = self._measure()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self._lock.close()
             raise JournalUnavailable(f"journal `{directory}`: {error}") from None
         self._unclosed: list[Job] = []
@@ -110,11 +103,16 @@ class Store:
             and (self.num_open + 1) * CLOSE_BYTES <= self.reserve_bytes
         )
 
-    def submit(self, work: Work, kind: Kind = "other") -> asyncio.Future[Any]:
-        """The future is done when the work is on disk; a close that fails is tried again."""
+    def submit(
+        self, work: Work, kind: Kind = "other", turn_ids: Sequence[str] = ()
+    ) -> asyncio.Future[Any]:
+        """The future is done when the work is on disk; a close that fails is tried again.
+
+        `turn_ids` are those that the work opens or forgets.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._gathered.append(Job(work, kind, future, loop))
+        self._gathered.append(Job(work, kind, future, loop, tuple(turn_ids)))
         # What a loop left here when it ended goes out with the next loop's.
         if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
             loop.call_soon(self._gather, loop, _ROUNDS)
@@ -124,6 +122,7 @@ class Store:
         """Finish what was handed over and close the file; blocks."""
         self._jobs.put(None)
         self._thread.join()
+        self._ids.close()
         self.db.close()
         self._lock.close()
 
@@ -142,18 +141,20 @@ class Store:
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, check_same_thread=False)
+        path.chmod(0o600)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         db.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
         db.execute(f"PRAGMA journal_size_limit={_WAL_PAGES * _PAGE_BYTES}")
         db.execute(f"PRAGMA max_page_count={(self.max_bytes + self.reserve_bytes) // _PAGE_BYTES}")
-        db.executescript(_SCHEMA)
+        db.executescript(SCHEMA)
         return db
 
-    def _count(self) -> tuple[int, int]:
-        query = "SELECT count(*), count(*) FILTER (WHERE closed = 0) FROM turns"
-        turns, opened = self.db.execute(query).fetchone()
-        return int(turns), int(opened)
+    def _count(self) -> tuple[int, int, int]:
+        query = """SELECT count(*), count(*) FILTER (WHERE closed = 0),
+            (SELECT count(*) FROM set_aside) FROM turns"""
+        turns, opened, aside = self.db.execute(query).fetchone()
+        return int(turns), int(opened), int(aside)
 
     def _measure(self) -> int:
         """Bytes of pages in use; what was forgotten is reused and does not count."""
@@ -217,8 +218,16 @@ class Store:
             self.db.rollback()
         for job, result in zip(jobs, results, strict=True):
             self._applied(job.kind, result)
+        self._note_ids(jobs)
         _answer(jobs, results, None)
         return None
+
+    def _note_ids(self, jobs: list[Job]) -> None:
+        opened = [each for job in jobs if job.kind == "open" for each in job.turn_ids]
+        gone = [each for job in jobs if job.kind in ("forget", "aside") for each in job.turn_ids]
+        self._ids.add(opened, gone)
+        if self._ids.is_long:
+            self._ids.rewrite(row[0] for row in self.db.execute("SELECT id FROM turns"))
 
     def _applied(self, kind: Kind, num_rows: Any) -> None:
         if kind == "open":
@@ -228,6 +237,11 @@ class Store:
             self.num_open -= num_rows
         elif kind == "forget":
             self.num_turns -= num_rows
+        elif kind == "aside":
+            self.num_turns -= num_rows
+            self.num_set_aside += num_rows
+        elif kind == "found":
+            self.num_set_aside -= num_rows
 
     def _refuse(self, job: Job, error: Exception) -> None:
         # A turn that is there already is the caller's mistake and says nothing of the disk.

@@ -1,17 +1,20 @@
 """The journal: this gateway's durable record of turns, until the ledger has them."""
 
 import asyncio
-import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from gateway.base.errors import JournalFull, JournalUnavailable
+from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import JOURNAL_MAX_BYTES
+from gateway.journal.opening import BROKEN, LOST
+from gateway.journal.seals import Broken, seal, unseal
 from gateway.journal.store import Guard, Kind, Store, Work, unguarded
 
 _DEADLINE_SECONDS = 5.0
@@ -35,12 +38,17 @@ class Journal:
         guard: Guard = unguarded,
     ) -> None:
         self._store = Store(directory, max_bytes, guard)
-        self.instance = _instance(self._store.db)
+        self.instance = self._store.instance
 
     @property
     def backlog(self) -> int:
         """Turns that the ledger does not have yet, open ones among them."""
         return self._store.num_turns
+
+    @property
+    def num_set_aside(self) -> int:
+        """Turns that are not in the ledger and can't be drained; the CLI lists them."""
+        return self._store.num_set_aside
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +67,7 @@ class Journal:
         """Raise JournalFull where there is no room for new turns."""
         if not self._store.has_room:
             raise JournalFull
-        blob = _encode(record)
+        blob = seal(record.id, False, _encode(record))
         try:
             await self._wait(
                 lambda db: (
@@ -68,6 +76,7 @@ class Journal:
                     ).rowcount
                 ),
                 "open",
+                (record.id,),
             )
         except JournalUnavailable:
             # Full disks have more than one error.
@@ -77,7 +86,7 @@ class Journal:
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
-        blob = _encode(record)
+        blob = seal(record.id, False, _encode(record))
         await self._wait(
             lambda db: (
                 db.execute(
@@ -97,19 +106,22 @@ class Journal:
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def open_turns(self) -> list[TurnRecord]:
-        return await self._records("SELECT record FROM turns WHERE closed = 0 ORDER BY id", ())
+        return await self._records(
+            "SELECT id, closed, record FROM turns WHERE closed = 0 ORDER BY id", ()
+        )
 
     async def closed_turns(self, limit: int) -> list[TurnRecord]:
         return await self._records(
-            "SELECT record FROM turns WHERE closed = 1 ORDER BY rowid LIMIT ?", (limit,)
+            "SELECT id, closed, record FROM turns WHERE closed = 1 ORDER BY rowid LIMIT ?",
+            (limit,),
         )
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         """Those of the turns that are not, or no longer, in the journal."""
 
         def look(db: sqlite3.Connection) -> list[str]:
-            query = "SELECT 1 FROM turns WHERE id = ?"
-            return [i for i in turn_ids if db.execute(query, (i,)).fetchone() is None]
+            query = "SELECT 1 FROM turns WHERE id = ? UNION SELECT 1 FROM set_aside WHERE id = ?"
+            return [i for i in turn_ids if db.execute(query, (i, i)).fetchone() is None]
 
         return await self._wait(look)
 
@@ -117,18 +129,42 @@ class Journal:
         """Remove turns that the ledger has."""
         rows = [(turn_id,) for turn_id in turn_ids]
         await self._wait(
-            lambda db: db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount, "forget"
+            lambda db: db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount,
+            "forget",
+            turn_ids,
         )
 
-    async def set_aside(self, turn_ids: Sequence[str]) -> None:
-        """Keep closed turns that the ledger refuses, but offer them no more."""
+    async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
+        """Keep turns that can't be drained, with their bytes, apart from the others."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = [(now, reason, turn_id) for turn_id in turn_ids]
+        gone = [(turn_id,) for turn_id in turn_ids]
+
+        def move(db: sqlite3.Connection) -> int:
+            db.executemany(
+                "INSERT OR REPLACE INTO set_aside SELECT id, ?, ?, record FROM turns WHERE id = ?",
+                rows,
+            )
+            return db.executemany("DELETE FROM turns WHERE id = ?", gone).rowcount
+
+        await self._wait(move, "aside", turn_ids)
+
+    async def lost_turns(self) -> list[str]:
+        """Those that were in the journal by their names, and of which no record is left."""
+        query = "SELECT id FROM set_aside WHERE reason = ? AND record IS NULL"
+        rows = await self._wait(lambda db: db.execute(query, (LOST,)).fetchall())
+        return [str(row[0]) for row in rows]
+
+    async def set_aside_turns(self) -> list[str]:
+        """All that were set aside, the lost ones among them."""
+        rows = await self._wait(lambda db: db.execute("SELECT id FROM set_aside").fetchall())
+        return [str(row[0]) for row in rows]
+
+    async def found(self, turn_ids: Sequence[str]) -> None:
+        """Turns that were set aside, and that the ledger has after all."""
         rows = [(turn_id,) for turn_id in turn_ids]
         await self._wait(
-            lambda db: (
-                db.executemany(
-                    "UPDATE turns SET closed = 2 WHERE id = ? AND closed = 1", rows
-                ).rowcount
-            )
+            lambda db: db.executemany("DELETE FROM set_aside WHERE id = ?", rows).rowcount, "found"
         )
 
     async def stop(self) -> None:
@@ -137,7 +173,7 @@ class Journal:
 
     @staticmethod
     def _closing(record: TurnRecord) -> Work:
-        blob = _encode(record)
+        blob = seal(record.id, True, _encode(record))
         return lambda db: (
             db.execute(
                 "UPDATE turns SET closed = 1, record = ? WHERE id = ? AND closed = 0",
@@ -146,13 +182,27 @@ class Journal:
         )
 
     async def _records(self, query: str, values: tuple[int, ...]) -> list[TurnRecord]:
+        """Turns that can be read; the others are set aside."""
         rows = await self._wait(lambda db: db.execute(query, values).fetchall())
-        return [_decode(row[0]) for row in rows]
+        records: list[TurnRecord] = []
+        broken: list[str] = []
+        for turn_id, closed, sealed in rows:
+            try:
+                records.append(_decode(unseal(turn_id, closed == 1, sealed)[1]))
+            except (Broken, msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+                broken.append(turn_id)
+        if broken:
+            get_logger("journal").error("turns_set_aside", turns=broken, reason=BROKEN)
+            await self.set_aside(broken, BROKEN)
+        return records
 
     async def _wait(
-        self, work: Callable[[sqlite3.Connection], Result], kind: Kind = "other"
+        self,
+        work: Callable[[sqlite3.Connection], Result],
+        kind: Kind = "other",
+        turn_ids: Sequence[str] = (),
     ) -> Result:
-        future = self._store.submit(work, kind)
+        future = self._store.submit(work, kind, turn_ids)
         # A timer, not `asyncio.timeout`: nothing is cancelled, and this runs twice a turn.
         deadline = future.get_loop().call_later(_DEADLINE_SECONDS, _expire, future)
         try:
@@ -167,13 +217,3 @@ class Journal:
 def _expire(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_exception(TimeoutError())
-
-
-def _instance(db: sqlite3.Connection) -> str:
-    """Made once, with the journal."""
-    found = db.execute("SELECT value FROM meta WHERE name = 'instance'").fetchone()
-    if found is None:
-        found = (secrets.token_hex(4),)
-        db.execute("INSERT INTO meta VALUES ('instance', ?)", found)
-        db.commit()
-    return str(found[0])

@@ -9,8 +9,8 @@ once, and neither the wait nor the clean-up behind it can last longer.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -256,6 +256,18 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, DataError) or (
         isinstance(error, StatementError) and not isinstance(error, DBAPIError)
     )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """For what uses the database without a ledger: its errors as the gateway's, in one line."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        if is_damage(error):
+            raise LedgerDamaged from error
+        line = str(getattr(error, "orig", None) or error).splitlines()[0]
+        raise LedgerUnavailable(f"{LedgerUnavailable.default}: {line}") from error
 
 
 async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:

@@ -1,0 +1,86 @@
+"""The ids of the turns that the journal holds, in a text file beside it.
+
+It is written after each commit and never synced, so it survives the process and not always the
+machine. When a part of the journal is damaged or gone, the turns that were in it are named by it.
+Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotten, each with a
+checksum; damaged lines are left out. The first line is `=INSTANCE`.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from zlib import crc32
+
+MAX_BYTES = 1 << 20
+_LINE = re.compile(rb"([+=-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
+
+
+def read(path: Path) -> tuple[str | None, set[str]]:
+    """The instance, None where it is not known, and the ids that are alive."""
+    instance, alive = None, set[str]()
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None, alive
+    for line in content.splitlines(keepends=True):
+        found = _LINE.fullmatch(line)
+        if found is None or crc32(found[1] + found[2]) != int(found[3], 16):
+            continue
+        turn_id = found[2].decode()
+        if found[1] == b"=":
+            instance = turn_id
+        elif found[1] == b"+":
+            alive.add(turn_id)
+        else:
+            alive.discard(turn_id)
+    return instance, alive
+
+
+class LiveIds:
+    """The file while the journal is open; all methods are called from the journal's thread."""
+
+    def __init__(self, path: Path, instance: str, alive: Iterable[str]) -> None:
+        self._path = path
+        self._instance = instance
+        self._file = -1
+        self._num_bytes = 0
+        self.rewrite(alive)
+
+    @property
+    def is_long(self) -> bool:
+        return self._num_bytes > MAX_BYTES
+
+    def rewrite(self, alive: Iterable[str]) -> None:
+        """Begin anew with what is alive."""
+        new = self._path.with_suffix(".new")
+        content = _line(b"=", self._instance) + b"".join(_line(b"+", each) for each in alive)
+        try:
+            new.write_bytes(content)
+            new.replace(self._path)
+            self.close()
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._num_bytes = len(content)
+        except OSError:
+            pass  # a full disk: the file is a help, and the journal says that it is full
+
+    def add(self, recorded: Sequence[str], forgotten: Sequence[str]) -> None:
+        if not recorded and not forgotten:
+            return
+        content = b"".join(
+            [_line(b"+", each) for each in recorded] + [_line(b"-", each) for each in forgotten]
+        )
+        try:
+            self._num_bytes += os.write(self._file, content)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _line(mark: bytes, turn_id: str) -> bytes:
+    name = turn_id.encode()
+    return b"%b%b %08x\n" % (mark, name, crc32(mark + name))

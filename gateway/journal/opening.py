@@ -1,0 +1,178 @@
+"""Opens the journal's file, whatever has happened to it.
+
+What can be read is kept. A record whose seal is broken is *set aside* with its bytes. A file whose
+structure is broken is moved to a folder of its own, and its records are read out of it, by SQLite
+as far as that comes and out of the raw bytes. Turns that were there and are not are set aside by
+name, as *lost*. A journal that has lost something goes on under another instance: `recover
+--instance` can then make rows of what engines counted for the old one.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.base.logs import get_logger
+from gateway.journal import live_ids
+from gateway.journal.seals import SEALED, Broken, unseal
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS turns (
+    id TEXT PRIMARY KEY,
+    closed INTEGER NOT NULL DEFAULT 0,
+    record BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS turns_by_closed ON turns (closed);
+CREATE TABLE IF NOT EXISTS set_aside (
+    id TEXT PRIMARY KEY,
+    at TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    record BLOB
+);
+"""
+LOST = "lost"
+BROKEN = "broken"
+_DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PRIMARY = 0xFF
+
+Connect = Callable[[Path], sqlite3.Connection]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    db: sqlite3.Connection
+    instance: str
+    ids: live_ids.LiveIds
+
+
+def open_journal(directory: Path, connect: Connect) -> Opened:
+    """Raise sqlite3.Error or OSError where there is nothing to be done from here."""
+    path, log = directory / "journal.db", get_logger("journal")
+    earlier, alive = live_ids.read(directory / "turns.log")
+    damage = None
+    try:
+        db = connect(path)
+        if not _is_whole(db):
+            damage = "its structure is broken"
+    except sqlite3.DatabaseError as error:
+        if (error.sqlite_errorcode & _PRIMARY) not in _DAMAGES:
+            raise
+        damage = str(error)
+    if damage is not None:
+        with suppress(UnboundLocalError):
+            db.close()
+        kept = _move(directory)
+        log.error("journal_damaged", error=damage, kept=str(kept))
+        db = connect(path)
+        _restore(db, kept)
+    _verify(db)
+    missing = alive - _ids(db)
+    _set_aside(db, [(turn_id, LOST, None) for turn_id in sorted(missing)])
+    instance = _instance(db)
+    if damage is not None or missing or earlier not in (None, instance):
+        old, instance = earlier or instance, secrets.token_hex(4)
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('instance', ?)", (instance,))
+        log.error("journal_lost_turns", number=len(missing), instance=old, new_instance=instance)
+    db.commit()
+    held = (row[0] for row in db.execute("SELECT id FROM turns"))
+    return Opened(db, instance, live_ids.LiveIds(directory / "turns.log", instance, held))
+
+
+def _is_whole(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
+
+
+def _move(directory: Path) -> Path:
+    """Put the damaged files into a folder of their own."""
+    kept = directory / f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    kept.mkdir()
+    for name in ("journal.db", "journal.db-wal", "journal.db-shm"):
+        if (directory / name).exists():
+            (directory / name).rename(kept / name)
+    return kept
+
+
+def _restore(db: sqlite3.Connection, kept: Path) -> None:
+    """Bring over what can be read; of a turn that is found twice its close counts."""
+    # Read first: opening the file for SQLite may change it.
+    content = [file.read_bytes() for file in sorted(kept.glob("journal.db*"))]
+    found: dict[str, tuple[bool, bytes]] = {}
+    rows = [*_rows(kept / "journal.db"), *_carved(content)]
+    for turn_id, is_closed, sealed in rows:
+        with suppress(Broken):
+            state, _ = unseal(turn_id, is_closed, sealed)
+            if state or turn_id not in found:
+                found[turn_id] = (state, sealed)
+    db.executemany(
+        "INSERT OR REPLACE INTO turns (id, closed, record) VALUES (?, ?, ?)",
+        [(turn_id, int(state), sealed) for turn_id, (state, sealed) in found.items()],
+    )
+    broken = {turn_id: sealed for turn_id, _, sealed in rows if turn_id not in found}
+    _set_aside(db, [(turn_id, BROKEN, sealed) for turn_id, sealed in broken.items()])
+    db.commit()
+
+
+def _rows(path: Path) -> Iterator[tuple[str, bool, bytes]]:
+    """Rows as far as SQLite reads them, from the front and from the back."""
+    query = "SELECT id, closed, record FROM turns ORDER BY rowid"
+    for ordered in (query, f"{query} DESC"):
+        with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
+            for row in db.execute(ordered):
+                if isinstance(row[0], str) and isinstance(row[2], bytes):
+                    yield row[0], row[1] == 1, row[2]
+
+
+def _carved(contents: list[bytes]) -> Iterator[tuple[str, bool, bytes]]:
+    """Sealed records in raw bytes; a seal holds, so that nothing is taken for one by chance."""
+    for content in contents:
+        for found in SEALED.finditer(content):
+            turn_id = found[1].decode()
+            with suppress(Broken):
+                unseal(turn_id, True, found[0])
+                yield turn_id, True, found[0]
+
+
+def _verify(db: sqlite3.Connection) -> None:
+    """Set broken records aside, and put right what only the row has wrong."""
+    broken: list[tuple[str, str, bytes | None]] = []
+    wrong: list[tuple[int, str]] = []
+    for turn_id, closed, sealed in db.execute("SELECT id, closed, record FROM turns"):
+        if closed == 2:  # an earlier version's way to set aside
+            broken.append((turn_id, "refused by the ledger", sealed))
+            continue
+        try:
+            state, _ = unseal(turn_id, closed == 1, sealed)
+        except (Broken, TypeError):
+            broken.append((str(turn_id), BROKEN, sealed if isinstance(sealed, bytes) else None))
+        else:
+            if int(state) != closed:
+                wrong.append((int(state), turn_id))
+    db.executemany("UPDATE turns SET closed = ? WHERE id = ?", wrong)
+    _set_aside(db, broken)
+
+
+def _set_aside(db: sqlite3.Connection, turns: list[tuple[str, str, bytes | None]]) -> None:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    for turn_id, reason, record in turns:
+        get_logger("journal").error("turn_set_aside", turn=turn_id, reason=reason)
+        db.execute(
+            "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?)", (turn_id, at, reason, record)
+        )
+        db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
+
+
+def _ids(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute("SELECT id FROM turns UNION SELECT id FROM set_aside")}
+
+
+def _instance(db: sqlite3.Connection) -> str:
+    """Made once, with the journal."""
+    found = db.execute("SELECT value FROM meta WHERE name = 'instance'").fetchone()
+    if found is None:
+        found = (secrets.token_hex(4),)
+        db.execute("INSERT INTO meta VALUES ('instance', ?)", found)
+    return str(found[0])

@@ -1,0 +1,86 @@
+"""A damaged journal: the gateway starts, and what is lost is named. `scripts/faults/damages.py`."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gateway.base.metrics import Metrics
+from gateway.journal.drain import Drain
+from gateway.journal.writer import Journal
+from gateway.ledger.database import Ledger
+from scripts.faults.damages import run
+from tests.gateway.journal.test_journal import record
+from tests.gateway.process import gateway_process
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import eventually, make_settings, migrate, serve
+
+
+def test_no_turn_of_a_damaged_journal_is_lost_without_a_word() -> None:
+    outcomes = run(12)
+    of_journal = [each for each in outcomes if each.damage.startswith("journal/")]
+    assert of_journal and not [each for each in of_journal if each.unnamed]
+    assert all("\n" not in each.said for each in outcomes), "one line"
+
+
+def change(path: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        assert db.execute(statement, values).rowcount == 1
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_record_whose_digit_flipped_is_set_aside_and_stops_no_other(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    settings = make_settings(tmp_path)
+    migrate(settings)
+
+    async def make() -> list[str]:
+        journal = Journal(tmp_path / "journal")
+        turns = [record(journal, number) for number in range(4)]
+        for turn in turns:
+            await journal.open(turn)
+        for turn in turns[1:] if not is_closed else turns:
+            turn.outcome, turn.output_tokens = "stop", 7
+            await journal.close(turn)
+        await journal.stop()
+        return [turn.id for turn in turns]
+
+    ids = asyncio.run(make())
+    path = tmp_path / "journal" / "journal.db"
+    with closing(sqlite3.connect(path)) as db:
+        (blob,) = db.execute("SELECT record FROM turns WHERE id = ?", (ids[0],)).fetchone()
+    flipped = blob.replace(b'"attempt":1', b'"attempt":9')
+    assert flipped != blob
+    change(path, "UPDATE turns SET record = ? WHERE id = ?", flipped, ids[0])
+
+    async def drain() -> tuple[list[str], set[str]]:
+        journal, ledger = Journal(tmp_path / "journal"), Ledger(settings.ledger_url)
+
+        async def tell(_engine: str, _turns: list[str]) -> None: ...
+
+        assert not await journal.open_turns()
+        await Drain(journal, ledger.insert_turns, tell, Metrics(), ledger.known).step()
+        aside, known = await journal.set_aside_turns(), await ledger.known(ids)
+        await ledger.close()
+        await journal.stop()
+        return aside, known
+
+    assert asyncio.run(drain()) == ([ids[0]], set(ids[1:]))
+
+
+def test_a_gateway_starts_with_an_open_record_that_nobody_can_read(tmp_path: Path) -> None:
+    with serve(ScriptedEngine()) as engine:
+        log = tmp_path / "log"
+        (tmp_path / "journal").mkdir()
+        journal = tmp_path / "journal" / "journal.db"
+        with gateway_process(tmp_path, engine, log):
+            pass
+        statement = "INSERT INTO turns (id, record) VALUES ('msg_0', ?)"
+        change(journal, statement, b"\xff\xfe no record")
+        with gateway_process(tmp_path, engine, log) as (_, process):
+            eventually(lambda: "set_aside" in log.read_text("utf-8"), 30)
+            assert process.poll() is None
+        assert "Traceback" not in log.read_text("utf-8")
