@@ -174,9 +174,7 @@ async def _start(
     billing = Billing(prices, metrics, admission.count_used)
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
-    drain = Drain(
-        journal, ledgers.drain.insert_turns, fleet.acknowledge, metrics, ledgers.drain.known
-    )
+    drain = _drain(journal, ledgers.drain, fleet, metrics)
     queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     background = Background()
@@ -215,6 +213,10 @@ async def _start(
         bounds=settings.request_bounds,
         removes_nonces=settings.remove_nonces,
     )
+
+
+def _drain(journal: Journal, ledger: Ledger, fleet: Fleet, metrics: Metrics) -> Drain:
+    return Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, ledger.known)
 
 
 def _turn_service(

@@ -72,13 +72,18 @@ class Drain:
         return len(turns)
 
     async def _look_for_lost(self) -> None:
-        """Of the turns that a damaged journal lost, some may have been drained just before."""
-        if self._known is not None and (lost := await self._journal.lost_turns()):
-            found = await self._known(lost)
-            await self._journal.found(sorted(found))
-            for turn_id in sorted(set(lost) - found):
-                self._log.error("turn_lost", turn=turn_id)
-                self._metrics.turns_set_aside.inc()
+        """Of the turns that a damaged journal lost, some may have been drained just before; of
+        those that were drained lately, a damaged ledger may have lost some."""
+        if self._known is not None:
+            lost, drained = await self._journal.lost_turns(), self._journal.forgotten
+            if lost or drained:
+                found = await self._known([*lost, *drained])
+                await self._journal.found(sorted(found & set(lost)))
+                gone = sorted(set(drained) - found)
+                await self._journal.lost_later(gone)
+                for turn_id in [*sorted(set(lost) - found), *gone]:
+                    self._log.error("turn_lost", turn=turn_id)
+                    self._metrics.turns_set_aside.inc()
         self._has_looked = True
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:

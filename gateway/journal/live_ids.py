@@ -3,38 +3,57 @@
 It is written after each commit and never synced, so it survives the process and not always the
 machine. When a part of the journal is damaged or gone, the turns that were in it are named by it.
 Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotten, each with a
-checksum; damaged lines are left out. The first line is `=INSTANCE`.
+checksum; damaged lines are left out. The first line is `=INSTANCE`, and `@SECONDS` tells when the
+lines behind it were written, since 1970.
 """
 
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
 
 MAX_BYTES = 1 << 20
-_LINE = re.compile(rb"([+=-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
+FORGOTTEN_SECONDS = 86_400
+"""For so long a forgotten turn is remembered, and must be in the ledger: retention leaves it there
+for two days."""
+_CLOCK_SECONDS = 60
+_LINE = re.compile(rb"([+=@-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
 
 
-def read(path: Path) -> tuple[str | None, set[str]]:
-    """The instance, None where it is not known, and the ids that are alive."""
-    instance, alive = None, set[str]()
+@dataclass(slots=True)
+class Told:
+    """What the file says: `instance` is None where it is not known."""
+
+    instance: str | None = None
+    alive: set[str] = field(default_factory=set)
+    forgotten: list[str] = field(default_factory=list)
+
+
+def read(path: Path) -> Told:
+    told, now, is_recent = Told(), time.time(), False
     try:
         content = path.read_bytes()
     except OSError:
-        return None, alive
+        return told
     for line in content.splitlines(keepends=True):
         found = _LINE.fullmatch(line)
         if found is None or crc32(found[1] + found[2]) != int(found[3], 16):
             continue
         turn_id = found[2].decode()
         if found[1] == b"=":
-            instance = turn_id
+            told.instance = turn_id
+        elif found[1] == b"@":
+            is_recent = now - int(turn_id) < FORGOTTEN_SECONDS
         elif found[1] == b"+":
-            alive.add(turn_id)
+            told.alive.add(turn_id)
         else:
-            alive.discard(turn_id)
-    return instance, alive
+            told.alive.discard(turn_id)
+            if is_recent:
+                told.forgotten.append(turn_id)
+    return told
 
 
 class LiveIds:
@@ -45,6 +64,7 @@ class LiveIds:
         self._instance = instance
         self._file = -1
         self._num_bytes = 0
+        self._clock = 0
         self.rewrite(alive)
 
     @property
@@ -61,15 +81,19 @@ class LiveIds:
             self.close()
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._num_bytes = len(content)
+            self._clock = 0
         except OSError:
             pass  # a full disk: the file is a help, and the journal says that it is full
 
     def add(self, recorded: Sequence[str], forgotten: Sequence[str]) -> None:
         if not recorded and not forgotten:
             return
-        content = b"".join(
-            [_line(b"+", each) for each in recorded] + [_line(b"-", each) for each in forgotten]
-        )
+        lines = [_line(b"+", each) for each in recorded]
+        now = int(time.time())
+        if forgotten and now - self._clock >= _CLOCK_SECONDS:
+            self._clock = now
+            lines.append(_line(b"@", str(now)))
+        content = b"".join(lines + [_line(b"-", each) for each in forgotten])
         try:
             self._num_bytes += os.write(self._file, content)
         except OSError:

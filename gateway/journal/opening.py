@@ -44,15 +44,19 @@ Connect = Callable[[Path], sqlite3.Connection]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    """`forgotten` turns were drained lately, so that the ledger must have them."""
+
     db: sqlite3.Connection
     instance: str
     ids: live_ids.LiveIds
+    forgotten: list[str]
 
 
 def open_journal(directory: Path, connect: Connect) -> Opened:
     """Raise sqlite3.Error or OSError where there is nothing to be done from here."""
     path, log = directory / "journal.db", get_logger("journal")
-    earlier, alive = live_ids.read(directory / "turns.log")
+    told = live_ids.read(directory / "turns.log")
+    earlier = told.instance
     damage = None
     try:
         db = connect(path)
@@ -70,7 +74,7 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
         db = connect(path)
         _restore(db, kept)
     _verify(db)
-    missing = alive - _ids(db)
+    missing = told.alive - _ids(db)
     _set_aside(db, [(turn_id, LOST, None) for turn_id in sorted(missing)])
     instance = _instance(db)
     if damage is not None or missing or earlier not in (None, instance):
@@ -79,7 +83,8 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
         log.error("journal_lost_turns", number=len(missing), instance=old, new_instance=instance)
     db.commit()
     held = (row[0] for row in db.execute("SELECT id FROM turns"))
-    return Opened(db, instance, live_ids.LiveIds(directory / "turns.log", instance, held))
+    ids = live_ids.LiveIds(directory / "turns.log", instance, held)
+    return Opened(db, instance, ids, told.forgotten)
 
 
 def _is_whole(db: sqlite3.Connection) -> bool:

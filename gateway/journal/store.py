@@ -43,7 +43,7 @@ SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count
 """
 
 Work = Callable[[sqlite3.Connection], Any]
-Kind = Literal["open", "close", "forget", "aside", "found", "other"]
+Kind = Literal["open", "close", "forget", "aside", "lost", "found", "other"]
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of a thread, of the loop so named, and survives what it raises."""
 
@@ -80,6 +80,7 @@ class Store:
         try:
             opened = open_journal(directory, self._connect)
             self.db, self.instance, self._ids = opened.db, opened.instance, opened.ids
+            self.forgotten = opened.forgotten
             self.num_turns, self.num_open, self.num_set_aside = self._count()
             self.num_bytes = self._measure()
         except (sqlite3.Error, OSError) as error:
@@ -239,6 +240,8 @@ class Store:
             self.num_turns -= num_rows
         elif kind == "aside":
             self.num_turns -= num_rows
+            self.num_set_aside += num_rows
+        elif kind == "lost":
             self.num_set_aside += num_rows
         elif kind == "found":
             self.num_set_aside -= num_rows

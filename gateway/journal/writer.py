@@ -51,6 +51,11 @@ class Journal:
         return self._store.num_set_aside
 
     @property
+    def forgotten(self) -> list[str]:
+        """Turns that were drained within a day before this start, the oldest first."""
+        return self._store.forgotten
+
+    @property
     def num_bytes(self) -> int:
         return self._store.num_bytes
 
@@ -159,6 +164,13 @@ class Journal:
         """All that were set aside, the lost ones among them."""
         rows = await self._wait(lambda db: db.execute("SELECT id FROM set_aside").fetchall())
         return [str(row[0]) for row in rows]
+
+    async def lost_later(self, turn_ids: Sequence[str]) -> None:
+        """Turns that were drained and forgotten, and that the ledger has lost since."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = [(turn_id, now, "lost by the ledger") for turn_id in turn_ids]
+        query = "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, NULL)"
+        await self._wait(lambda db: db.executemany(query, rows).rowcount, "lost")
 
     async def found(self, turn_ids: Sequence[str]) -> None:
         """Turns that were set aside, and that the ledger has after all."""
