@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.postgres import find_programs, run
 
-START_SECONDS = 60
+START_SECONDS = 180
 
 
 def data_directory(url: str) -> Path:
