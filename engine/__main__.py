@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def end(_signal: int, _frame: FrameType | None) -> None:
-        # Not sys.exit: that would wait for a model that is loading in its thread.
+        # sys.exit would wait for a model that is loading in its thread.
         os._exit(1 if failed else 0)
 
-    # uvicorn takes the signal while it serves, and raises it again when everything has ended.
+    # uvicorn handles the signal while it serves, and raises it again at the end.
     signal.signal(signal.SIGTERM, end)
     host = ServedEngine(fail)
     app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
-    """What makes the backend that the settings ask for, once the server starts."""
+    """A function that makes the settings' backend when the server starts."""
     clock: Clock = ManualClock() if settings.clock == "manual" else MonotonicClock()
     if settings.backend == "vllm":
         from engine.backends.vllm.backend import VllmBackend
@@ -74,7 +74,7 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
 
 
 def _load_parts(backend: str) -> Callable[[Settings, Progress], Parts]:
-    """torch is imported only where it is used: the synthetic engine starts without it."""
+    """torch is imported only for backends that use it. The synthetic engine starts without it."""
     if backend == "synthetic":
         from engine.backends.synthetic import load_synthetic
 

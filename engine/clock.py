@@ -14,7 +14,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """Stands still until it is moved: for tests of lifetimes."""
+    """A clock for tests of lifetimes. It stands still until `advance`."""
 
     def __init__(self) -> None:
         self._now = 0.0

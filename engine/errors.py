@@ -1,16 +1,10 @@
 """Every way a call on the engine can fail; the codes are the protocol's.
 
-EngineError              500 internal
-├── InvalidRequest       400 invalid_request
-│   ├── PromptTooLong    400 prompt_too_long
-│   └── SchemaRefused    400 invalid_request, its message is the client's to read
-├── TooCostly            400 too_costly
-├── Unsupported          400 unsupported
-├── Unauthorized         401 unauthorized
-├── NotFound             404 not_found
-├── DuplicateRequest     409 duplicate_request
-├── NotReady             503 not_ready
-└── Overloaded           529 overloaded
+EngineError 500 internal ├── InvalidRequest 400 invalid_request │ ├── PromptTooLong 400
+prompt_too_long │ └── SchemaRefused 400 invalid_request, its message may be shown to the client ├──
+TooCostly 400 too_costly ├── Unsupported 400 unsupported ├── Unauthorized 401 unauthorized ├──
+NotFound 404 not_found ├── DuplicateRequest 409 duplicate_request ├── NotReady 503 not_ready └──
+Overloaded 529 overloaded
 """
 
 from typing import ClassVar
@@ -39,21 +33,21 @@ class PromptTooLong(InvalidRequest):
 
 
 class SchemaRefused(InvalidRequest):
-    """A JSON schema of the request can't be guaranteed; says which and why."""
+    """A JSON schema of the request can't be guaranteed. The message says which one and why."""
 
     is_public: ClassVar[bool] = True
 
 
 class TooCostly(EngineError):
-    """What a request asks for takes more time or memory than one request gets.
+    """The request takes more time or memory than one request gets.
 
-    Another engine would refuse it as well, after as long.
+    Another engine would refuse it too, after the same time.
     """
 
     code: ClassVar[ErrorCode] = "too_costly"
 
     def __init__(self, what: str) -> None:
-        """`what` it takes too much of."""
+        """`what` is the resource, such as time or memory."""
         super().__init__(f"the prompt, its tools or its schemas take too much to prepare: {what}")
 
 
@@ -82,7 +76,7 @@ class Overloaded(EngineError):
 
 
 def rebuilt(code: ErrorCode, message: str, *, is_public: bool) -> EngineError:
-    """The error that another process told by its code and its words."""
+    """Make an error of another process again from its code and message."""
     kind = SchemaRefused if is_public else _KINDS.get(code, EngineError)
     return kind.__new__(kind, message)
 

@@ -80,7 +80,7 @@ class _StatsCollector(Collector):
 
 
 def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:
-    """Without what the engine has no bound for."""
+    """The lease budget's metrics. Bounds that the engine does not have are left out."""
     for name, text, value in (
         ("engine_leased_blocks", "KV blocks that leases hold, each counted once", leases.blocks),
         ("engine_max_leased_blocks", "The bound of those", leases.max_blocks),

@@ -1,8 +1,9 @@
-"""How much memory a model's keys and values take, told from its config.json alone.
+"""How much memory a model's keys and values take, computed from its config.json alone.
 
 Per token: 2 (keys and values) x layers x KV heads x head dimension x bytes of one number. Layers
-with a sliding window count in full: the engine hides what is out of the window by a mask and keeps
-it. What the formula would get wrong (latent attention, state-space layers) is refused.
+with a sliding window count in full, because the engine keeps the tokens outside the window and
+masks them. Models that the formula does not describe (latent attention, state-space layers) are
+refused.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,12 @@ from typing import Any
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB = 2**30
 
-# Other families' names for the same thing, the usual one first.
+# The names of one field in different model families, the usual one first.
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _NUM_HEADS = ("num_attention_heads", "n_head")
 _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
-# Field -> what it means when it is set to anything true: memory that the formula does not describe.
+# Fields of models whose memory the formula does not describe, and what each means if it is true.
 _OTHER_MEMORY = {
     "kv_lora_rank": "multi-head latent attention",
     "num_kv_shared_layers": "layers that share keys and values",
@@ -34,7 +35,7 @@ _KEEPING_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_att
 
 
 class NotSizable(ValueError):
-    """The message says which field is missing, or what the formula does not describe."""
+    """The message says which field is missing, or why the formula does not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +63,13 @@ class KvSize:
         return GIB // self.bytes_per_token
 
     def num_blocks(self, memory_bytes: int, block_size: int) -> int:
-        """The blocks of the pool that fits into so much memory."""
+        """The number of blocks that fit into so much memory."""
         return memory_bytes // (block_size * self.bytes_per_token)
 
     def num_leases(
         self, lease_tokens: int, *, memory_bytes: int, block_size: int, lease_share: float
     ) -> int:
-        """How many leases of this size a pool holds that have nothing in common.
+        """How many leases of this size a pool holds, if they share no blocks.
 
         The budget is counted in blocks, and a lease holds its last block whole.
         """
@@ -77,7 +78,7 @@ class KvSize:
 
 
 def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
-    """Size one token's keys and values from a Hugging Face config.json. Raises NotSizable.
+    """The size of one token's keys and values, from a Hugging Face config.json. Raises NotSizable.
 
     A multimodal model is sized by its `text_config`: only the text decoder keeps keys and values.
     """
@@ -113,7 +114,7 @@ def _check_is_described(config: Mapping[str, Any]) -> None:
 
 
 def _num_kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
-    """Grouped heads where they are given, one with multi-query attention, else one per head."""
+    """The given number, 1 with multi-query attention, else one for each query head."""
     if _given(config, _NUM_KV_HEADS) is not None:
         return _number(config, _NUM_KV_HEADS)
     # Falcon's newer decoder has grouped heads whatever `multi_query` says.
@@ -123,7 +124,7 @@ def _num_kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
 
 
 def _head_dim(config: Mapping[str, Any], num_heads: int) -> int:
-    """As given (Qwen3's is not hidden size / heads), else derived."""
+    """The given dimension (Qwen3's is not hidden size / heads), else hidden size / heads."""
     if config.get("head_dim") is not None:
         return _number(config, ("head_dim",))
     head_dim, rest = divmod(_number(config, _HIDDEN_SIZE), num_heads)

@@ -9,7 +9,7 @@ from gateway.base.settings import load_database
 from gateway.ledger.database import make_engine
 from gateway.ledger.schema import Base
 
-# Any number, as long as nobody else on the server uses it: "one migrator at a time".
+# An arbitrary number: the advisory lock that lets one migrator run at a time on the server.
 _POSTGRES_LOCK = 4_811_070_026
 
 # A new column or index on a large table takes longer than a request may.

@@ -1,9 +1,9 @@
 """One step's sequences, packed into one row of tokens, and where each finds its keys and values.
 
-Sequences with several new tokens are attended to one by one (`TokenRun`); those with one new token
-are padded and attended to together (`DecodeGroup`), grouped so that padding at most doubles the
-gathered blocks. Where several of them begin with the same blocks, these are read once for all of
-them (`SharedGroup`), as Hydragen and cascade inference do (arXiv 2402.05099).
+Sequences with several new tokens are attended to one by one (`TokenRun`). Sequences with one new
+token are padded and attended to together (`DecodeGroup`). They are grouped so that padding at most
+doubles the gathered blocks. Blocks that several of them begin with are read once for all
+(`SharedGroup`), as Hydragen and cascade inference do (arXiv 2402.05099).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.schedule.runner import Work
 
 _Table = NDArray[np.int64]
-# Below this the extra calls cost more than reading the shared blocks once for each.
+# Below this number the extra calls cost more than reading the shared blocks once per sequence.
 _MIN_SAVED_TOKENS = 512
 
 
@@ -39,8 +39,8 @@ class TokenRun:
 class DecodeGroup:
     """Sequences with one new token each.
 
-    `rows` (sequences) are their places in the packed row, `positions` (sequences) the new
-    tokens' positions, the least of which is `earliest`, `blocks` (sequences, most blocks of any)
+    `rows` (sequences) are their places in the packed row. `positions` (sequences) are the new
+    tokens' positions; `earliest` is the least of them. `blocks` (sequences, most blocks of any) are
     their tables from position `offset` on, padded with the first block there.
     """
 
@@ -55,7 +55,7 @@ class DecodeGroup:
 class SharedGroup:
     """Decoding sequences that begin with the same `blocks`, all before their new tokens.
 
-    `tails` is the rest of them; `rows` (sequences) are the tails' rows one after the other.
+    `tails` are the blocks after those; `rows` (sequences) are the tails' rows one after the other.
     """
 
     rows: torch.Tensor
@@ -77,7 +77,7 @@ class Batch:
 
 
 class _Decode(NamedTuple):
-    """A work with one new token at position `start` in row `row`, and the blocks it needs."""
+    """One new token at position `start` in row `row`, and the blocks it needs."""
 
     row: int
     start: int
@@ -139,9 +139,9 @@ def _num_blocks(work: Work, block_size: int) -> int:
 def _find_shared(
     decoding: Sequence[_Decode], block_size: int
 ) -> tuple[list[tuple[list[_Decode], int]], list[_Decode]]:
-    """The groups that share their first blocks, with the number of these, and who is in none.
+    """The groups that share their first blocks, each with their number; and the other sequences.
 
-    Sorted tables that begin alike stand together; a group grows while that saves more reading.
+    Sorting puts tables that begin alike side by side. A group grows while that saves more reading.
     """
     groups: list[tuple[list[_Decode], int]] = []
     for item in sorted(decoding, key=lambda item: item.table.tobytes()):
@@ -162,7 +162,7 @@ def _find_shared(
 
 
 def _common(one: _Table, other: _Table) -> int:
-    """How many blocks two tables begin with together."""
+    """The number of blocks that both tables begin with."""
     length = min(len(one), len(other))
     differing = np.flatnonzero(one[:length] != other[:length])
     return int(differing[0]) if len(differing) else length
@@ -193,7 +193,7 @@ def _group_decodes(
 
 
 def _pad_group(group: Sequence[_Decode], device: torch.device, offset: int) -> DecodeGroup:
-    # Padding repeats a block of the same sequence: nobody else's numbers are ever read.
+    # Padding repeats a block of the same sequence, so no other sequence's numbers are read.
     blocks = np.stack([np.resize(item.table[:1], len(group[0].table)) for item in group])
     for row, item in zip(blocks, group, strict=True):
         row[: len(item.table)] = item.table

@@ -1,8 +1,8 @@
 """Why a model is not served.
 
-ModelRefused             it can't be loaded, or not be computed exactly: ends the start
+ModelRefused it can't be loaded or computed exactly; the start ends
 """
 
 
 class ModelRefused(Exception):
-    """The message is for the operator: what about the model is in the way."""
+    """The message tells the operator which property of the model is not supported."""

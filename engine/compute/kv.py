@@ -1,7 +1,7 @@
 """The KV pool: the memory of every block, in every layer.
 
-A pool of `num_blocks` blocks of `block_size` token slots; block b's slot i is slot
-`b * block_size + i` of the flat view. Who owns a block is not known here.
+A pool has `num_blocks` blocks of `block_size` token slots. Block b's slot i is slot `b * block_size
++ i` of the flat view. Owners of blocks are not known here.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class KvPool:
 
     @property
     def num_bytes(self) -> int:
-        """What the tensors really occupy."""
+        """The bytes that the tensors occupy."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def write(
@@ -66,7 +66,8 @@ class KvPool:
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks' keys and values, each (blocks x block_size, kv_heads, head_dim), copied.
 
-        They are valid until the next call: new memory for each would cost more than the copy.
+        The results are valid until the next call, because new memory for each call would cost more
+        than the copy.
         """
         num = len(blocks)
         if num > len(self._scratch[0]):
@@ -91,10 +92,10 @@ class KvPool:
 
 
 class HostKv:
-    """The host tier's memory: blocks of the pool's shape, pinned where the device is a GPU.
+    """The host tier's memory: blocks of the pool's shape, in pinned memory if the device is a GPU.
 
-    One tensor (num_blocks, 2 x layers, block_size, kv_heads, head_dim): a block is one piece of
-    memory, so that a copy of it is one transfer.
+    One tensor (num_blocks, 2 x layers, block_size, kv_heads, head_dim). A block is contiguous, so
+    copying it is one transfer.
     """
 
     def __init__(self, pool: KvPool, num_blocks: int) -> None:
@@ -128,6 +129,6 @@ class HostKv:
         self._wait(bool(pairs))
 
     def _wait(self, is_copying: bool) -> None:
-        """What was copied is there when the call returns: blocks are reused right after it."""
+        """Wait until the copies are done, because blocks are reused right after the call."""
         if is_copying and self._pool.device.type == "cuda":
             torch.cuda.synchronize(self._pool.device)

@@ -1,7 +1,7 @@
 """From a Hugging Face directory or hub id to a model that computes with our attention.
 
-Safetensors only, no remote code. A model is served only if it is exact: what its configuration
-tells is checked first, and then a short prompt is computed both ways and compared.
+Safetensors only, no remote code. A model is served only if paged attention is exact for it. Its
+configuration is checked first. Then a short prompt is computed both ways and compared.
 """
 
 import os
@@ -33,14 +33,14 @@ Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The load check: tokens of the prompt, tokens of its first chunk, slots per block.
 _CHECK_TOKENS, _CHECK_SPLIT, _CHECK_BLOCK = 24, 13, 8
-# Largest difference to the plain forward, as a share of the largest logit. A wrong attention is
-# off by a tenth and more; rounding by a few units in the last place, amplified by the layers.
+# Largest difference to the plain forward, as a share of the largest logit. A wrong attention is off
+# by a tenth or more. Rounding is off by a few units in the last place, amplified by the layers.
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A checked model in evaluation mode. `max_context_tokens` is what it was trained for."""
+    """A checked model in evaluation mode. `max_context_tokens` is the length it was trained for."""
 
     model: PreTrainedModel
     layout: KvLayout
@@ -56,7 +56,7 @@ class LoadedModel:
 
     @property
     def sampling(self) -> SampleParams:
-        """How the model's makers sample (its generation_config.json); greedy where they say so."""
+        """The sampling defaults of the model's generation_config.json, which may be greedy."""
         config = self.model.generation_config
         if config is None or config.do_sample is False:
             return SampleParams(temperature=0.0 if config else 1.0, top_p=1.0, top_k=0, seed=0)
@@ -68,7 +68,7 @@ class LoadedModel:
         )
 
     def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
-        """Allocate the pool and the host's; the rest of the engine owns their blocks."""
+        """Allocate the device's pool and the host's. The cache decides about their blocks."""
         pool = KvPool(self.layout, num_blocks, block_size, self.device)
         return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks))
 
@@ -83,7 +83,7 @@ def load_model(
 ) -> LoadedModel:
     """Load, check and return a model, on `device` or on a GPU where there is one.
 
-    `threads` bounds torch's on a CPU. Raises ModelRefused with the reason, in words.
+    `threads` bounds torch's threads on a CPU. Raises ModelRefused with the reason.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -116,7 +116,7 @@ def load_model(
 
 
 def prepare_model(model: PreTrainedModel) -> LoadedModel:
-    """Check a model that is in memory already and switch it to our attention."""
+    """Check a model that is already in memory, and switch it to our attention."""
     _register_attention()
     check_config(model.config)
     check_class(type(model))
@@ -137,10 +137,12 @@ def prepare_model(model: PreTrainedModel) -> LoadedModel:
 
 
 def check_exactness(loaded: LoadedModel) -> None:
-    """Compute a short prompt in two chunks over scattered blocks, and by the model's own attention.
+    """Compare a short prompt's logits with those of the model's own attention.
 
-    Raises ModelRefused when they differ by more than rounding, or when a layer does not come by
-    exactly once. What only shows beyond this prompt (a window) was compared with the
+    The prompt is computed in two chunks over scattered blocks.
+
+    Raises ModelRefused when the results differ by more than rounding, or when a layer's attention
+    does not run exactly once. A sliding window longer than this prompt is compared with the
     configuration in each layer's call.
     """
     config = loaded.model.config
@@ -170,7 +172,7 @@ def check_exactness(loaded: LoadedModel) -> None:
 
 
 def _register_attention() -> None:
-    # No mask function is registered beside it, so models build no mask and hand over None.
+    # No mask function is registered, so models build no mask and pass None.
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
@@ -188,4 +190,4 @@ def _max_context_tokens(config: PretrainedConfig) -> int:
 
 
 def _ignore(_stage: str, _fraction: float) -> None:
-    """The progress of a load that nobody watches."""
+    """Drop the progress of the load."""

@@ -1,4 +1,4 @@
-"""Choosing the next token. A draw depends on the logits, the seed and the position alone."""
+"""Sampling of the next token. A draw depends on the logits, the seed and the position alone."""
 
 from hashlib import blake2b
 
@@ -15,11 +15,12 @@ def sample(
 ) -> int:
     """Draw the token at `position` from one row of logits (vocabulary).
 
-    Only `allowed` tokens are drawn (a bit each, lowest first; None: all). They are what the
-    parameters choose from: a token that is not allowed takes no place in top-k or top-p.
+    Only `allowed` tokens are drawn (a bit each, lowest first; None: all). A token that is not
+    allowed takes no place in top-k or top-p.
 
-    Temperature, then top-k, then top-p (the smallest set whose probability reaches it); the
-    token is where the cumulative distribution, most likely first, passes a uniform number.
+    The order is temperature, top-k, top-p (the smallest set whose probability reaches it). The
+    drawn token is the one at which the cumulative distribution, most likely first, passes a uniform
+    number.
     """
     num_kept = logits.shape[-1]
     if allowed is not None:
@@ -35,7 +36,7 @@ def sample(
     scaled = (values - values[0]).double() / params.temperature
     cumulative = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
     if params.top_p < 1.0:
-        # A token is kept while what lies before it has not reached top_p; the first always is.
+        # A token is kept while the sum before it has not reached top_p. The first is always kept.
         num_kept = 1 + int((cumulative[:-1] < params.top_p).sum())
         cumulative = cumulative[:num_kept]
     threshold = cumulative[-1] * uniform(params.seed, position)
@@ -44,7 +45,7 @@ def sample(
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), a hash of both: no generator state to keep or to restore."""
+    """A number in [0, 1), hashed from both. No generator state must be kept or restored."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return float(int.from_bytes(digest) >> (64 - _FRACTION_BITS)) / (1 << _FRACTION_BITS)
 

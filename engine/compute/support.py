@@ -1,6 +1,6 @@
-"""Which models can be served exactly, told from their configuration.
+"""Which models can be served exactly, decided from their configuration.
 
-What a configuration can't tell, the check at load does (`engine.compute.loading.check_exactness`).
+The check at load finds the rest (`engine.compute.loading.check_exactness`).
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout
 
-# Rotary frequencies that depend on the length of the longest sequence in the forward: a cached
-# key would be right for one length only, and sequences in a batch would influence each other.
+# These rotary frequencies depend on the longest sequence in the forward. A cached key would be
+# right for one length only, and sequences in a batch would influence each other.
 _LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 # Configuration attribute -> what it means when it is set to anything true.
 _UNSUPPORTED_ATTRIBUTES = {
@@ -32,7 +32,7 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def check_config(config: PretrainedConfig) -> None:
-    """Raise ModelRefused, naming the reason, for what the paged attention can't do exactly."""
+    """Raise ModelRefused, with the reason, if paged attention can't be exact for this model."""
     name = getattr(config, "model_type", "unknown")
     for attribute, meaning in _UNSUPPORTED_ATTRIBUTES.items():
         if getattr(config, attribute, None):
@@ -55,7 +55,7 @@ def check_class(model_class: type[PreTrainedModel]) -> None:
 
 
 def layer_windows(config: PretrainedConfig) -> list[int | None]:
-    """Each layer's sliding window in tokens, None where it sees everything."""
+    """Each layer's sliding window in tokens; None for a layer that sees everything."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:
@@ -64,7 +64,7 @@ def layer_windows(config: PretrainedConfig) -> list[int | None]:
 
 
 def kv_layout(config: PretrainedConfig, dtype: torch.dtype) -> KvLayout:
-    """The KV shape that the configuration promises; the first forward checks it."""
+    """The KV shape by the configuration. The first forward checks it."""
     num_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return KvLayout(

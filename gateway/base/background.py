@@ -8,7 +8,7 @@ from gateway.base.logs import get_logger
 
 
 async def pause(stopping: asyncio.Event, seconds: float) -> None:
-    """Sleep, but not beyond the moment when stopping is asked for."""
+    """Sleep until the time is over or `stopping` is set."""
     try:
         async with asyncio.timeout(seconds):
             await stopping.wait()
@@ -22,7 +22,10 @@ class Background:
         self._log = get_logger("background")
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start `work`; never awaits, so it is safe while a stream is being cancelled."""
+        """Start `work`.
+
+        This method never awaits, so it is safe while a stream is being cancelled.
+        """
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -34,7 +37,7 @@ class Background:
             self._log.error("task_failed", task=task.get_name(), error=repr(error))
 
     async def close(self, deadline_seconds: float) -> None:
-        """Let running tasks end, then cancel those that have not."""
+        """Let running tasks end. Cancel those that still run at the deadline."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=deadline_seconds)
         left = set(self._tasks)

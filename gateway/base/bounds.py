@@ -1,7 +1,8 @@
-"""What one request may ask for, and what all of them may hold: the gateway's one table of bounds.
+"""The gateway's bounds: what one request may ask for, and what all requests together may hold.
 
-Each is a setting. A request beyond one is refused before it costs, in its dialect's envelope, with
-the field's name and the bound. The README of this package has the table; a test compares the two.
+Each bound is a setting. A request beyond a bound is refused before any work is done for it. The
+error comes in the dialect's envelope and names the field and the bound. `gateway/README.md` has the
+table; a test compares the two.
 """
 
 from pydantic import BaseModel, Field
@@ -10,7 +11,7 @@ MEBIBYTE = 1 << 20
 
 
 class RequestBounds(BaseModel):
-    """What one request may have. Lengths of texts are in characters unless a field says bytes."""
+    """Bounds of one request. Lengths of texts are in characters unless a field says bytes."""
 
     body_limit_bytes: int = Field(
         default=32 * MEBIBYTE, ge=1024, description="Largest request body, in bytes"
@@ -64,7 +65,7 @@ class RequestBounds(BaseModel):
 
 
 class LoadBounds(BaseModel):
-    """What all requests together, or those of one workspace or address, may take."""
+    """Bounds of all requests together, of one workspace, or of one address."""
 
     bodies_bytes: int = Field(
         default=512 * MEBIBYTE,

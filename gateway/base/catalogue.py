@@ -1,4 +1,4 @@
-"""Which model ids clients may ask for, and what they mean."""
+"""The model ids that clients may ask for, and the engines' models behind them."""
 
 import tomllib
 from collections.abc import Iterable
@@ -18,7 +18,10 @@ class CatalogueError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """`engine_model` None means whatever the engines serve; `price` None means no price."""
+    """One id.
+
+    `engine_model` None means any model that the engines serve; `price` None means no price.
+    """
 
     id: str
     display_name: str
@@ -39,7 +42,7 @@ class Catalogue:
         self._claude_alias = claude_alias
 
     def find(self, requested: str, served: Iterable[str]) -> Model:
-        """Resolve an id, given what the engines serve; raise NotFound where it means nothing."""
+        """Resolve an id, given the models that engines serve. Raise NotFound for an unknown id."""
         if model := self._models.get(requested):
             return model
         for engine_model in served:
@@ -50,7 +53,7 @@ class Catalogue:
         raise NotFound(f"model: {requested[:128]}")
 
     def models(self, served: Iterable[str]) -> list[Model]:
-        """The table's ids, then those that engines bring along."""
+        """The table's ids, then the ids of the engines' own models."""
         own = [self._own(name, base_name(name)) for name in served]
         return [*self._models.values(), *(m for m in own if m.id not in self._models)]
 
@@ -64,7 +67,7 @@ class Catalogue:
 
 
 def is_served(wanted: str | None, engine_model: str) -> bool:
-    """Whether an engine with this model is what a `Model.engine_model` asks for."""
+    """Whether an engine with this model serves a `Model.engine_model`."""
     return wanted is None or wanted in (engine_model, base_name(engine_model))
 
 

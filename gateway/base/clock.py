@@ -1,4 +1,4 @@
-"""Time comes in from outside: the wall for display and ledger, monotonic for every duration."""
+"""The injected clock: wall time for display and ledger, monotonic time for every duration."""
 
 import time
 from collections.abc import Callable

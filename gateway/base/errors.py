@@ -42,7 +42,7 @@ class GatewayError(Exception):
     default: ClassVar[str] = "internal server error"
 
     def __init__(self, message: str | None = None, param: str | None = None) -> None:
-        """`param` is the field that is wrong, where the message does not begin with its path."""
+        """`param` is the wrong field's path, if the message does not begin with it."""
         super().__init__(message or self.default)
         self.param = param
 
@@ -96,7 +96,7 @@ class Forbidden(GatewayError):
 
 
 class SampleData(Forbidden):
-    """Nothing real may come into a database of sample data, and no turn is served on one."""
+    """The database holds sample data. It takes no real rows, and no turn is served on it."""
 
     default = "this gateway shows sample data and serves no turns"
 
@@ -132,7 +132,7 @@ class HeadTooLarge(GatewayError):
 
 
 class RequestTimeout(GatewayError):
-    """The connection is closed: the rest of such a request could be taken for the next one."""
+    """The connection is closed: the rest of this request could be read as the next one."""
 
     status = 408
     type = "invalid_request_error"
@@ -148,7 +148,7 @@ class BodyTimeout(RequestTimeout):
 
 
 class RateLimited(GatewayError):
-    """`retry_after` is in whole seconds, None where nobody knows."""
+    """`retry_after` is in whole seconds, None where it is not known."""
 
     status = 429
     type = "rate_limit_error"
@@ -200,7 +200,7 @@ class EngineTimeout(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """`retry_after` is in whole seconds; a guess where nothing tells."""
+    """`retry_after` is in whole seconds. It is a guess where the wait is not known."""
 
     status = 529
     type = "overloaded_error"

@@ -1,4 +1,4 @@
-"""What a key may do, and how much a workspace may use. Plain values, below everything else."""
+"""What a key may do, and how much a workspace may use. Plain values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +10,10 @@ KeyScope = Literal["inference", "read_only", "admin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """None is no limit. `monthly_spend` is in nano-dollars, of a calendar month in UTC.
+    """The limits of a workspace; None is no limit.
 
-    Tokens are the input without cache reads, and the output: what a turn makes an engine do.
+    Token limits count input without cache reads, and output. `monthly_spend` is in nano-dollars,
+    for a calendar month in UTC.
     """
 
     requests_per_minute: int | None = None

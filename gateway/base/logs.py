@@ -27,7 +27,7 @@ _STAMP: list[structlog.typing.Processor] = [
 
 
 def configure(level: str) -> None:
-    """Also for what libraries log: their lines are JSON too, with their logger as `part`."""
+    """Set up logging. Libraries' lines are JSON too, with the name of their logger as `part`."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -56,7 +56,7 @@ def configure(level: str) -> None:
 
 
 def _says_more(record: logging.LogRecord) -> bool:
-    """That a stop cuts streams off is said once, with their number; not the trace of each."""
+    """Drop the line of each stream that a stop cuts off. Another line gives their number."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, asyncio.CancelledError)
 

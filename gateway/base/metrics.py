@@ -16,7 +16,7 @@ _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
 class EngineState(NamedTuple):
-    """What is shown of one engine at the moment."""
+    """One engine's values at this moment."""
 
     is_ready: bool
     is_draining: bool
@@ -25,7 +25,7 @@ class EngineState(NamedTuple):
 
 
 class Children(dict[KeyT, MetricT]):
-    """A metric's children by their label, or labels: looking one up takes longer than counting."""
+    """A metric's children by label, kept because looking one up takes longer than counting."""
 
     def __init__(self, parent: MetricT) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Metrics:
         self.turns_by_outcome: Children[str, Counter] = Children(self.turns)
         self.first_token_by_cache: Children[str, Histogram] = Children(self.first_token_seconds)
         self.prefix_tokens_by_stage: Children[str, Counter] = Children(self.prefix_tokens)
-        # All of them from the beginning: what adds some up finds none missing.
+        # All labels exist from the beginning, so that a query that adds them up finds none missing.
         self._tokens = {kind: self.tokens.labels(kind) for kind in get_args(TokenClass)}
 
     def _add_routing(self) -> None:
@@ -212,7 +212,7 @@ class Metrics:
             self._tokens[token_class].inc(amount)
 
     def show_engines(self, engines: Mapping[str, EngineState]) -> None:
-        """By name; one that was removed is shown no more."""
+        """Show these engines, by name. A removed engine is no longer shown."""
         gauges = (self.engine_up, self.engine_draining, self.engine_breaker, self.engine_names)
         for gauge in gauges:
             gauge.clear()

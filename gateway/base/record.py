@@ -1,4 +1,4 @@
-"""The record of one turn: what the journal keeps, the ledger stores and the admin API shows."""
+"""The record of one turn, as the journal keeps it and the ledger stores it."""
 
 from datetime import datetime
 
@@ -6,27 +6,31 @@ import msgspec
 
 from engine.protocol import InputUsage
 
-# What the ledger's column holds.
+# The width of the ledger's column.
 MODEL_CHARACTERS = 128
 CLIENT_LEFT = "client_disconnect"
 
 
 class TurnRecord(msgspec.Struct, kw_only=True):
-    """One turn as journal and ledger keep it. Written twice: at the opening and at the close.
+    """One turn. The record is written at the opening and again at the close.
 
     `outcome` is a finish reason of the engine, or why there is none. Token counts of a turn that
-    never started are 0, but for what a client that left had the engine compute: see
-    `take_prefill`. Money is in nano-dollars and None where the model has no price.
-    `fingerprint` is packed (`prompt/fingerprint.py`); `num_removed` nonces were left out of the
-    prompt. `prefix` is the name (16 hex digits, keyed by scope) of the deepest prefix that the
-    client marked, `prefix_ttl` what it marked it with. `stop_reason` is the engine's word for why
-    it stopped, also where the outcome is another (`cancelled` of a client that left).
-    `queue_seconds`, `prefill_seconds` and `decode_seconds` are the engine's; None where it did not
-    tell them. `attempt` counts from 1 the engines that the turn was sent to; `engine` is the last.
-    Of the prompt, `available_tokens` were held by the engine that held most, `captured_tokens` by
-    the one that was chosen, as far as the gateway knew; None where the turn never started.
+    never started are 0. A client that left early is the exception: see `take_prefill`. Money is in
+    nano-dollars and None where the model has no price.
 
-    Whatever is added must have a default: a journal may hold records of an earlier version.
+    `fingerprint` is packed (`prompt/fingerprint.py`). `num_removed` counts the nonces that were
+    left out of the prompt. `prefix` is the name (16 hex digits, keyed by scope) of the deepest
+    prefix that the client marked, `prefix_ttl` its TTL.
+
+    `stop_reason` is the engine's reason for stopping. It can differ from the outcome: a client that
+    left has the outcome `cancelled`. `queue_seconds`, `prefill_seconds` and `decode_seconds` come
+    from the engine; None where it did not send them.
+
+    `attempt` numbers the engines that the turn was sent to, from 1; `engine` is the last one.
+    `available_tokens` of the prompt were held by the engine that held most, `captured_tokens` by
+    the chosen engine, as far as the gateway knew; None where the turn never started.
+
+    A new field must have a default, because a journal may hold records of an earlier version.
     """
 
     id: str
@@ -69,11 +73,11 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 
     @property
     def request_id(self) -> str:
-        """What its engine knows it by: another attempt is another request."""
+        """The id of this attempt at its engine. Each attempt is a request of its own."""
         return self.id if self.attempt == 1 else f"{self.id}.{self.attempt}"
 
     def begin_anew(self) -> None:
-        """The next attempt: what an earlier one told is not this turn's."""
+        """Begin the next attempt: clear the counts of the one before."""
         self.attempt += 1
         self.epoch = self.miss_reason = self.fingerprint = None
         self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
@@ -82,8 +86,11 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         self.take_usage(InputUsage(input_tokens=0))
 
     def take_prefill(self, num_tokens: int) -> None:
-        """What an engine computed of a prompt whose answer never began. A client that left pays it
-        as uncached input; where the engine or the gateway failed it is nobody's to pay."""
+        """Count what an engine computed of a prompt whose answer never began.
+
+        A client that left pays it as uncached input. Nobody pays it where the engine or the gateway
+        failed.
+        """
         self.computed_tokens = num_tokens
         if self.outcome == CLIENT_LEFT:
             self.input_tokens = num_tokens
@@ -98,6 +105,9 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 
 
 def turn_of(request_id: str) -> tuple[str, int]:
-    """The turn and the attempt of a `TurnRecord.request_id`, or of whatever else it is."""
+    """Split a `TurnRecord.request_id` into turn and attempt.
+
+    An id without a number is attempt 1.
+    """
     turn_id, _, attempt = request_id.partition(".")
     return turn_id, int(attempt) if attempt.isdecimal() else 1

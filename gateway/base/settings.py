@@ -45,8 +45,8 @@ class Setting(NamedTuple):
 class EnginePlace(NamedTuple):
     """One engine of HOLDFAST_ENGINES.
 
-    The name is what ledger rows, metrics and the admin API call it. It depends on nothing but its
-    own entry, so that a list in another order means the same engines.
+    Ledger rows, metrics and the admin API call the engine by this name. The name depends on the
+    engine's own entry alone, so a list in another order means the same engines.
     """
 
     name: str
@@ -54,7 +54,10 @@ class EnginePlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "EnginePlace":
-        """`name=URL`, or a URL, which is then named by its host and port (and path)."""
+        """Read `name=URL`, or a URL alone.
+
+        An engine without a name is called by its host and port (and path).
+        """
         if not text.startswith(("http://", "https://")):
             name, _, url = text.partition("=")
             return cls(name.strip(), url.strip())
@@ -68,7 +71,7 @@ class EnginePlace(NamedTuple):
 
 
 class DatabaseSettings(BaseSettings):
-    """What a migration needs; the rest of the settings builds on it."""
+    """The settings that a migration needs. The other settings build on them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
@@ -90,7 +93,7 @@ class DatabaseSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Values come from `load` only, so that one place decides what the environment means."""
+        """Take values from `load` only, so that one place reads the environment."""
         return (init_settings,)
 
     @property
@@ -99,7 +102,7 @@ class DatabaseSettings(BaseSettings):
 
     @property
     def sqlite_path(self) -> Path | None:
-        """Where the ledger lies, if it is a SQLite file."""
+        """The path of the ledger, if it is a SQLite file."""
         prefix = "sqlite+aiosqlite:///"
         path = self.ledger_url.removeprefix(prefix)
         return Path(path) if self.ledger_url.startswith(prefix) and path else None

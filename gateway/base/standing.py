@@ -1,10 +1,10 @@
-"""Where a workspace stands against its limits of a minute."""
+"""How much of its limits per minute a workspace has left."""
 
 from typing import NamedTuple
 
 
 class Standing(NamedTuple):
-    """`reset_seconds` until all of `limit` is there again, if nothing more is used."""
+    """One limit. After `reset_seconds` without use, all of `limit` is there again."""
 
     limit: int
     remaining: int

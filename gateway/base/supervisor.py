@@ -1,9 +1,9 @@
-"""Runs the loops that live as long as the process, and starts one again that ends by an exception.
+"""Runs the loops that live as long as the process, and restarts a loop that raised an exception.
 
-A loop is expected to handle what it expects. Whatever else it raises is logged with its traceback,
-counted, and the loop is started again after a pause that doubles. A loop is *failing* from its
-third end in a row on, and also while it has been down for longer than DOWN_SECONDS. It is well
-again when it has run for STEADY_SECONDS without an end.
+A loop handles the errors that it expects. Any other exception is logged with its traceback and
+counted. Then the loop is started again, after a pause that doubles each time. A loop is *failing*
+from its third end in a row on, and also while it has been down for longer than DOWN_SECONDS. It is
+well again after it has run for STEADY_SECONDS.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _FAILING_ENDS = 3
 _STOP_SECONDS = 6.0
 
 Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-"""It runs until the event is set."""
+"""A loop runs until the event is set."""
 CountEnd = Callable[[str], None]
 """Counts one unexpected end, by the loop's kind."""
 
@@ -40,7 +40,7 @@ class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched:
-    """The history of one loop: when it was started, and how often in a row it ended."""
+    """The history of one loop: when it started, and how many times in a row it ended."""
 
     def __init__(self, name: str, kind: str, monotonic: Callable[[], float]) -> None:
         self.name = name
@@ -55,12 +55,12 @@ class Watched:
         self._since, self._is_running = self._monotonic(), True
 
     def goes_on(self) -> None:
-        """Another round: the first one after an end is a new start."""
+        """Note another round. The first round after an end is a new start."""
         if not self._is_running:
             self.started()
 
     def ended(self, error: BaseException) -> float:
-        """Note the end; return after how many seconds the loop is to be started again."""
+        """Note the end. Return the pause before the next start, in seconds."""
         now = self._monotonic()
         if self._is_running and now - self._since >= STEADY_SECONDS:
             self._num_ends = 0
@@ -100,9 +100,9 @@ class Supervisor:
         return [watched.health for watched in list(self._watched.values()) if watched.is_failing]
 
     def start(self, name: str, loop: Loop, kind: str | None = None) -> None:
-        """Run `loop` until `stop`; it may return earlier where its work is done for good.
+        """Run `loop` until `stop`. The loop may return earlier if its work is done for good.
 
-        `kind` is the metric's label, where several loops do the same for one engine each.
+        `kind` is the metric's label. Loops that do the same work, each for one engine, share it.
         """
         watched = self._watched[name] = Watched(name, kind or name, self._monotonic)
         stopping = asyncio.Event()
@@ -110,7 +110,7 @@ class Supervisor:
         self._tasks[name] = (task, stopping)
 
     async def stop(self, name: str, wait_seconds: float = _STOP_SECONDS) -> None:
-        """Let a loop end between two rounds; cancel it where that takes too long."""
+        """Let a loop end between two rounds. Cancel it if that takes longer than `wait_seconds`."""
         self._watched.pop(name, None)
         if (running := self._tasks.pop(name, None)) is None:
             return
@@ -124,7 +124,7 @@ class Supervisor:
     def guard(self, name: str, work: Callable[[], None]) -> None:
         """Run `work`, one round of a thread that lives as long as the process.
 
-        What it raises is noted like the end of a loop, and then the thread pauses.
+        An exception is noted like the end of a loop, and then the thread pauses.
         """
         watched = self._watched.get(name)
         if watched is None:
@@ -150,7 +150,7 @@ class Supervisor:
     def _ended(self, watched: Watched, error: Exception) -> float:
         seconds = watched.ended(error)
         self._count_end(watched.kind)
-        # As text: what renders exceptions by itself may show the values of variables.
+        # The traceback is logged as text: other renderers may show the values of variables.
         trace = "".join(traceback.format_exception(error))
         self._log.error("loop_ended", loop=watched.name, retry_seconds=seconds, trace=trace)
         return seconds

@@ -1,7 +1,7 @@
-"""The operator's own prices and the published ones, taken over from files while they change.
+"""The operator's own prices and the published ones, read again when their files change.
 
-There are two files of one form. The operator's own prices make a turn's cost. Published prices of
-hosted models only answer what the same traffic would have cost there.
+Both files have the same form. The operator's own prices make a turn's cost. Published prices of
+hosted models are for comparison only: what would the same traffic have cost there?
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _REFRESH_SECONDS = 5.0
 
 
 class PriceBook:
-    """The operator's prices and the published ones; `refresh` takes over files that changed."""
+    """The operator's prices and the published ones. `refresh` reads files that changed."""
 
     def __init__(self, own: Path | None = None, hosted: Path | None = None) -> None:
         """Raise PriceError where a file is wrong."""
@@ -26,11 +26,11 @@ class PriceBook:
         self.own, self.hosted = (load_prices(path) for path in self._paths)
 
     def find(self, model: str, on: date) -> Price | None:
-        """The operator's own price of a model. Published prices never cost anybody here."""
+        """The operator's own price of a model. Published prices make no cost."""
         return self.own.find(model, on)
 
     def refresh(self) -> bool:
-        """Read files that changed and say whether any had; on PriceError the old prices stay."""
+        """Read files that changed; return whether any had. On PriceError the old prices stay."""
         stamps = [_stamp(path) for path in self._paths]
         if stamps == self._stamps:
             return False
@@ -40,7 +40,7 @@ class PriceBook:
         return True
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Refresh every few seconds, and log what could not be taken over."""
+        """Refresh every few seconds. Log a file that is wrong."""
         log = get_logger("prices")
         while not stopping.is_set():
             try:

@@ -1,4 +1,4 @@
-"""Price files: TOML with one [[price]] table for each model and the day from which it holds.
+"""Price files: TOML with one [[price]] table for each model and each first day of its prices.
 
 The form is described in `price_sheets.toml`. An error names the file, the entry and the field.
 """
@@ -51,7 +51,7 @@ def _is_band(value: int) -> int:
 
 
 _Nano = Annotated[NanoDollars, BeforeValidator(_exact)]
-# With the day and a digest a model's name must fit the ledger's column.
+# A model's name, the day and a digest together must fit the ledger's column.
 _Model = Annotated[str, Field(pattern=r"^[^@#\s]{1,72}\z")]
 
 
@@ -134,7 +134,7 @@ def _rules_between_entries(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _tables(document: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """The entries that are tables with a name for their model."""
+    """The entries that are tables and name a model."""
     found = document.get("price")
     tables = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     return [table for table in tables if isinstance(table.get("model"), str)]
@@ -159,7 +159,7 @@ def _problem(error: ErrorDetails, document: dict[str, Any]) -> str:
 
 
 def _entry(document: dict[str, Any], number: int) -> str:
-    """The entry's number, and its model where that is one line."""
+    """The entry's number, and its model's name if that is a single line."""
     table = document["price"][number]
     model = table.get("model") if isinstance(table, dict) else None
     is_line = isinstance(model, str) and model.isprintable()

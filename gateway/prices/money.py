@@ -30,7 +30,7 @@ def per_million(price: NanoDollars) -> str:
 
 
 def dollars(amount: NanoDollars) -> str:
-    """Write an amount exactly, for people and logs."""
+    """Write an amount exactly, in dollars."""
     sign = "-" if amount < 0 else ""
     whole, nano = divmod(abs(amount), _NANO_PER_DOLLAR)
     fraction = f"{nano:09d}".rstrip("0")

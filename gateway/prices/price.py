@@ -13,8 +13,8 @@ from gateway.prices.money import NanoDollars
 PROMPT_BANDS = (32_000, 64_000, 100_000, 128_000, 200_000, 256_000, 272_000, 512_000)
 """Prompt lengths, in tokens, above which a price may change.
 
-The list is fixed: the ledger keeps a sum for each of these lengths, so that any sheet can price the
-sums exactly when their turns are gone.
+The list is fixed. The ledger keeps a sum for each of these lengths, so that any sheet can price the
+sums exactly after their turns were deleted.
 """
 
 
@@ -52,7 +52,7 @@ class Band:
 class Cost:
     """`without_cache` is the cost of the same tokens without a cache.
 
-    `saved` is negative while writes have not been read.
+    `saved` is negative until the writes have been read often enough.
     """
 
     actual: NanoDollars
@@ -94,7 +94,7 @@ class Price:
 
 
 def cost_at(rates: TokenPrices, counts: TokenCounts) -> Cost:
-    """The cost of tokens, of one turn or many, at the same rates."""
+    """The cost of the tokens of one turn or of many, at the same rates."""
     output = counts.output * rates.output
     actual = (
         counts.input * rates.input

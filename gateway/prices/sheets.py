@@ -11,7 +11,7 @@ _MAX_REMEMBERED = 1024
 
 
 class PriceSheets:
-    """`source` and `as_of` tell where and when published prices were read."""
+    """All prices of a file. `source` and `as_of` say where and when published prices were read."""
 
     def __init__(
         self, prices: Iterable[Price], source: str | None = None, as_of: date | None = None
@@ -21,11 +21,15 @@ class PriceSheets:
         # Turns of an earlier version have ids without a digest.
         self._of_id = {price.id.partition("#")[0]: price for price in self.all}
         self._of_id |= {price.id: price for price in self.all}
-        # Every turn looks its model up. Clients choose model ids, so the memory is bounded.
+        # Every turn looks up its model. Clients choose the ids, so the number of remembered ids is
+        # bounded.
         self._find_once = lru_cache(maxsize=_MAX_REMEMBERED)(self._find)
 
     def find(self, model: str, on: date) -> Price | None:
-        """The model's price on that day; of several matching aliases the first model by name."""
+        """The model's price on that day.
+
+        If several models' aliases match, the first model by name counts.
+        """
         return self._find_once(model, on)
 
     def _find(self, model: str, on: date) -> Price | None:
@@ -37,7 +41,7 @@ class PriceSheets:
         return named[-1] if named else None
 
     def with_id(self, price_id: str) -> Price | None:
-        """The price that a turn was priced with, if it is still in the file."""
+        """The price with this id, if it is still in the file."""
         return self._of_id.get(price_id)
 
     def current(self, on: date) -> list[Price]:

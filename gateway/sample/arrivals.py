@@ -1,4 +1,4 @@
-"""When the sample month's turns begin: by day and night, by weekday, in talks with pauses."""
+"""When the sample month's turns begin: by hour and weekday, in talks with pauses."""
 
 import random
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from gateway.sample.cast import APPS, App, Rhythm
 
 DAYS = 30
 _HOURS = DAYS * 24
-# Of the pauses within a talk: how many are a coffee, and how many a meeting.
+# The shares of a talk's pauses that are short breaks, and that are long ones.
 _COFFEE, _MEETING = 0.06, 0.012
 _TOKEN_SECONDS = 0.036
 _DAY_MS = 86_400_000
@@ -17,7 +17,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A turn that begins: the `turn`-th (from 0) of a talk, after `compactions` of its history."""
+    """The beginning of a talk's turn number `turn` (from 0), after `compactions` of its history."""
 
     ms: int
     app: App
@@ -29,7 +29,7 @@ class Arrival:
 
 
 def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arrival]:
-    """About `num_turns` of them in the 30 days before `until`, in order of time."""
+    """About `num_turns` arrivals in the 30 days before `until`, in order of time."""
     made: list[Arrival] = []
     for app in APPS:
         made += _of_app(app, until, int(num_turns * app.share), chance)
@@ -37,7 +37,7 @@ def arrivals(until: datetime, num_turns: int, chance: random.Random) -> list[Arr
 
 
 def weight(rhythm: Rhythm, moment: datetime) -> float:
-    """How much goes on in the hour that begins at `moment` (UTC), against the busiest of all."""
+    """The traffic of the hour that begins at `moment` (UTC), as a share of the busiest hour's."""
     hour, is_weekend = moment.hour, moment.weekday() >= 5
     match rhythm:
         case "night":
@@ -54,7 +54,7 @@ def weight(rhythm: Rhythm, moment: datetime) -> float:
 def _of_app(app: App, until: datetime, count: int, chance: random.Random) -> list[Arrival]:
     first = until - timedelta(days=DAYS)
     hours = [first + timedelta(hours=hour) for hour in range(_HOURS)]
-    # A team that grows: the last day has a third more than the first.
+    # The team grows: the last day has a third more turns than the first.
     weights = [
         weight(app.rhythm, hour) * (1 + number / _HOURS / 3) for number, hour in enumerate(hours)
     ]
@@ -86,12 +86,12 @@ def _pause(app: App, chance: random.Random) -> float:
         return chance.uniform(3700, 9000)
     if kind < _MEETING + _COFFEE:
         return chance.uniform(320, 2400)
-    # Nobody asks again before the longest answer could have ended.
+    # No pause is shorter than the longest answer.
     return 2.0 + app.answer[1] * _TOKEN_SECONDS + chance.expovariate(1 / app.pause_seconds)
 
 
 def day_of(ms: int, until: datetime) -> int:
-    """Which day of the month, from 0, a moment is in."""
+    """The day of the month, from 0, of a moment."""
     first = int(until.timestamp() * 1000) - DAYS * _DAY_MS
     return (ms - first) // _DAY_MS
 

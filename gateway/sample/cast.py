@@ -1,7 +1,7 @@
-"""Who acts in the sample month: applications of some workspaces, and the engines they run on.
+"""The sample month's workspaces, their applications, and the engines.
 
-Names are made up. Each application shows one habit: one pays back, one waits longer between turns
-than its TTL, one puts the time in front of its prompt and never reads what it paid for.
+Names are made up. Each application shows one habit. One pays back its writes. One waits longer
+between turns than its TTL. One begins its prompt with the time and never reads what it wrote.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ Rhythm = Literal["office", "night", "weekend", "always"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """One application. Lengths are tokens, from and to; `share` is its part of the month's turns.
+    """One application. Lengths are ranges in tokens; `share` is its part of the month's turns.
 
-    A talk has `talk_turns` turns on average, `pause_seconds` apart; each turn sends the ones before
-    again and marks its end, where `marks_turns`. `system_ttl` marks the system prompt. With
-    `stamps` the prompt begins with the time, so no two are alike.
+    A talk has `talk_turns` turns on average, `pause_seconds` apart. Each turn sends the earlier
+    ones again. With `marks_turns` it also marks its own end. `system_ttl` marks the system prompt.
+    With `stamps` the prompt begins with the time, so no two prompts are alike.
     """
 
     workspace: str
@@ -43,9 +43,9 @@ class App:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """An engine: what it serves, how fast, from which day of the month on, and when it restarts.
+    """An engine: its model, its speed, its first day in the month, and its restarts.
 
-    A restart is the day and hour (UTC) at which it goes away, and for how many minutes.
+    A restart is the day and the hour (UTC) at which the engine ends, and its minutes of downtime.
     """
 
     name: str

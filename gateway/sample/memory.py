@@ -1,7 +1,7 @@
-"""What the sample month's engines hold: entries with TTLs, restarts, and what does not fit.
+"""What the sample month's engines hold: entries with TTLs, restarts, and full memory.
 
-A model of an engine's cache by the rules of the contract, at the level of entries: enough to say
-for each turn what it reads, what it writes and why it missed.
+A model of an engine's cache at the level of entries, by the rules of the contract. It says for each
+turn what it reads, what it writes and why it missed.
 """
 
 import random
@@ -11,14 +11,14 @@ from engine.protocol import TTL_SECONDS, MissReason, Ttl
 from gateway.sample.cast import Machine
 
 LOOKBACK_POSITIONS = 20
-# How many entries an engine's lease budget has room for; beyond them a new one is best-effort.
+# The number of entries in an engine's lease budget. A further entry is best-effort.
 _LEASED_ENTRIES = 260
 _BEST_EFFORT_SECONDS = (40.0, 400.0)
 
 
 @dataclass(slots=True)
 class Held:
-    """An entry: readable from `ready_ms` until `until_ms`, and no longer than `evicted_ms`."""
+    """An entry, readable from `ready_ms` until the earlier of `until_ms` and `evicted_ms`."""
 
     tokens: int
     ttl: Ttl
@@ -34,7 +34,7 @@ class Held:
 
 @dataclass(slots=True)
 class EngineMemory:
-    """One engine over the month. `downs` are the times, from and to in ms, when it is away."""
+    """One engine over the month. `downs` are its downtimes, as ranges in ms."""
 
     machine: Machine
     first_ms: int
@@ -51,7 +51,7 @@ class EngineMemory:
         return any(ms < start <= ms + duration_ms for start, _ in self.downs)
 
     def epoch_at(self, ms: int) -> str:
-        """Its epoch now; with a new one nothing of the old is held."""
+        """The engine's epoch at this moment. A new epoch begins with nothing held."""
         number = sum(end <= ms for _, end in self.downs)
         if number != self._epoch:
             self._epoch = number
@@ -60,7 +60,7 @@ class EngineMemory:
         return self.epochs[number]
 
     def read(self, keys: list[str], ms: int) -> tuple[int, str | None]:
-        """The longest live entry at most 20 positions back: its tokens and key, and refresh it."""
+        """Refresh the longest live entry at most 20 positions back; return its tokens and key."""
         for key in reversed(keys[-LOOKBACK_POSITIONS - 1 :]):
             held = self.entries.get(key)
             if held is not None and held.ready_ms <= ms and held.why_gone(ms) is None:
@@ -69,12 +69,12 @@ class EngineMemory:
         return 0, None
 
     def holds(self, keys: list[str], ms: int) -> int:
-        """Tokens of the deepest of these that is held now."""
+        """Tokens of the deepest of these keys that is held at this moment."""
         live = [self.entries[key] for key in keys if key in self.entries]
         return max((held.tokens for held in live if held.why_gone(ms) is None), default=0)
 
     def why_missing(self, keys: list[str], ms: int) -> MissReason | None:
-        """What became of the deepest of these that ever was here."""
+        """Why the deepest of these keys that was ever held is gone."""
         for key in reversed(keys):
             held = self.entries.get(key)
             if held is not None:
@@ -103,7 +103,7 @@ class EngineMemory:
         return sum(held.evicted_ms is None and held.until_ms > ms for held in self.entries.values())
 
     def _forget(self, ms: int) -> None:
-        """What ended over two hours ago is no longer remembered."""
+        """Forget what ended over two hours ago."""
         if len(self.entries) > 4 * _LEASED_ENTRIES:
             old = [key for key, held in self.entries.items() if held.until_ms < ms - 7_200_000]
             for key in old:

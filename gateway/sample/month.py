@@ -1,8 +1,8 @@
 """A made-up month of turns, deterministic by its seed: what a gateway would have recorded.
 
-Each turn is routed to an engine, looked up in what that one holds (`memory.py`), timed at the
-engine's rates (`serving.py`), and priced by the product's own price sheets. What follows from
-something else is not drawn: reads, writes and miss reasons come out of TTLs, restarts and places.
+Each turn is routed to an engine and looked up in that engine's memory (`memory.py`). It is timed at
+the engine's rates (`serving.py`) and priced by the product's own price sheets. Reads, writes and
+miss reasons are not drawn at random: they follow from TTLs, restarts and routing.
 """
 
 import random
@@ -20,7 +20,7 @@ from gateway.sample.memory import EngineMemory
 from gateway.sample.prompts import Talk, Written, write
 from gateway.sample.serving import serve
 
-# Days on which the system prompts were changed: everything is written anew.
+# Days on which the system prompts changed, so that everything is written anew.
 _DEPLOYMENTS = (4, 11, 18, 25)
 _ELSEWHERE = 0.02
 _INSTANCE = "5a3b1e00"
@@ -29,7 +29,7 @@ Engines = dict[str, EngineMemory]
 
 
 def scope_of(workspace: str) -> str:
-    """A scope of nobody: sample data belongs to no installation's secret."""
+    """A scope that no installation's secret gives: it is for sample data only."""
     return f"{random.Random(workspace).getrandbits(128):032x}"  # noqa: S311 - names, no secret
 
 
@@ -95,7 +95,7 @@ class Month:
     def _route(
         self, arrival: Arrival, written: Written, engines: Engines, chance: random.Random
     ) -> EngineMemory | None:
-        """Mostly the engine that holds most of it; None while none is up."""
+        """Mostly the engine that holds most of the prompt; None while no engine is up."""
         app, ms = arrival.app, arrival.ms
         up = [
             e
@@ -106,7 +106,7 @@ class Month:
             return None
         holder = max(up, key=lambda engine: engine.holds(written.keys, ms))
         if arrival.turn == 0 or not holder.holds(written.keys, ms):
-            # Talks, or the prompts of what has none, are spread over the engines.
+            # Talks are spread over the engines; so are the prompts of applications without talks.
             holder = up[(arrival.talk if app.talk_turns > 1 else arrival.prompt) % len(up)]
         return holder if chance.random() > _ELSEWHERE else chance.choice(up)
 
@@ -130,7 +130,7 @@ def _opened(arrival: Arrival, written: Written, suffix: str) -> TurnRecord:
 
 
 def _refine(record: TurnRecord, is_compacted: bool, is_elsewhere: bool) -> None:
-    """As the gateway does: only what the engine has no word for."""
+    """Refine the miss reason as the gateway does: only where the engine knows no better one."""
     if record.miss_reason != "cold":
         return
     if is_elsewhere:

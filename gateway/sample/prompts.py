@@ -1,6 +1,6 @@
-"""The prompts of the sample month: short stand-ins for texts, with the lengths that they stand for.
+"""The prompts of the sample month: short stand-ins for texts, with the texts' lengths.
 
-Names and fingerprints are made of them as of any prompt; nothing of a text is kept.
+Names and fingerprints are made of the stand-ins as of any prompt. No text is kept.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from gateway.sample.arrivals import Arrival
 _BYTES_PER_TOKEN = 4
 _TOOLS_PART = 0.45
 _SUMMARY_TOKENS = 900
-# What a template writes behind the last message.
+# The tokens that a template writes behind the last message.
 SCAFFOLD_TOKENS = 6
 
 
@@ -35,7 +35,7 @@ class Talk:
     compactions: int = 0
 
     def ask(self, arrival: Arrival, tokens: int) -> bool:
-        """Whether the history was replaced by a summary for it."""
+        """Add a question. Return whether a summary replaced the history before it."""
         is_compacted = arrival.compactions != self.compactions
         if is_compacted:
             self.compactions = arrival.compactions
@@ -50,8 +50,10 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A prompt as the gateway sees it. `keys` are the names of its segment ends, `marks` those of
-    its breakpoints."""
+    """A prompt as the gateway sees it.
+
+    `keys` are the names at its segment ends, `marks` those at its breakpoints.
+    """
 
     prompt: Prompt
     prefixes: list[Prefix]

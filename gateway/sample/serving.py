@@ -1,4 +1,4 @@
-"""What one turn of the sample month reads, writes and takes on the engine that it was sent to."""
+"""What one turn of the sample month reads and writes on its engine, and how long it takes."""
 
 import random
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from gateway.sample.memory import EngineMemory
 from gateway.sample.prompts import Mark, Written
 
 MIN_CACHE_TOKENS = 1024
-# What the gateway and the wire add to the engine's own time.
+# The time that gateway and network add to the engine's own.
 _OVERHEAD_SECONDS = 0.004
 _QUEUE_SECONDS = 0.09
 _TIMEOUT, _GONE, _LENGTH, _TOOL_USE = 0.0012, 0.008, 0.02, 0.6
@@ -23,7 +23,10 @@ def serve(
     place: EngineMemory,
     chance: random.Random,
 ) -> str | None:
-    """Fill in what the engine would have told; return why it missed, None where it did not."""
+    """Fill in the counts that the engine would have sent.
+
+    Return why the turn missed, None if it hit.
+    """
     ms, epoch = arrival.ms, place.epoch_at(arrival.ms)
     record.engine, record.epoch = place.machine.name, epoch
     if chance.random() < _TIMEOUT:
@@ -47,7 +50,7 @@ def serve(
 def _read(
     written: Written, marks: list[Mark], place: EngineMemory, ms: int
 ) -> tuple[int, str | None]:
-    """The longest entry that a breakpoint finds, its own position first, 20 positions back."""
+    """The longest entry that a breakpoint finds: at its position or up to 20 positions back."""
     keys = written.keys
     for mark in reversed(marks):
         tokens, key = place.read(keys[: keys.index(mark.key) + 1], ms)
@@ -63,7 +66,10 @@ def _why(
     place: EngineMemory,
     key: str | None,
 ) -> str | None:
-    """Why the last marker was not read, as far as the engine knows; `cold` where it does not."""
+    """Why the last marker was not read, as far as the engine knows.
+
+    `cold` is the answer otherwise.
+    """
     if not written.marks:
         return "no_breakpoint"
     if not marks:
@@ -83,7 +89,7 @@ def _why(
 def _automatic(
     arrival: Arrival, written: Written, reason: str | None, chance: random.Random
 ) -> int:
-    """Reuse that nobody marked: of what is in memory by chance, and of what another computes."""
+    """Unmarked reuse: of content that happens to be in memory, or that another turn computes."""
     end = written.lengths[arrival.app.num_tools]
     if reason == "in_progress_race":
         return end
@@ -115,7 +121,7 @@ def _take_time(
     place: EngineMemory,
     chance: random.Random,
 ) -> None:
-    """Queue by how busy the hour is, prefill by what is computed."""
+    """Set the times: the queue by the hour's traffic, the prefill by the computed tokens."""
     busy = weight("office", datetime.fromtimestamp(arrival.ms / 1000, UTC))
     record.queue_seconds = chance.expovariate(1 / (0.001 + _QUEUE_SECONDS * busy**2))
     rate = place.machine.prefill_tokens_per_second
@@ -125,7 +131,7 @@ def _take_time(
 
 
 def _end(record: TurnRecord, arrival: Arrival, place: EngineMemory, chance: random.Random) -> None:
-    """How it ended, and how long it took; an engine that goes away takes its turns along."""
+    """Set the outcome and the duration. Turns fail when their engine goes down."""
     output = chance.randint(*arrival.app.answer)
     fate = chance.random()
     if fate < _GONE:

@@ -1,4 +1,7 @@
-"""Workspaces get names, limits and an end; keys scopes, expiry, last use and rotation."""
+"""Workspaces get names, limits and an archive date.
+
+Keys get scopes, expiry, last use and rotation.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,7 +17,8 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "month
 
 
 def upgrade() -> None:
-    # Not in a batch: that may make the table anew, which SQLite refuses while keys refer to it.
+    # No batch here: a batch may make the table anew, and SQLite refuses that while keys refer to
+    # it.
     for column in (
         sa.Column("display_name", sa.String(128), nullable=False, server_default=""),
         sa.Column("archived_at", UtcDateTime(), nullable=True),
@@ -40,9 +44,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Keys of other scopes must not turn into keys that may do more: they end.
+    """Revoke keys of other scopes, so that they do not become keys that may do more.
 
-    So do keys of archived workspaces, and those that have an end of their own.
+    Keys of archived workspaces and keys with an expiry are revoked too.
     """
     op.execute(
         "UPDATE api_keys SET revoked_at = CURRENT_TIMESTAMP WHERE revoked_at IS NULL AND"

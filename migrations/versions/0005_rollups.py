@@ -1,4 +1,4 @@
-"""Sums over turns: by hour and day, times to first token, prefixes; what was there is counted."""
+"""Sums over turns: by hour and day, times to first token, prefixes. Existing turns are counted."""
 
 import sqlalchemy as sa
 from alembic import op

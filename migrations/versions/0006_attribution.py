@@ -1,4 +1,4 @@
-"""Turns: how much of the prompt some engine held, and how much the chosen one."""
+"""Turns: how much of the prompt the best engine held, and how much the chosen one held."""
 
 import sqlalchemy as sa
 from alembic import op

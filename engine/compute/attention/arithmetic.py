@@ -1,4 +1,7 @@
-"""The arithmetic of attention, and the sequences that decode: one new token each, done together."""
+"""The arithmetic of attention.
+
+Decoding sequences, with one new token each, are attended together.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.compute.batch import DecodeGroup, SharedGroup
 from engine.compute.kv import KvPool
 
-# Shared blocks are read in pieces of about so many tokens: their scores stay in the CPU's caches,
-# and a long prefix needs no memory of its length times the sequences.
+# Shared blocks are read in pieces of about this many tokens. The scores of a piece stay in the
+# CPU's caches. The memory for scores does not grow with the prefix's length.
 _PIECE_TOKENS = 2048
 
 
@@ -55,7 +58,7 @@ def attend_decodes(
 def attend_shared(
     query: torch.Tensor, group: SharedGroup, pool: KvPool, layer: Layer
 ) -> torch.Tensor:
-    """As `attend_decodes`, the common blocks read once for all (heads, sequences, head_dim)."""
+    """As `attend_decodes`, but common blocks are read once for all (heads, sequences, head_dim)."""
     num_heads, num_sequences, head_dim = query.shape
     kv_heads = pool.layout.num_kv_heads
     grouped = _by_kv_head(query, kv_heads)
@@ -98,7 +101,7 @@ def _read_keys(
 def _read(
     group: DecodeGroup, pool: KvPool, layer: Layer
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys and values (sequences, kv_heads, keys, head_dim), and who sees what of them."""
+    """Keys and values (sequences, kv_heads, keys, head_dim), and the mask of visible keys."""
     first = first_visible_block(group.earliest - group.offset, layer.window, pool.block_size)
     blocks = group.blocks[:, first:]
     num_sequences, num_blocks = blocks.shape
@@ -153,14 +156,14 @@ def _scores(query: torch.Tensor, keys: torch.Tensor, layer: Layer) -> torch.Tens
 
 
 def first_visible_block(position: int, window: int | None, block_size: int) -> int:
-    """The first block of which the token at `position` sees anything."""
+    """The first block in which the token at `position` sees a key."""
     if window is None:
         return 0
     return max(0, position - window + 1) // block_size
 
 
 def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Causal, and with a window: the last `window` positions, the query's own among them."""
+    """The causal mask. With a window a query sees the last `window` positions, its own included."""
     mask = keys <= queries
     return mask if window is None else mask & (keys > queries - window)
 

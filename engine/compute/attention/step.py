@@ -1,11 +1,12 @@
 """Attention over the paged pool, registered with transformers under the name `holdfast`.
 
 The model's forward takes a packed row of tokens and hands `holdfast_step` through to every
-attention layer: there the new keys and values are written to the pool, each sequence's blocks
-are gathered once and attended to with a causal mask, a sliding window where the layer has one
-(`decode.py` has the arithmetic, and how sequences with one new token go together). An argument
-that would change the result and is not implemented here raises: ignoring it would pass most
-comparisons and be wrong.
+attention layer. There the new keys and values are written to the pool. Each sequence's blocks are
+gathered once and attended to with a causal mask, and with a sliding window where the layer has one.
+`arithmetic.py` attends sequences with one new token together.
+
+An argument that would change the result and is not implemented here raises ModelRefused: ignoring
+it would pass most comparisons and be wrong.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class AttentionStep:
     """What one forward's attention layers share.
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
-    counts the layers that came by, for the check at load.
+    counts the layers whose attention ran, for the check at load.
     """
 
     pool: KvPool
