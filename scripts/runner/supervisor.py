@@ -1,5 +1,6 @@
 """The process behind `scripts/run`: sets up, starts every program, waits, and stops them all."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -56,9 +59,24 @@ def check_ports(programs: list[Program]) -> None:
 def prepare_data(data: Path) -> Path:
     """Make the data directory, readable by its owner only, and return the one for logs."""
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data.chmod(0o700)  # it may have been there
     logs = data / "logs"
     logs.mkdir(exist_ok=True)
     return logs
+
+
+@contextmanager
+def owning(data: Path) -> Iterator[None]:
+    """Hold the data directory. Raise StartError while another `scripts/run` does, before anything
+    of its is touched. The kernel ends the hold of a process that died."""
+    with (data / "run.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StartError(
+                f"`{data}` is used by another scripts/run; name another --data"
+            ) from None
+        yield
 
 
 def migrate(options: Options, keys: Secrets, logs: Path) -> None:
@@ -150,6 +168,11 @@ def stop_all(children: list[Child]) -> None:
 
 def serve(options: Options) -> None:
     logs = prepare_data(options.data)
+    with owning(options.data):
+        serve_from(options, logs)
+
+
+def serve_from(options: Options, logs: Path) -> None:
     install(needs_of(options, os.environ))
     check_engine_args(options, ROOT)
     keys = load_secrets(options.data, os.environ)
