@@ -58,6 +58,7 @@ from gateway.routing.client import EngineHttp
 from gateway.routing.cost import Weights
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
+from gateway.routing.held import BYTES_PER_NAME
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher
@@ -311,6 +312,7 @@ async def _start_fleet(
     http = EngineHttp()
     stack.push_async_callback(http.aclose)
     secret = settings.engine_secret.get_secret_value()
+    num_engines = len(settings.engines)
 
     def make(name: str, url: str) -> Engine:
         return Engine(
@@ -322,6 +324,7 @@ async def _start_fleet(
             learns=not settings.routing_events,
             down_seconds=settings.engine_down_seconds,
             monotonic=base.clock.monotonic,
+            max_names=max(settings.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),
         )
 
     fleet = Fleet(settings.engines, make, base.supervisor)

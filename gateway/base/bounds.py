@@ -96,7 +96,7 @@ class LoadBounds(BaseModel):
         description="Most connections of one address on which no valid key was shown yet",
     )
     key_lookups_per_minute: int = Field(
-        default=300,
+        default=1200,
         ge=1,
         description="Unknown keys of one address that are looked up in the database a minute",
     )

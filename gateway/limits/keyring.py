@@ -39,7 +39,7 @@ _MAX_KEYS = 10_000
 _MAX_WRONG = 10_000
 _WRONG_SECONDS = 5.0
 _MAX_LOOKUPS = 32
-LOOKUPS_PER_MINUTE = 300
+LOOKUPS_PER_MINUTE = 1200
 """For each address."""
 # How exactly it is known when a key was last used; each use may cost the database one write.
 _LAST_USE_SECONDS = 60.0

@@ -41,7 +41,7 @@ from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, limits
 from gateway.routing.cost import Load, Weights
 from gateway.routing.generation import Generation, are_sane, refusal
-from gateway.routing.held import ResidencyIndex
+from gateway.routing.held import MAX_NAMES, ResidencyIndex
 
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
 """`unsure`: it was ready, and does not answer. Turns wait for it, and none is sent there."""
@@ -82,7 +82,9 @@ class Engine:
         learns: bool = False,
         down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
+        max_names: int = MAX_NAMES,
     ) -> None:
+        self._max_names = max_names
         self.name = name
         self.url = url
         self.status: EngineStatus = "starting"
@@ -90,7 +92,7 @@ class Engine:
         self.description: Description | None = None
         self.is_draining = False
         self.learns = learns
-        self.holdings = ResidencyIndex(capacity_tokens=0 if learns else None)
+        self.holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
         self.load = Load((weights or Weights()).fade_seconds)
         self.breaker = Breaker()
         self.monotonic = monotonic
@@ -214,7 +216,7 @@ class Engine:
     def learn(self) -> None:
         """Its holdings come from receipts from now on: it tells no events."""
         self.learns = True
-        self.holdings = ResidencyIndex(capacity_tokens=self._capacity)
+        self.holdings = ResidencyIndex(capacity_tokens=self._capacity, max_names=self._max_names)
 
     @property
     def _capacity(self) -> int:
@@ -228,7 +230,9 @@ class Engine:
         if before is not None and before.epoch == description.epoch:
             return
         if self.learns:
-            self.holdings = ResidencyIndex(capacity_tokens=self._capacity)
+            self.holdings = ResidencyIndex(
+                capacity_tokens=self._capacity, max_names=self._max_names
+            )
         elif self.holdings.epoch != description.epoch:
             self.holdings.forget()
         self.load.reset()

@@ -23,7 +23,12 @@ from engine.protocol import (
 )
 
 MAX_NAMES = 500_000
-"""Of one engine; about 200 bytes each."""
+"""Of one engine, where no bound of memory is given."""
+BYTES_PER_NAME = 320
+"""What a name takes here: 215 bytes measured for a name under a lease, and as much as half of that
+again while a dictionary grows."""
+_MAX_DIGEST = 64
+"""Names have 16 digits; a longer one is nobody's."""
 EXPECTED_SECONDS = 30.0
 """How long a prefix that was sent to an engine counts as held before the engine said so."""
 CONFIRM_SECONDS = 10.0
@@ -78,7 +83,8 @@ NOTHING = Coverage()
 class ResidencyIndex:
     """What one engine holds.
 
-    With events it is what they say, bounded by `max_names`. Without (`capacity_tokens` given) it is
+    With events it is what they say, bounded by `max_names`, which is a bound of memory since a name
+    takes at most BYTES_PER_NAME. Without (`capacity_tokens` given) it is
     learned from receipts alone and forgets by least recent use, as the engine presumably does.
     """
 
@@ -234,6 +240,8 @@ class ResidencyIndex:
 
     def _put(self, digest: str, holding: HeldChain) -> None:
         self._drop(digest)
+        if len(digest) > _MAX_DIGEST:
+            return
         self._names[digest] = holding
         self._tokens += holding.own_tokens
 

@@ -46,8 +46,10 @@ class Stack:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     data = tmp_path_factory.mktemp("gateway")
     engine = ScriptedEngine()
-    # Nothing waits for an engine that is full: these tests are about what it answers.
-    with serve(engine) as engine_url, serve_gateway(data, engine_url, queue_seconds=0.0) as url:
+    # Nothing waits for an engine that is full: these tests are about what it answers. Some send
+    # hundreds of wrong keys.
+    settings = {"queue_seconds": 0.0, "key_lookups_per_minute": 1_000_000}
+    with serve(engine) as engine_url, serve_gateway(data, engine_url, **settings) as url:
         yield Stack(url, engine, data)
 
 
