@@ -118,6 +118,17 @@ class Settings(BaseSettings):
     synthetic_context: int = Field(
         131_072, ge=1024, description="Synthetic engine: context in tokens"
     )
+    synthetic_model: str = Field(
+        "",
+        description="Synthetic engine: a directory whose tokenizer and chat template it takes, "
+        "for tests of formats; it then writes what ENGINE_SYNTHETIC_SCRIPT says",
+    )
+    synthetic_script: Json[dict[str, str]] = Field(
+        {},
+        description="Synthetic engine with a model's template: what it writes, as a JSON object "
+        "by words of the prompt's last message",
+        validate_default=False,
+    )
     vllm_args: Json[dict[str, Any]] = Field(
         {},
         description="vLLM engine: any of vLLM's engine arguments, as JSON",

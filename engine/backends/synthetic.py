@@ -103,10 +103,7 @@ class SyntheticRunner:
         seconds = prefilled * self._prefill_seconds + decodes * self._decode_seconds
         if seconds:
             self._sleep(seconds)
-        return [
-            None if work.sample is None else (work.start + len(work.token_ids)) & 0xFFFF
-            for work in works
-        ]
+        return [None if work.sample is None else _next_token(work) for work in works]
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """There is no memory to copy."""
@@ -120,6 +117,15 @@ class SyntheticRunner:
     def _wait_for(self, num_copies: int) -> None:
         if num_copies:
             self._sleep(num_copies * self._copy_seconds)
+
+
+def _next_token(work: Work) -> TokenId:
+    """The first token that is allowed, or else the number of tokens so far."""
+    if work.allowed is None:
+        return (work.start + len(work.token_ids)) & 0xFFFF
+    at = next((index for index, byte in enumerate(work.allowed) if byte), 0)
+    byte = work.allowed[at] if work.allowed else 0
+    return 8 * at + max((byte & -byte).bit_length() - 1, 0)
 
 
 class SyntheticRenderer:

@@ -1,0 +1,136 @@
+"""The synthetic engine with a real template and a script: for tests of formats, end to end.
+
+A model's directory gives tokenizer and chat template; the setting `synthetic_script` says what is
+written. Everything is real but the model: rendering, tokens, cache, parsing. The description calls
+the model `scripted`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.backends.base import Parts
+from engine.cache.ids import TokenId
+from engine.protocol import (
+    Capability,
+    Delta,
+    Description,
+    FinishReason,
+    GenerateRequest,
+    Prompt,
+    ToolUsePart,
+)
+from engine.schedule.output import OutputParser
+from engine.settings import Settings
+from engine.text.formats.model_formats import FormatChoice
+from engine.text.rendered import RenderedPrompt
+from engine.text.renderer import ChatRenderer
+
+_DEFAULT = "scripted"
+
+
+def with_script(parts: Parts, settings: Settings) -> Parts:
+    """The synthetic engine's parts with another renderer. Raises TemplateRefused."""
+    renderer = ChatRenderer.from_model(
+        settings.synthetic_model,
+        FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
+    )
+    declared: dict[Capability, bool] = {
+        "tools": renderer.tool_format is not None,
+        "forced_tools": renderer.tool_format is not None and renderer.can_constrain,
+        "structured_output": renderer.can_constrain,
+        "thinking": renderer.reasoning_format is not None,
+    }
+    capabilities: list[Capability] = [c for c in parts.description.capabilities if c != "tools"]
+    capabilities += [capability for capability, is_there in declared.items() if is_there]
+    fields: dict[str, Any] = {
+        name: getattr(parts.description, name) for name in Description.__struct_fields__
+    }
+    fields |= {
+        "model": "scripted",
+        "capabilities": capabilities,
+        "prefix_order": renderer.prefix_order,
+        "tool_format": renderer.tool_format,
+        "reasoning_format": renderer.reasoning_format,
+    }
+    return replace(
+        parts,
+        renderer=ScriptedRenderer(renderer, settings.synthetic_script),
+        description=Description(**fields),
+    )
+
+
+class ScriptedRenderer:
+    """Renders as a model's template does; the prompt's last message chooses what is written.
+
+    The first key of `script` that the last message contains chooses the text. Where none does, the
+    key "" does.
+    """
+
+    def __init__(self, inner: ChatRenderer, script: dict[str, str]) -> None:
+        self._inner = inner
+        self._script = script
+
+    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt:
+        return self._inner.render(prompt, thinking=thinking, scope=scope)
+
+    def parser(self, request: GenerateRequest) -> OutputParser:
+        text = self._text(request.prompt)
+        token_ids = self._inner.tokenizer.encode(text, add_special_tokens=False).ids
+        ends = sorted(self._inner.end_token_ids)
+        return ScriptedParser(self._inner.parser(request), [*token_ids, *ends[:1]])
+
+    def _text(self, prompt: Prompt) -> str:
+        last = prompt.messages[-1].parts if prompt.messages else []
+        said = "\n".join("" if isinstance(part, ToolUsePart) else part.text for part in last)
+        key = next((key for key in self._script if key and key in said), "")
+        return self._script.get(key, _DEFAULT)
+
+
+class ScriptedParser:
+    """Allows one token at a time: the script's next one."""
+
+    def __init__(self, inner: OutputParser, token_ids: Sequence[TokenId]) -> None:
+        self._inner = inner
+        self._token_ids = token_ids
+        self._at = 0
+
+    @property
+    def finish(self) -> FinishReason | None:
+        return self._inner.finish
+
+    @finish.setter
+    def finish(self, reason: FinishReason | None) -> None:
+        self._inner.finish = reason
+
+    @property
+    def stop_sequence(self) -> str | None:
+        return self._inner.stop_sequence
+
+    @stop_sequence.setter
+    def stop_sequence(self, found: str | None) -> None:
+        self._inner.stop_sequence = found
+
+    @property
+    def thinking_tokens(self) -> int:
+        return self._inner.thinking_tokens
+
+    @thinking_tokens.setter
+    def thinking_tokens(self, count: int) -> None:
+        self._inner.thinking_tokens = count
+
+    @property
+    def allowed(self) -> bytes | None:
+        if self._at >= len(self._token_ids):
+            return self._inner.allowed
+        token_id = self._token_ids[self._at]
+        mask = bytearray(token_id // 8 + 1)
+        mask[token_id // 8] = 1 << token_id % 8
+        return bytes(mask)
+
+    def feed(self, token_id: TokenId) -> Sequence[Delta]:
+        self._at += 1
+        return self._inner.feed(token_id)
+
+    def close(self) -> Sequence[Delta]:
+        return self._inner.close()
