@@ -186,6 +186,7 @@ class ChatRenderer:
                 after_first_call=not request.tool_choice.parallel,
             ),
             constraint,
+            forces_call=request.tool_choice.mode in ("any", "tool"),
         )
 
     def _begins_thinking(self, request: GenerateRequest) -> bool:

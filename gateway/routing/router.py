@@ -157,7 +157,10 @@ def check_capabilities(ask: Ask, description: Description) -> None:
     can = description.capabilities
     mode = ask.tool_choice.mode
     if ask.plan.prompt.tools and "tools" not in can:
-        raise InvalidRequest("tools: not supported by this model")
+        raise InvalidRequest(
+            "tools: not supported by this model: its chat template takes none, or writes calls in "
+            "a format that the engine does not know"
+        )
     if mode in ("any", "tool") and "forced_tools" not in can:
         raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
     if ask.output_schema is not None and "structured_output" not in can:

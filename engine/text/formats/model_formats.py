@@ -10,7 +10,7 @@ from engine.text.errors import TemplateRefused
 from engine.text.formats.call_format import CallFormat
 from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.harmony import HarmonyParser
-from engine.text.formats.proof import LAST_WORD, CallProof, ProvenCalls
+from engine.text.formats.proof import LAST_WORD, PROBE_TOOL, CallProof, ProvenCalls
 from engine.text.formats.reasoning import (
     HARMONY,
     REASONING_FORMATS,
@@ -26,6 +26,7 @@ from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.controls import ControlTexts
 
 log = structlog.get_logger()
+_MAX_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,8 @@ def find_formats(
     proof = CallProof(template, controls, tuple(known_ends))
     calls = None if choice.tools == "none" else proof.find()
     tool_format = None if calls is None else calls.name
+    if calls is None and choice.tools == "auto":
+        _tell_unknown(proof)
     if choice.tools not in ("auto", "none") and choice.tools != tool_format:
         log.warning(
             "the tool format that is set is not the one that the template proves",
@@ -142,6 +145,15 @@ def find_formats(
         ends=ends - no_ends,
         no_ends=no_ends,
     )
+
+
+def _tell_unknown(proof: CallProof) -> None:
+    shown = proof.shown([{"word": LAST_WORD}], TemplateTraits())
+    if shown is not None and PROBE_TOOL.name in shown:
+        log.warning(
+            "no known format reads the calls that the chat template writes: tools are refused",
+            written=shown[:_MAX_SHOWN],
+        )
 
 
 def _check(setting: str, name: str, known: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ def behind_call(shown: str, last: str, controls: "re.Pattern[str] | None", marke
     if controls is None:
         return None
     at = shown.rfind(last) + len(last)
-    own = [marker for marker in markers if marker]
+    own = sorted((marker for marker in markers if marker), key=len, reverse=True)
     while (found := controls.search(shown, at)) is not None:
         if not any(found.group() in marker for marker in own):
             between = shown[at : found.start()]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.cache.ids import TokenId
-from engine.protocol import Delta, FinishReason, ToolInputDelta, ToolUseStart
+from engine.protocol import Delta, FinishReason, TextDelta, ToolInputDelta, ToolUseStart
 from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.stops import StopFinder
 from engine.text.grammar import Constraint
@@ -24,6 +24,7 @@ class TurnParser:
 
     Stop strings are looked for in what the model writes, before any format is parsed: no delta
     contains one. A `constraint` says which tokens may come, and ends the turn when it is complete.
+    A call that is forced and cut off before its name leaves nothing behind (`forces_call`).
     `thinking_tokens` counts every token from the opening tag to the closing one.
     """
 
@@ -34,6 +35,8 @@ class TurnParser:
         calls: FormatParser,
         end: TurnEnd,
         constraint: Constraint | None = None,
+        *,
+        forces_call: bool = False,
     ) -> None:
         self.finish: FinishReason | None = None
         self.stop_sequence: str | None = None
@@ -43,6 +46,7 @@ class TurnParser:
         self._calls = calls
         self._end = end
         self._constraint = constraint
+        self._forces_call = forces_call
         self._is_cut = False
 
     @property
@@ -91,7 +95,10 @@ class TurnParser:
             return deltas
         if self.finish is None:
             deltas += self._calls.feed(self._stops.flush())
-        return self._cut([*deltas, *self._calls.close(is_cut=is_cut)])
+        deltas += self._calls.close(is_cut=is_cut)
+        if is_cut and self._forces_call:
+            deltas = [delta for delta in deltas if not isinstance(delta, TextDelta)]
+        return self._cut(deltas)
 
     def _follow(self, constraint: Constraint, token_id: TokenId) -> None:
         constraint.take(token_id)

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
+from pydantic_core import from_json
 
 from engine.protocol import (
     Done,
@@ -235,8 +236,9 @@ def _details(thinking_tokens: int) -> OutputDetails | None:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """A call that was cut off has no input yet."""
+    """The input of a call; of one that was cut off what there was of it."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
-    except msgspec.MsgspecError:
+        value = from_json(text, allow_partial="trailing-strings") if text else {}
+    except ValueError:
         return {}
+    return value if isinstance(value, dict) else {}

@@ -51,6 +51,17 @@ SCHEMA = {
     },
     "required": ["city"],
 }
+FORCED = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "count": {"type": "integer"},
+        "flag": {"type": "boolean"},
+        "unit": {"enum": ["celsius", "kelvin"]},
+    },
+    "required": ["city", "count"],
+    "additionalProperties": False,
+}
 TOOLS = [Tool("get_weather", SCHEMA, "Weather."), Tool("get_time", SCHEMA, "The time.")]
 QUESTION = Message("user", [TextPart("What is it like?")])
 
@@ -217,6 +228,24 @@ def test_a_call_that_is_cut_off_leaves_no_markup(name: str) -> None:
         assert "get_weather" not in said
 
 
+@pytest.mark.parametrize("name", CALLING)
+def test_a_forced_call_that_is_cut_off_anywhere_is_a_call_or_nothing(name: str) -> None:
+    model = of(name)
+    prompt = Prompt([QUESTION], [Tool("get_weather", FORCED, "Weather.")])
+    asked = request(prompt=prompt, tool_choice=ToolChoice("tool", "get_weather"))
+    text = from_call(model, written(model, calls({"city": "Bern", "count": 2})))
+    begin = "</think>" if model._begins_thinking(asked) else ""
+    token_ids = model.tokenizer.encode(begin + text, add_special_tokens=False).ids
+    for count in range(len(token_ids)):
+        parser = model.parser(asked)
+        deltas: list[Delta] = []
+        for token in token_ids[:count]:
+            deltas += parser.feed(token)
+        deltas += parser.close()
+        assert not any(isinstance(delta, TextDelta) for delta in deltas)
+        assert [call for call, _ in calls_of(deltas)] in ([], ["get_weather"])
+
+
 @pytest.mark.parametrize("name", THINKING)
 def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
     model = of(name)
@@ -251,19 +280,6 @@ def test_thinking_before_a_call_is_replayed_and_read(name: str) -> None:
     found, thought, _ = read(model, written(model, parts, thinking=True), asked)
     assert thought == "I need the tool."
     assert len(found) == len(parts) - 1 or not found
-
-
-FORCED = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string"},
-        "count": {"type": "integer"},
-        "flag": {"type": "boolean"},
-        "unit": {"enum": ["celsius", "kelvin"]},
-    },
-    "required": ["city", "count"],
-    "additionalProperties": False,
-}
 
 
 @pytest.mark.parametrize("name", CALLING)
