@@ -125,8 +125,8 @@ class Settings(BaseSettings):
     )
     synthetic_script: Json[dict[str, str]] = Field(
         {},
-        description="Synthetic engine with a model's template: what it writes, as a JSON object "
-        "by words of the prompt's last message",
+        description="Synthetic engine with a model's template: what it writes, as a JSON object; "
+        "a stop sequence of the request names its key",
         validate_default=False,
     )
     vllm_args: Json[dict[str, Any]] = Field(

@@ -18,9 +18,8 @@ from engine.protocol import (
     FinishReason,
     GenerateRequest,
     Prompt,
-    ToolUsePart,
 )
-from engine.schedule.output import OutputParser
+from engine.schedule.output import Mask, OutputParser
 from engine.settings import Settings
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.rendered import RenderedPrompt
@@ -56,15 +55,16 @@ def with_script(parts: Parts, settings: Settings) -> Parts:
     return replace(
         parts,
         renderer=ScriptedRenderer(renderer, settings.synthetic_script),
+        worker=None,
         description=Description(**fields),
     )
 
 
 class ScriptedRenderer:
-    """Renders as a model's template does; the prompt's last message chooses what is written.
+    """Renders as a model's template does, and writes what a stop sequence of the request names.
 
-    The first key of `script` that the last message contains chooses the text. Where none does, the
-    key "" does.
+    The prompt's texts are gone when a parser is made; a stop sequence is still there, and a name
+    that the script's text does not contain stops nothing.
     """
 
     def __init__(self, inner: ChatRenderer, script: dict[str, str]) -> None:
@@ -75,16 +75,17 @@ class ScriptedRenderer:
         return self._inner.render(prompt, thinking=thinking, scope=scope)
 
     def parser(self, request: GenerateRequest) -> OutputParser:
-        text = self._text(request.prompt)
+        return self._scripted(request, self._inner.parser(request))
+
+    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
+        return [self._scripted(request, inner) for inner in self._inner.parsers(request)]
+
+    def _scripted(self, request: GenerateRequest, inner: OutputParser) -> "ScriptedParser":
+        named = (key for key in request.sampling.stop_sequences if key in self._script)
+        text = self._script.get(next(named, ""), _DEFAULT)
         token_ids = self._inner.tokenizer.encode(text, add_special_tokens=False).ids
         ends = sorted(self._inner.end_token_ids)
-        return ScriptedParser(self._inner.parser(request), [*token_ids, *ends[:1]])
-
-    def _text(self, prompt: Prompt) -> str:
-        last = prompt.messages[-1].parts if prompt.messages else []
-        said = "\n".join("" if isinstance(part, ToolUsePart) else part.text for part in last)
-        key = next((key for key in self._script if key and key in said), "")
-        return self._script.get(key, _DEFAULT)
+        return ScriptedParser(inner, [*token_ids, *ends[:1]])
 
 
 class ScriptedParser:
@@ -118,6 +119,10 @@ class ScriptedParser:
     @thinking_tokens.setter
     def thinking_tokens(self, count: int) -> None:
         self._inner.thinking_tokens = count
+
+    @property
+    def mask(self) -> Mask | None:
+        return self._inner.mask
 
     @property
     def allowed(self) -> bytes | None:

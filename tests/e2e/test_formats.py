@@ -43,7 +43,7 @@ FUNCTIONS: Any = [
     for n, d in NAMES.items()
 ]
 SYSTEM = "You are careful. " + " ".join(f"Rule {n}: be exact about item {n}." for n in range(120))
-# What the last message contains, and what the model then does: a call, or an answer.
+# What is asked or told, and what the model then does: a call, or an answer.
 TURNS: list[tuple[str, Call | str]] = [
     ("Weather in Bern?", ("get_weather", {"city": "Bern", "days": 3})),
     ("RESULT Bern", "It rains in Bern."),
@@ -171,8 +171,13 @@ def script(style: Style) -> dict[str, str]:
     for asked, done in TURNS:
         thought = style.thought.format(asked.split()[0])
         body = style.answer.format(done) if isinstance(done, str) else style.call(*done)
-        written[asked] = thought + body
+        written[name_of(asked)] = thought + body
     return written
+
+
+def name_of(asked: str) -> str:
+    """The stop sequence that names a turn of the script."""
+    return "script:" + asked
 
 
 def expected(style: Style, done: Call | str) -> tuple[list[Call], str]:
@@ -193,6 +198,7 @@ def test_messages(served: Served) -> None:
             body: Any = {
                 "model": MODEL,
                 "max_tokens": 2000,
+                "stop_sequences": [name_of(asked)],
                 "system": [{"type": "text", "text": SYSTEM, "cache_control": mark}],
                 "tools": TOOLS,
                 "messages": marked_last(messages, mark),
@@ -240,7 +246,11 @@ def test_chat_completions(served: Served) -> None:
             if messages[-1]["role"] in ("system", "assistant"):
                 messages.append({"role": "user", "content": asked})
             answer = client.chat.completions.create(
-                model=MODEL, max_tokens=2000, messages=messages, tools=FUNCTIONS
+                model=MODEL,
+                max_tokens=2000,
+                messages=messages,
+                tools=FUNCTIONS,
+                stop=[name_of(asked)],
             )
             said = answer.choices[0].message
             made = said.tool_calls or []
