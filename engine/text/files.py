@@ -12,6 +12,9 @@ from tokenizers import Tokenizer
 from engine.cache.ids import TokenId
 from engine.text.errors import TemplateRefused
 
+_TEKKEN = "tekken.json"
+_VOCABULARIES = (_TEKKEN, "tokenizer.model", "tiktoken.model", "spiece.model")
+_TEMPLATE_FOLDER = "additional_chat_templates"  # transformers.utils.CHAT_TEMPLATE_DIR
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -28,9 +31,10 @@ class PromptFiles:
 def read_prompt_files(model: str) -> PromptFiles:
     """Raises TemplateRefused, naming the file, where something needed is missing or broken."""
     tokenizer_path = _find_file(model, "tokenizer.json")
-    if tokenizer_path is None:
-        raise TemplateRefused(f"`model`: {model} has no tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    if tokenizer_path is not None:
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    else:
+        tokenizer = _converted(model)
     # Lengths are the engine's business: a tokenizer that cuts or pads would lie about offsets.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -46,16 +50,68 @@ def read_prompt_files(model: str) -> PromptFiles:
     )
 
 
+def _converted(model: str) -> Tokenizer:
+    """A SentencePiece, tiktoken or tekken vocabulary, as transformers converts it.
+
+    transformers reads them with `sentencepiece`, `tiktoken` and `mistral-common`. Code that a model
+    brings with it is not run.
+    """
+    paths = {name: _find_file(model, name) for name in _VOCABULARIES}
+    found, path = next(((n, p) for n, p in paths.items() if p is not None), (None, None))
+    if path is None:
+        raise TemplateRefused(
+            f"`model`: {model} has no tokenizer.json, nor any of {', '.join(_VOCABULARIES)}"
+        )
+    try:
+        tokenizer = _convert(model, path)
+    except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        told = f"`model`: {found} of {model} can't be converted: {reason}"
+        raise TemplateRefused(told) from error
+    if not isinstance(tokenizer, Tokenizer):
+        raise TemplateRefused(f"`model`: {found} of {model} has no form that the engine can use")
+    return Tokenizer.from_str(tokenizer.to_str())
+
+
+def _convert(model: str, path: Path) -> Any:
+    """transformers is imported here: that takes seconds, and few models need it."""
+    if path.name == _TEKKEN:
+        # For these AutoTokenizer returns a tokenizer of mistral-common's own.
+        from transformers.integrations.mistral.tokenizer import MistralConverter
+
+        return MistralConverter(str(path)).converted()
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=False).backend_tokenizer
+
+
 def _templates(model: str, setting: Any) -> dict[str, str]:
-    """`chat_template.jinja` goes before the setting, as in transformers."""
+    """`chat_template.jinja` goes before the setting, and the folder's are beside it, as in
+    transformers. `chat_template.json` is where models with processors keep theirs.
+    """
     path = _find_file(model, "chat_template.jinja")
     if path is not None:
-        return {"default": path.read_text(encoding="utf-8")}
+        return {"default": path.read_text(encoding="utf-8"), **_more_templates(model)}
     if isinstance(setting, str):
-        return {"default": setting}
+        return {"default": setting, **_more_templates(model)}
     if isinstance(setting, list):
         return {str(named["name"]): str(named["template"]) for named in setting}
+    processor = _read_json(model, "chat_template.json").get("chat_template")
+    if isinstance(processor, str):
+        return {"default": processor}
     raise TemplateRefused(f"`model`: {model} has no chat template")
+
+
+def _more_templates(model: str) -> dict[str, str]:
+    """The templates that a model keeps in a folder, by the files' names."""
+    folder = Path(model, _TEMPLATE_FOLDER)
+    if Path(model).is_dir():
+        paths = sorted(folder.glob("*.jinja"))
+    else:
+        # A hub repository's files are not listed: `tool_use` is the only name that is used.
+        found = _find_file(model, f"{_TEMPLATE_FOLDER}/tool_use.jinja")
+        paths = [] if found is None else [found]
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def _token_text(setting: Any) -> str | None:

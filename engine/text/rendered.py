@@ -31,7 +31,12 @@ class SegmentSpan:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """`segments` in the canonical order of `engine.protocol.Prompt`."""
+    """`segments` in the canonical order of `engine.protocol.Prompt`.
+
+    `folded` are those of system messages that the template can't take where they stand: they are
+    told in the user's turn.
+    """
 
     token_ids: list[int]
     segments: list[SegmentSpan]
+    folded: Sequence[int] = ()

@@ -20,9 +20,16 @@ from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
 from engine.text.rendered import RenderedPrompt
 from engine.text.template.boundaries import PlacedText, place_segments
-from engine.text.template.chat_template import ChatTemplate
-from engine.text.template.conversation import completed_controls, new_conversation
+from engine.text.template.chat_template import ChatTemplate, TemplateFails
+from engine.text.template.conversation import (
+    Conversation,
+    completed_controls,
+    is_folded,
+    new_conversation,
+)
 from engine.text.template.probes import TemplateProbe
+from engine.text.template.segments import message_segments
+from engine.text.template.tools import MAX_COMPLETION, with_complete_tools
 from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
@@ -112,8 +119,7 @@ class ChatRenderer:
         if prompt.text is not None:
             return render_text(self.tokenizer, prompt.text)
         controls = self._pieces.controls
-        conversation = new_conversation(prompt, controls, self.traits)
-        placed = place_segments(self._template, conversation, thinking=thinking)
+        prompt, conversation, placed = self._place(prompt, thinking)
         placed, cuts = placed.without_cuts(conversation.cut)
         text = placed.text
         if conversation.is_continued:
@@ -125,7 +131,29 @@ class ChatRenderer:
         if any(control in text for control in written):
             cuts = self._cuts_in_completed(prompt, placed.text, written, thinking) or cuts
         encoded = self._pieces.encode(text, cuts, scope=scope)
-        return RenderedPrompt(encoded.token_ids(), segment_spans(prompt, placed.places, encoded))
+        folded = [
+            segment
+            for message, segments in zip(prompt.messages, message_segments(prompt), strict=True)
+            if is_folded(message, prompt, self.traits)
+            for segment in segments
+        ]
+        spans = segment_spans(prompt, placed.places, encoded)
+        return RenderedPrompt(encoded.token_ids(), spans, folded)
+
+    def _place(self, prompt: Prompt, thinking: bool) -> tuple[Prompt, Conversation, PlacedText]:
+        """With the prompt as the template takes it: its tools completed as far as it needs."""
+        failed: TemplateFails | None = None
+        for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
+            given = with_complete_tools(prompt, completion)
+            conversation = new_conversation(given, self._pieces.controls, self.traits)
+            try:
+                placed = place_segments(self._template, conversation, thinking=thinking)
+            except TemplateFails as error:
+                failed = failed or error
+            else:
+                return given, conversation, placed
+        assert failed is not None
+        raise failed
 
     def _cuts_in_completed(
         self, prompt: Prompt, text: str, completing: set[str], thinking: bool
@@ -175,10 +203,14 @@ class ChatRenderer:
         vocabulary = self._vocabulary
         if request.prompt.tools and request.tool_choice.mode != "none":
             vocabulary = self._tool_vocabulary
+        messages = request.prompt.messages
+        continues = request.prompt.text is not None or (
+            bool(messages) and messages[-1].role == "assistant"
+        )
         is_open = self._begins_thinking(request)
         calls = self.formats.new_parser(request, self._new_id, is_open=is_open)
         return TurnParser(
-            vocabulary.detokenizer(),
+            vocabulary.detokenizer(continues=continues),
             StopFinder(stops),
             calls,
             TurnEnd(

@@ -33,6 +33,10 @@ class TemplateInput:
     thinking: bool = False
 
 
+class TemplateFails(InvalidRequest):
+    """A template that does not mean to refuse the prompt comes upon something unexpected in it."""
+
+
 class ChatTemplate:
     """`sources` are templates by name: `default`, and `tool_use` where tools have their own.
 
@@ -84,7 +88,9 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             # Their words may quote the prompt; only what kind of error it was is told.
             kind = type(error).__name__
-            raise InvalidRequest(f"the chat template fails on the prompt: {kind}") from error
+            raise TemplateFails(f"the chat template fails on the prompt: {kind}") from error
+        except RecursionError as error:
+            raise TemplateFails("the chat template does not end on the prompt") from error
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

@@ -27,6 +27,7 @@ from engine.text.template.marks import (
 )
 from engine.text.template.replay import interleaved
 from engine.text.template.traits import TemplateTraits
+from engine.text.template.variants import vary
 from engine.text.tokens.controls import ControlTexts
 
 _SEPARATOR = "\n\n"
@@ -34,6 +35,9 @@ _SEPARATOR = "\n\n"
 _TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
 _ERROR_PREFIX = "Error: "
 """How a tool result says that the call failed: chat templates have no field for it."""
+
+_SYSTEM_PREFIX = "System: "
+"""How a system message begins that is told in the user's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Conversation:
 
     def varied(self, segment: int) -> "Conversation":
         """The same but for what comes right after one segment, for comparing renders."""
-        return replace(self, prompt=_vary(self.prompt, segment, self.alphabet.take()))
+        return replace(self, prompt=vary(self.prompt, segment, self.alphabet.take()))
 
     def variables(self, marks: Mapping[int, SegmentMarks], *, thinking: bool) -> TemplateInput:
         """The template's variables, with marks around the segments named in `marks`."""
@@ -137,39 +141,6 @@ def _strings_of(prompt: Prompt) -> Iterator[str]:
                     yield part.tool_use_id
 
 
-def _vary(prompt: Prompt, segment: int, mark: str) -> Prompt:
-    """Text grows by the mark, an input by a key, a tool loses the tools after it or gains one."""
-    tools, system = list(prompt.tools), list(prompt.system)
-    messages = [Message(message.role, list(message.parts)) for message in prompt.messages]
-    if segment < len(tools):
-        is_last = segment == len(tools) - 1
-        dummy = Tool(mark, {"type": "object", "properties": {}}, mark)
-        return Prompt(messages, [*tools, dummy] if is_last else tools[: segment + 1], system)
-    segment -= len(tools)
-    if segment < len(system):
-        system[segment] = TextPart(system[segment].text.rstrip() + mark)
-        return Prompt(messages, tools, system)
-    segment -= len(system)
-    for message in messages:
-        if segment < len(message.parts):
-            message.parts[segment] = _vary_part(message.parts[segment], mark)
-            break
-        segment -= len(message.parts)
-    return Prompt(messages, tools, system)
-
-
-def _vary_part(part: Part, mark: str) -> Part:
-    match part:
-        case TextPart():
-            return TextPart(part.text.rstrip() + mark)
-        case ThinkingPart():
-            return ThinkingPart(part.text.rstrip() + mark)
-        case ToolUsePart():
-            return ToolUsePart(part.id, part.name, {**part.input, mark: mark})
-        case ToolResultPart():
-            return ToolResultPart(part.tool_use_id, part.text.rstrip() + mark, part.is_error)
-
-
 class _Builder:
     """Walks a prompt in the order of its segments and writes the template's variables."""
 
@@ -187,11 +158,17 @@ class _Builder:
         tools = [self._tool(tool) for tool in self._prompt.tools]
         messages: list[dict[str, Any]] = []
         system = _SEPARATOR.join(self._text(block.text) for block in self._prompt.system)
+        folded: dict[str, Any] | None = None
         for message in self._prompt.messages:
             if message.role == "assistant":
                 messages.extend(self._assistant_messages(message))
+            elif is_folded(message, self._prompt, self._traits):
+                folded = self._fold(message, messages)
             else:
-                messages.extend(self._messages(message))
+                built = self._messages(message)
+                if folded is not None and messages[-1] is folded and built[0]["role"] == "user":
+                    folded["content"] += _SEPARATOR + built.pop(0)["content"]
+                messages.extend(built)
         if self._traits.replay.interleaves:
             messages = interleaved(messages)
         if tools and self._traits.replay.told:
@@ -204,6 +181,19 @@ class _Builder:
             add_generation_prompt=add_generation_prompt,
             thinking=thinking,
         )
+
+    def _fold(self, message: Message, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """A system message as part of the user's turn before it, or of one of its own.
+
+        The user's text behind it, if there is any, goes on in the same turn.
+        """
+        [built] = self._messages(message)
+        text = _SYSTEM_PREFIX + built["content"]
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += _SEPARATOR + text
+        else:
+            messages.append({"role": "user", "content": text})
+        return messages[-1]
 
     def _next_marks(self) -> SegmentMarks | None:
         marks = self._marks.get(self._segment)
@@ -350,6 +340,12 @@ class _Builder:
             "name": self._tool_names.get(part.tool_use_id, ""),
             "content": _ERROR_PREFIX + text if part.is_error else text,
         }
+
+
+def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
+    """Is this a system message within the conversation that the template can't take there?"""
+    is_late = message.role == "system" and message is not prompt.messages[0]
+    return is_late and traits.folds_late_system and bool(message.parts)
 
 
 def _mark_call(part: ToolUsePart, marks: SegmentMarks | None) -> tuple[str, dict[str, Any]]:

@@ -43,6 +43,7 @@ class TemplateProbe:
                 two_calls=partial(self._renders, _calls(2), "value-1"),
                 result_and_text=partial(self._renders, _calls(1, "probe-text"), "probe-text"),
                 moves_tools=self._moves_tools,
+                late_system=self._keeps_late_system,
             ),
             known,
         )
@@ -94,6 +95,18 @@ class TemplateProbe:
         text = self._text(Prompt([_USER, answer, _SECOND], [_TOOL]), traits) or ""
         return 0 <= text.find("probe-answer") < text.find(_TOOL.name)
 
+    def _keeps_late_system(self, traits: TemplateTraits) -> bool:
+        """Does a system message stay where it stands, between two turns and behind the last?"""
+        answer, late = Message("assistant", [TextPart("probe-answer")]), "probe-late"
+        told = Message("system", [TextPart(late)])
+        between = self._text(Prompt([_USER, answer, told, _SECOND], system=[_SYSTEM]), traits)
+        behind = self._text(Prompt([_USER, answer, _SECOND, told], system=[_SYSTEM]), traits)
+        if between is None or behind is None:
+            return False
+        return _in_order(between, "probe-answer", late, "probe-question") and _in_order(
+            behind, "probe-answer", "probe-question", late
+        )
+
     def _renders(self, prompt: Prompt, needle: str, traits: TemplateTraits) -> bool:
         text = self._text(prompt, traits)
         # A template that knows no content parts may write out Python's own picture of them.
@@ -131,3 +144,9 @@ def _calls(count: int, *texts: str) -> Prompt:
             Message("user", [*results, *(TextPart(text) for text in texts)]),
         ]
     )
+
+
+def _in_order(text: str, *words: str) -> bool:
+    """Does each of the words come once, in this order?"""
+    places = [text.find(word) for word in words]
+    return places == sorted(places) and all(text.count(word) == 1 for word in words)

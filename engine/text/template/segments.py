@@ -1,5 +1,7 @@
 """What a prompt's segments are, in their order: tools, system blocks, the messages' parts."""
 
+from itertools import accumulate, pairwise
+
 from engine.protocol import Prompt, ToolUsePart
 
 
@@ -26,3 +28,10 @@ def segment_names(prompt: Prompt) -> list[str]:
     for message in prompt.messages:
         names += [p.name if isinstance(p, ToolUsePart) else "" for p in message.parts]
     return names
+
+
+def message_segments(prompt: Prompt) -> list[range]:
+    """The segments of each message."""
+    begin = len(prompt.tools) + len(prompt.system)
+    ends = list(accumulate((len(message.parts) for message in prompt.messages), initial=begin))
+    return [range(first, last) for first, last in pairwise(ends)]

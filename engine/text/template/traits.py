@@ -1,6 +1,8 @@
 """What a chat template can't take as it comes, found out by rendering small prompts at load.
 
 - Gemma refuses a system prompt: it goes in front of the first user's message.
+- Most refuse a system message within the conversation, drop it or move it to the top: it is told in
+  the user's turn beside it, where it stays.
 - Llama 3.1 refuses two calls in one message: each call gets a message of its own.
 - Mistral refuses ids that are not 9 letters and digits: ids are hashed to such.
 - Mistral refuses a user's text behind results: it is appended to the last of them.
@@ -28,6 +30,7 @@ class TemplateTraits:
     joins_results: bool = False
     thinks_in_content: bool = False
     moves_tools: bool = False
+    folds_late_system: bool = False
     replay: Replay = field(default_factory=Replay)
 
     def call_id(self, call_id: str) -> str:
@@ -51,6 +54,7 @@ class TraitProbes:
     two_calls: Callable[[TemplateTraits], bool]
     result_and_text: Callable[[TemplateTraits], bool]
     moves_tools: Callable[[TemplateTraits], bool]
+    late_system: Callable[[TemplateTraits], bool]
 
 
 def find_traits(probes: TraitProbes, traits: TemplateTraits | None = None) -> TemplateTraits:
@@ -64,6 +68,7 @@ def find_traits(probes: TraitProbes, traits: TemplateTraits | None = None) -> Te
         (probes.call, {"shortens_ids": True}),
         (probes.two_calls, {"splits_calls": True}),
         (probes.result_and_text, {"joins_results": True}),
+        (probes.late_system, {"folds_late_system": True}),
     ):
         other = replace(traits, **changed)  # type: ignore[arg-type]
         if not probe(traits) and probe(other):

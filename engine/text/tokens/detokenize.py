@@ -47,9 +47,11 @@ class Vocabulary:
         }
         return changed
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, continues: bool = False) -> Detokenizer:
+        """`continues`: the text goes on with the prompt's, so that a space before it counts."""
         if self._is_byte_level or self._is_sentencepiece:
-            return _ByteDetokenizer(self, drops_first_space=self._is_sentencepiece)
+            drops_first_space = self._is_sentencepiece and not continues
+            return _ByteDetokenizer(self, drops_first_space=drops_first_space)
         return _WindowDetokenizer(self._tokenizer)
 
     def bytes_of(self, token_id: TokenId) -> bytes:

@@ -57,3 +57,11 @@ def test_special_tokens_are_silent(name: str) -> None:
     token_id = tokenizer.token_to_id(name)
     assert token_id is not None
     assert fed(tokenizer, [token_id]) == ["", ""]
+
+
+def test_a_space_that_goes_on_with_the_prompt_is_kept() -> None:
+    for tokenizer in (metaspace(), sentencepiece_like()):
+        token_ids = tokenizer.encode("hello world", add_special_tokens=False).ids
+        for continues, text in ((False, "hello world"), (True, " hello world")):
+            detokenizer = Vocabulary(tokenizer).detokenizer(continues=continues)
+            assert "".join(detokenizer.feed(token_id) for token_id in token_ids) == text

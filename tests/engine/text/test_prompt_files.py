@@ -1,0 +1,67 @@
+"""What a model's folder says about prompts: more templates, other vocabularies."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.protocol import Message, Prompt, TextPart, Tool
+from engine.text.errors import TemplateRefused
+from engine.text.files import read_prompt_files
+from engine.text.renderer import ChatRenderer
+from tests.engine.text.templates import DEMO_MODEL, decode
+
+
+def folder(path: Path, *, tokenizer: bool = True) -> Path:
+    path.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        if (tokenizer or name != "tokenizer.json") and Path(DEMO_MODEL, name).exists():
+            shutil.copy(Path(DEMO_MODEL, name), path / name)
+    (path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    return path
+
+
+def test_templates_of_the_folder_are_read_and_tools_have_their_own(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text(
+        "TOOLS {{ tools | length }} {{ messages[0].content }}"
+    )
+    renderer = ChatRenderer(read_prompt_files(str(model)))
+    messages = [Message("user", [TextPart("hello")])]
+    for tools, text in (([], "hello"), ([Tool("t", {}, "d")], "TOOLS 1 hello")):
+        rendered = renderer.render(Prompt(messages, tools), thinking=False)
+        assert decode(renderer, rendered.token_ids) == text
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "tiktoken.model", "tokenizer.model"])
+def test_a_vocabulary_that_cannot_be_converted_is_refused_by_name(
+    tmp_path: Path, name: str
+) -> None:
+    model = folder(tmp_path / "model", tokenizer=False)
+    (model / name).write_bytes(b"no vocabulary")
+    with pytest.raises(TemplateRefused, match=name):
+        read_prompt_files(str(model))
+
+
+def test_a_model_without_any_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TemplateRefused, match=r"tokenizer\.json, nor any of"):
+        read_prompt_files(str(folder(tmp_path / "model", tokenizer=False)))
+
+
+def test_a_sentencepiece_vocabulary_is_converted(tmp_path: Path) -> None:
+    trainer = pytest.importorskip("sentencepiece")
+    model = folder(tmp_path / "model", tokenizer=False)
+    text = tmp_path / "text"
+    text.write_text("\n".join(f"hello world of {n} words" for n in range(500)))
+    trainer.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(model / "tokenizer"), vocab_size=300,
+        model_type="bpe", byte_fallback=True,
+    )  # fmt: skip
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    renderer = ChatRenderer(read_prompt_files(str(model)))
+    tokens = renderer.render(Prompt([Message("user", [TextPart("hello world")])]), thinking=False)
+    assert decode(renderer, tokens.token_ids).strip() == "hello world"
