@@ -1,4 +1,4 @@
-"""Which key may do what: the one place that decides, for the model APIs and the admin API.
+"""Decides which key may do what, for the model APIs and the admin API.
 
 | key | model APIs | admin API |
 |---|---|---|
@@ -7,8 +7,9 @@
 | `admin` | yes | everything |
 | HOLDFAST_ADMIN_KEY | no, it has no workspace | everything |
 
-An admin handler that says nothing is for admins. One with `opt=OWN_WORKSPACE` must confine what it
-shows to `viewer.workspace`, or ask `viewer.sees` and answer for the others as for unknown ones.
+An admin handler without an option is for admin keys only. A handler with `opt=OWN_WORKSPACE` must
+confine its answer to `viewer.workspace`. Or it asks `viewer.sees` and answers for other workspaces
+as for unknown ones.
 """
 
 import hmac
@@ -34,8 +35,11 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who uses the admin API. `workspace` is the only one that they may see; None is all, and
-    then they may also change things. `may_send`: their key calls the model APIs too."""
+    """The user of the admin API.
+
+    `workspace` is the only one that the viewer may see. None is all workspaces, and then the viewer
+    may also make changes. `may_send`: the viewer's key may call the model APIs too.
+    """
 
     workspace: str | None
     may_send: bool = False
@@ -45,7 +49,10 @@ class Viewer:
         return self.workspace is None or self.workspace == workspace
 
     def confine(self, asked: str | None) -> str | None:
-        """The workspace to show, None for all. Raise Forbidden for any but the viewer's own."""
+        """The workspace to show, None for all.
+
+        Raise Forbidden for another workspace than the viewer's.
+        """
         if asked is not None and not self.sees(asked):
             raise Forbidden("workspace: this API key sees its own workspace only")
         return asked if self.workspace is None else self.workspace
@@ -135,8 +142,11 @@ def _prove(connection: Connection) -> None:
 
 
 def _presented_key(connection: Connection) -> str:
-    """Read from the scope: a mapping of all headers would be made for this alone. Of a header that
-    is there twice the first counts."""
+    """The key of the request's headers.
+
+    It is read from the scope, since a mapping of all headers would be made for this alone. If a
+    header is there twice, the first one counts.
+    """
     found: dict[bytes, bytes] = {}
     for name, value in connection.scope["headers"]:
         if name in (b"x-api-key", b"authorization"):

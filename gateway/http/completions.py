@@ -117,8 +117,10 @@ async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
 
 
 async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerator[bytes, None]:
-    """What came in one piece goes out in one piece. After an error the stream ends without its last
-    line: nothing was completed."""
+    """Yield the stream's events; frames that came together go out together.
+
+    After an error the stream ends without its last line, because nothing was completed.
+    """
     try:
         async for item in items:
             if isinstance(item, Taken):

@@ -1,8 +1,8 @@
-"""What a client may do with a connection: how large and slow a request may be, how slowly it reads.
+"""Bounds on a client's connection: the size and time of a request, and the time to read the answer.
 
-uvicorn bounds none of this, and an ASGI application is called only when a request's head is whole.
-So the head, and readers that have stopped, are the protocol's (`guarded`); a slow body is refused
-by a middleware (`BodyDeadline`), in the dialect's envelope like every other failure.
+uvicorn bounds none of this, and an ASGI application is called only after a whole head. So the
+protocol (`guarded`) bounds heads and ends connections whose client has stopped reading. A
+middleware (`BodyDeadline`) refuses a slow body, in the dialect's envelope like every other failure.
 """
 
 import asyncio
@@ -31,8 +31,11 @@ from gateway.limits.bodies import BodyBytes
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 BODY_BYTES_PER_SECOND = 16 * 1024
-"""A body's deadline moves by a second for each so many bytes of it, so that a long one may take
-its time and one that trickles may not (the rule of Apache's `RequestReadTimeout`)."""
+"""A body's deadline moves by a second for each this many bytes.
+
+So a long body gets more time and a trickling one does not (the rule of Apache's
+`RequestReadTimeout`).
+"""
 
 _MAX_DIGITS = 16
 _REASONS: dict[type[GatewayError], str] = {
@@ -44,8 +47,12 @@ _REASONS: dict[type[GatewayError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`request_seconds` is for a head, and again for its body; `stall_seconds` for a reader to take
-    what waits for it. `refused` is called with the reason of every refusal that no route sees."""
+    """The limits of a connection.
+
+    `request_seconds` is the time for a head, and again for its body. `stall_seconds` is the time
+    for a client to read waiting bytes. `refused` is called with the reason of every refusal that no
+    route sees.
+    """
 
     request_seconds: float
     stall_seconds: float
@@ -70,7 +77,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_admitted = True
-        # Bytes since anything whole came: of a head, of trailers, of nothing at all.
+        # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._is_in_body = False
         self._refusal: GatewayError | None = None
@@ -122,7 +129,8 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
         super().on_headers_complete()
-        # Trailers come as headers too; in a list of their own they never become the request's.
+        # Trailers arrive as headers too. A list of their own keeps them out of the request's
+        # headers.
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
@@ -139,7 +147,8 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_in_body:
-            # The answer did not wait for the body: its rest is read and dropped, but not for ever.
+            # The answer did not wait for the body. The rest is read and dropped, until the
+            # deadline.
             self._later(self._still_in_body)
 
     def pause_writing(self) -> None:
@@ -179,12 +188,12 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _reader_is_late(self) -> None:
-        """Nobody reads: the turn ends as if the client had hung up."""
+        """The client does not read, so the turn ends as if the client had hung up."""
         self.bounds.refused("stalled_reader")
         self.transport.abort()
 
     def _refuse(self, failure: GatewayError) -> None:
-        """Answer on the bare connection and close it, unless a response is on its way there."""
+        """Answer on the bare connection and close it, unless a response has begun."""
         self.bounds.refused(_REASONS.get(type(failure), "malformed"))
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             headers, body = reply_without_route(

@@ -1,4 +1,4 @@
-"""Every failure leaves in the envelope that the dialect's clients know, with the request's id."""
+"""Renders every failure in the dialect's envelope, with the request's id."""
 
 import secrets
 from typing import Any, TypeGuard
@@ -44,13 +44,14 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
     )
 }
 
-# Where turns run: only these count against a workspace's limits, and tell of them.
+# The paths that run turns. Only these count against a workspace's limits and have rate limit
+# headers.
 _LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions"}
 _OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
 def request_id(scope: Scope) -> str:
-    """The id of this request; made when it is first asked for."""
+    """The id of this request. It is made at the first call."""
     state: dict[str, Any] = scope["state"]
     if "request_id" not in state:
         state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
@@ -59,9 +60,9 @@ def request_id(scope: Scope) -> str:
 
 
 def speaks_openai(scope: Scope) -> bool:
-    """Which dialect a request is in, also where no route took it.
+    """Whether a request is in OpenAI's dialect, also if it has no route.
 
-    Both have `/v1/models`; there Anthropic's clients are known by the version they must send.
+    Both dialects have `/v1/models`. There Anthropic's clients are recognized by the version header.
     """
     path = scope["path"]
     if path.startswith("/v1/models"):
@@ -70,7 +71,7 @@ def speaks_openai(scope: Scope) -> bool:
 
 
 async def before_send(message: Message, scope: Scope) -> None:
-    """Put ids of request and tenant on every response and count it, whoever made it."""
+    """Put the ids of request and organization on every response, and count it."""
     if message["type"] != "http.response.start":
         return
     name = b"x-request-id" if speaks_openai(scope) else b"request-id"
@@ -78,7 +79,7 @@ async def before_send(message: Message, scope: Scope) -> None:
     message["headers"] = headers
     state = scope["litestar_app"].state
     if state.stopping.is_set():
-        # Who asks again does so at another gateway.
+        # The next request of this client goes to another gateway.
         headers.append((b"connection", b"close"))
     services = getattr(state, "services", None)
     if services is not None:
@@ -115,7 +116,7 @@ def as_gateway_error(error: Exception) -> GatewayError:
 
 
 def _detail(error: HTTPException) -> str:
-    """Which parameter is wrong and why, where the framework knows."""
+    """The wrong parameter and the reason, if the framework has them."""
     extra = error.extra if isinstance(error.extra, list) else []
     reasons = [
         f"{item['key']}: {item['message']}"
@@ -139,7 +140,7 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
             headers=_advice(failure, openai.status_of(failure)),
         )
     body = ErrorBody(detail_of(failure), request_id(request.scope))
-    # Which methods a path has: RFC 9110 asks for `Allow` beside a 405.
+    # The methods of the path: RFC 9110 asks for `Allow` with a 405.
     allowed = {
         k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"
     }
@@ -150,7 +151,7 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
 
 
 def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str], bytes]:
-    """Headers and body where no application was called: the request was not whole, or none."""
+    """Headers and body for a failure before the application was called."""
     made = f"req_{secrets.token_hex(12)}"
     if url.startswith(_OPENAI_PATHS):
         name, body = "x-request-id", msgspec.json.encode(openai.body_of(failure))
@@ -166,7 +167,10 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str]
 
 
 def _advice(failure: GatewayError, status: int) -> dict[str, str]:
-    """When to come again. SDKs retry every 429 by themselves, but no month is over in seconds."""
+    """Headers that say when to retry.
+
+    SDKs retry every 429 by themselves, but a month is not over in seconds.
+    """
     match failure:
         case RateLimited(retry_after=int(seconds)) | Overloaded(retry_after=seconds):
             return {"retry-after": str(seconds)}

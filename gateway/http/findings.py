@@ -1,4 +1,4 @@
-"""What the gateway found out about a turn, in the Anthropic dialect's shapes."""
+"""The gateway's findings about a turn, in the Anthropic dialect's shapes."""
 
 from gateway.dialects.anthropic.diagnostics import Diagnostics, PreviousMessageNotFound, changed
 from gateway.dialects.anthropic.parameters import prompt_parameters
@@ -9,7 +9,7 @@ from gateway.turn.turn import Findings
 
 
 def explained(findings: Findings) -> Explained:
-    """None is "no divergence", "not asked for" and "first turn", as the wire has it."""
+    """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
     diagnosis = findings.diagnosis
     report: Diagnostics | None = None
     if diagnosis is not None:

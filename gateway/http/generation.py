@@ -1,4 +1,5 @@
-"""What every dialect's generating call needs: a readable body, a turn that was taken, its end."""
+"""Shared by the generating calls of all dialects: read the body, wait for an engine, answer,
+end."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def check_media(request: Request[Any, Any, Any]) -> None:
-    """JSON in UTF-8, not compressed: anything else is named instead of guessed at."""
+    """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8."""
     kind, _, parameters = request.headers.get("content-type", "").partition(";")
     if kind.strip().lower() != "application/json":
         raise UnsupportedMedia
@@ -49,8 +50,11 @@ async def prepared(
     read: Callable[[], tuple[RequestT, int]],
     make: Callable[[RequestT, int, Model], Ask],
 ) -> Ask:
-    """From a body of `num_bytes` to an Ask: `read` tells the request and how many nonces were left
-    out of it. Both steps run where `Workers` says, and stop for a client that leaves."""
+    """Make an Ask of a body of `num_bytes`.
+
+    `read` returns the request and the number of nonces that were left out. Both steps run where
+    `Workers` decides, and stop if the client leaves.
+    """
     workers, workspace = services.workers, request.user.workspace
     if num_bytes <= INLINE_BYTES:
         decoded, num_removed = read()
@@ -65,7 +69,7 @@ async def prepared(
 
 
 async def until_taken(items: Items) -> Taken:
-    """Wait until an engine has the turn: until then a failure is the response's status."""
+    """Wait until an engine has the turn. Before that a failure is the response's status."""
     taken = await anext(items)
     if not isinstance(taken, Taken):
         raise EngineFailed
@@ -78,7 +82,7 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
 
 
 def streamed(events: AsyncGenerator[bytes, None], items: Items) -> ASGIResponse:
-    """Server-sent events; afterwards the turn ends at once, also where nobody read to its end."""
+    """Server-sent events. Afterwards the turn ends at once, also if the client stopped reading."""
     return ASGIStreamingResponse(
         iterator=events,
         media_type="text/event-stream",

@@ -37,7 +37,7 @@ class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopping`: it was told to end, and its place is taken by another.
+    """`stopping`: the gateway was told to end.
 
     `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
     database for good; there is neither while it is ready.

@@ -103,7 +103,7 @@ class MessagesController(Controller):
 
 
 def check_attribution(request: KeyRequest) -> None:
-    """The SDK sends these two of its parameters as headers."""
+    """Check two parameters that the SDK sends as headers."""
     headers = request.headers
     if headers.get("anthropic-user-profile-id"):
         raise InvalidRequest("anthropic-user-profile-id: user profiles are not supported")
@@ -142,7 +142,7 @@ async def _whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
 
 
 async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, None]:
-    """What came in one piece goes out in one piece."""
+    """Yield the stream's events; frames that came together go out together."""
     has_pinged = False
     try:
         async for item in items:

@@ -1,6 +1,6 @@
 """GET /v1/models and GET /v1/models/{id}, for both SDKs.
 
-Anthropic's clients are known by their version header; everyone else gets OpenAI's shape.
+Clients with Anthropic's version header get Anthropic's shape. All others get OpenAI's.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ from gateway.http.generation import KeyRequest
 from gateway.http.query import check_query
 from gateway.http.services import Services
 
-# The release date of a model of your own is not known here; the wire allows the epoch for that.
+# An own model's release date is not known. The API allows the epoch for that.
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
 
 

@@ -1,4 +1,4 @@
-"""Stop working for a client that has hung up, also before and without a stream."""
+"""Stops work for a client that has hung up, also before and without a stream."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,14 +10,14 @@ from gateway.base.errors import ClientGone
 
 Result = TypeVar("Result")
 
-# Watching takes a task of its own, which most answers from memory don't last long enough for.
+# Watching takes a task of its own. Most answers from memory end before this delay.
 _UNWATCHED_SECONDS = 0.02
 
 
 async def while_present(
     request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
 ) -> Result:
-    """Run `work`; if the client goes first, cancel it and raise ClientGone."""
+    """Run `work`. If the client leaves first, cancel it and raise ClientGone."""
     loop = asyncio.get_running_loop()
     watcher: asyncio.Task[None] | None = None
 
@@ -26,7 +26,7 @@ async def while_present(
         watcher = loop.create_task(_watch(request, presence))
 
     try:
-        # A deadline that is nobody's yet: the watcher makes it now.
+        # The timeout has no deadline yet. The watcher sets it to now.
         async with asyncio.timeout(None) as presence:
             beginning = loop.call_later(_UNWATCHED_SECONDS, watch)
             return await work

@@ -1,9 +1,9 @@
 """The gateway's uvicorn: its limits on connections, and how it comes to an end.
 
-SIGTERM: `/readyz` is 503 at once and every answer closes its connection, so that a load balancer
-takes the gateway out; after `drain_seconds` nothing new is accepted; running turns have
-`grace_seconds`, then they are cut off and closed with the engine's counts. SIGINT does not wait for
-a load balancer; a second one ends the gateway as it stands, and the journal knows the rest.
+On SIGTERM `/readyz` is 503 at once and every answer closes its connection, so that a load balancer
+takes the gateway out. After `drain_seconds` nothing new is accepted. Running turns have
+`grace_seconds`; then they are cut off and closed with the engine's counts. SIGINT does not wait for
+a load balancer. A second SIGINT ends the gateway at once, and the journal has the open turns.
 """
 
 import asyncio
@@ -26,8 +26,10 @@ from gateway.http.admitted import (
 from gateway.http.connections import ConnectionLimits, guarded
 
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s): who closes
-first must be the one that sends, or a request goes out on a connection that has just ended."""
+"""Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
+
+The client must close first: otherwise it may send a request on a connection that has just ended.
+"""
 
 
 class Server(uvicorn.Server):

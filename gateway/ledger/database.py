@@ -1,9 +1,9 @@
-"""The one place that makes engines and sessions. Every wait on the database has a deadline.
+"""Makes all connections to the database. Every wait on the database has a deadline.
 
-A frozen server is the hard case: its kernel still acknowledges what is sent, so no timeout of TCP
-helps, and psycopg answers a cancelled wait by asking the same server to cancel, for ten seconds.
-So at the deadline the connection's socket is shut down: the driver sees a connection that broke, at
-once, and neither the wait nor the clean-up behind it can last longer.
+A frozen server is the hard case. Its kernel still acknowledges what is sent, so no timeout of TCP
+helps. psycopg answers a cancelled wait by asking the same server to cancel, for ten seconds. So at
+the deadline the connection's socket is shut down. The driver sees a broken connection at once, and
+neither the wait nor the clean-up can last longer.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _DEADLINE_SECONDS = 5.0
 _COMMAND_SECONDS = 600.0
 # A statement ends before the transaction's deadline, so that the database says what happened.
 _STATEMENT_SHARE = 0.8
-# Beyond the deadline, for the driver to notice its socket's end.
+# The time after the deadline in which the driver notices the end of its socket.
 _MARGIN_SECONDS = 0.5
 _CLOSE_SECONDS = 2.0
 # Parameters of one statement.
@@ -56,8 +56,8 @@ Result = TypeVar("Result")
 class Ledger:
     """One pool of connections to the database.
 
-    Parts that must not wait for each other have a ledger each: `pool_size` connections are all that
-    one of them can hold.
+    Parts that must not wait for each other have a ledger each. One ledger holds at most `pool_size`
+    connections.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Ledger:
     async def snapshot(
         self, deadline_seconds: float | None = None
     ) -> AsyncIterator[AsyncConnection]:
-        """As `transaction`, for reads: every statement of the block sees the same moment."""
+        """As `transaction`, for reads. Every statement of the block sees the same moment."""
         async with self.transaction(deadline_seconds) as connection:
             await connection.exec_driver_sql(
                 "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -159,12 +159,15 @@ class Ledger:
                 self._later(_throw_away(connection))
 
     async def _release(self, connection: AsyncConnection) -> None:
-        """Give the connection back. Whoever stops waiting does not stop it: a return that is
-        cancelled half-way leaves a connection that nobody knows the state of."""
+        """Give the connection back.
+
+        A cancelled caller does not stop this: a return that is cancelled half-way would leave a
+        connection in an unknown state.
+        """
         await asyncio.wait({self._later(connection.close())}, timeout=_CLOSE_SECONDS)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """In the background: SQLite's thread may be busy for as long as it waits for a lock."""
+        """Run in the background, since SQLite's thread may be busy waiting for a lock."""
         task = asyncio.create_task(work, name="give a connection back")
         self._discarding.add(task)
         task.add_done_callback(self._discarded)
@@ -176,11 +179,13 @@ class Ledger:
             task.exception()  # it was broken: nobody needs to hear of it again
 
     async def insert_turns(self, records: Sequence[TurnRecord]) -> None:
-        """Insert closed turns, and add them to the sums; those already there change nothing.
+        """Insert closed turns and add them to the sums.
 
-        Raises as `transaction`, and SampleData where the database holds sample data: then nothing
-        was inserted. LedgerReplaced where the rows went into another database than earlier ones,
-        or into a file that has lost its name: then nothing may be forgotten elsewhere.
+        Turns that are already there change nothing.
+
+        Raises the errors of `transaction`. Raises SampleData if the database holds sample data;
+        then nothing was inserted. Raises LedgerReplaced if the rows went into another database than
+        earlier ones, or into a file that has lost its name; then the journal must keep the turns.
         """
         insert = postgresql.insert if self.is_postgres else sqlite.insert
         statement = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
@@ -192,7 +197,8 @@ class Ledger:
                 )
             except (IntegrityError, OverflowError, ValueError) as error:
                 raise LedgerRefused from error
-            # After the insert, which waits for whoever fills the database with samples.
+            # The check comes after the insert, which waits for a command that fills the database
+            # with samples.
             if await watermark.is_sample(connection):
                 raise SampleData
             await add_turns(connection, inserted.scalars().all())
@@ -201,7 +207,7 @@ class Ledger:
         self.identity.check_file()
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
-        """Those of the turns that the ledger has."""
+        """The turns of these that the ledger has."""
         found: set[str] = set()
         async with self.snapshot() as connection:
             for start in range(0, len(turn_ids), _IDS):
@@ -210,7 +216,7 @@ class Ledger:
         return found
 
     async def analyze(self) -> None:
-        """Tell the database's planner what the tables hold; after loading a lot at once."""
+        """Update the planner's statistics, after many rows were loaded at once."""
         async with self.engine.begin() as connection:
             await connection.execute(text("ANALYZE"))
 
@@ -236,7 +242,7 @@ async def _throw_away(connection: AsyncConnection) -> None:
 
 
 def _cut(driver_connection: Any) -> None:
-    """End a psycopg connection's traffic; whoever waits for it is told that it broke."""
+    """End a psycopg connection's traffic. Its waiting calls fail at once."""
     if driver_connection.closed:
         return
     with socket.socket(fileno=os.dup(driver_connection.fileno())) as shared:
@@ -247,7 +253,7 @@ def _cut(driver_connection: Any) -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the same rows would be refused again: a value, not the server or the schema.
+    """Whether the rows hold a value that the database would refuse again.
 
     SQLite calls a sum that exceeds 64 bits an operational error.
     """
@@ -271,7 +277,7 @@ def translated() -> Iterator[None]:
 
 
 async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
-    """What a command does: one piece of work with a patient ledger of its own."""
+    """Run one piece of work of a command, with a ledger that has longer deadlines."""
     ledger = Ledger(url, _COMMAND_SECONDS)
     try:
         return await work(ledger)
@@ -309,7 +315,8 @@ def _is_file(url: str) -> bool:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    # A build may have another default; the journal forgets what the ledger says it has.
+    # A build may have another default. The journal forgets turns that the ledger has, so commits
+    # must be durable.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -1,6 +1,6 @@
-"""Usage as CSV, a row for each interval and whatever it is grouped by, or for each turn.
+"""Usage as CSV: a row for each interval and group, or for each turn.
 
-Cells that a spreadsheet would take for a formula are made plain text: names come from clients.
+Names come from clients, so cells that a spreadsheet would read as a formula are made plain text.
 """
 
 import csv
@@ -21,11 +21,11 @@ from gateway.ledger.schema import TurnRollupRow
 from gateway.ledger.sums.rollups import DAY_SECONDS
 
 _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
-# What makes a cell a formula in one spreadsheet or another.
+# The first characters that make a cell a formula in some spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _PAGE = 1000
 EXPORT_SECONDS = 300.0
-"""An export that its client takes longer to read is cut off."""
+"""An export whose client takes longer to read is cut off."""
 _DAY_MS = DAY_SECONDS * 1000
 _WEEK_MS = 7 * _DAY_MS
 _SUMS = Totals.__struct_fields__
@@ -47,8 +47,8 @@ def line(cells: Iterable[object]) -> str:
 async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIterator[str]:
     """One line for each interval, workspace, key, engine, model and price, the header first.
 
-    All of one moment. A week at a time is in memory, and weeks before the first turn and behind the
-    last one cost nothing: three years are 158 statements at most.
+    All lines show one moment. One week at a time is in memory. Weeks before the first turn and
+    after the last one cost nothing. Three years take 158 statements at most.
     """
     yield line(
         ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
@@ -66,7 +66,7 @@ async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIter
 
 
 async def turn_lines(ledger: Ledger, of: Range) -> AsyncIterator[str]:
-    """One line for each turn, the newest first, the header before them; all of one moment."""
+    """The header and one line for each turn, the newest first. All lines show one moment."""
     names = [name for name in Turn.__struct_fields__ if name != "opened_ms"]
     yield line(("opened_at", *names))
     after: Cursor | None = None

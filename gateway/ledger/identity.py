@@ -1,9 +1,9 @@
-"""Whether the database is still the one that this gateway began with.
+"""Checks that the database is still the one that this gateway began with.
 
 Three things are compared. The *stamp* is a random number in the database, made at the first insert.
-For SQLite the path must lead to the file that is open, since a file that was deleted or replaced
-takes rows to its grave; so must the path of the write-ahead log. What differs is told once and for
-all: it is for the operator to put the file back or to start the gateway again.
+For SQLite the path must lead to the open file, because rows in a deleted or replaced file are lost.
+The path of the write-ahead log must lead to the open log too. A difference is reported once and
+stays: the operator puts the file back or starts the gateway again.
 """
 
 import os
@@ -26,9 +26,9 @@ FileId = tuple[int, int]
 
 
 class Identity:
-    """Of one database, whatever number of pools leads to it.
+    """The identity of one database, shared by all pools that lead to it.
 
-    `problem` says in one line why the database is not the ledger any more, else it is None.
+    `problem` says in one line why the database is not the ledger any more. None means no problem.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Identity:
         self._has_other_stamp = self._has_lost_log = False
 
     def watch(self, engine: AsyncEngine) -> None:
-        """Look at every connection that the pool makes."""
+        """Check every connection that the pool makes."""
         if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
             self._path = engine.url.database
             event.listen(engine.sync_engine, "do_connect", self._before)
@@ -58,7 +58,7 @@ class Identity:
             raise LedgerReplaced
 
     async def check_stamp(self, connection: AsyncConnection) -> None:
-        """Raise LedgerReplaced where an earlier look found another stamp."""
+        """Raise LedgerReplaced if an earlier check found another stamp."""
         stamp = await watermark.stamp(connection, secrets.randbits(_STAMP_BITS))
         if self._stamp is None:
             self._stamp = stamp
@@ -67,9 +67,9 @@ class Identity:
             raise LedgerReplaced
 
     async def check_log(self, connection: AsyncConnection) -> None:
-        """Raise LedgerReplaced where the connection writes to a log that has lost its name.
+        """Raise LedgerReplaced if the connection writes to a log that has lost its name.
 
-        What is in it reaches the database's file when the last connection is closed.
+        The log's content reaches the database's file when the last connection is closed.
         """
         if self._path is None:
             return
@@ -85,7 +85,7 @@ class Identity:
         )
 
     def _before(self, *_: Any) -> None:
-        """SQLite would make an empty file in the place of one that is gone."""
+        """Check before connecting: SQLite would make an empty file in place of a missing one."""
         if self._file is not None:
             self.check_file()
 

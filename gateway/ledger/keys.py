@@ -1,8 +1,8 @@
 """API keys: shown once, stored as SHA-256, looked up by digest.
 
-Plain SHA-256, because a key made here has 256 random bits: no list of guesses comes near it, so
-there is nothing for salt or slowness to protect, and a slow hash would let anybody with wrong keys
-occupy the gateway (argon2id takes a sixth of a second). Keys that an operator makes up, such as
+SHA-256 is enough because a key made here has 256 random bits, which no list of guesses can reach.
+Salt or a slow hash would protect nothing more. A slow hash would also let wrong keys occupy the
+gateway (argon2id takes a sixth of a second). Keys that an operator chooses, such as
 HOLDFAST_API_KEY, must be as random.
 """
 
@@ -29,7 +29,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """`replaces` is the key that this one succeeded in a rotation."""
+    """`replaces` is the id of the key before it in a rotation."""
 
     id: str
     workspace: str
@@ -48,7 +48,7 @@ class ApiKey:
 
 
 class KnownKey(NamedTuple):
-    """What is needed of a key that works."""
+    """The fields of a working key that the request path needs."""
 
     id: str
     workspace: str
@@ -59,10 +59,10 @@ class KnownKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """Who may come in, as of one `version`: the newest keys, and all workspaces by their ids.
+    """All access of one `version`: the newest keys, and all workspaces by their ids.
 
-    `has_ended` are the digests that were asked about and belong to keys that work no more.
-    `is_sample`: the database holds sample data.
+    `has_ended` are the digests that were asked about and belong to ended keys. `is_sample`: the
+    database holds sample data.
     """
 
     version: int
@@ -81,7 +81,7 @@ def new_key() -> str:
 
 
 class Keys:
-    """Every change raises LedgerUnavailable where it could not be made, and then was not."""
+    """The keys in the ledger. A change that could not be made raises LedgerUnavailable."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -109,10 +109,12 @@ class Keys:
     async def rotate(
         self, key_id: str, key: str, now: datetime, grace_seconds: float | None
     ) -> ApiKey:
-        """Store `key` as the successor of a key that works, which ends after the grace; None is
-        until it is revoked. An end that the old key had, the new one has too.
+        """Store `key` as the successor of a working key.
 
-        Raise NotFound, or InvalidRequest where it was replaced before.
+        The old key ends after the grace; None means when it is revoked. The new key gets the old
+        key's expiry.
+
+        Raise NotFound, or InvalidRequest if the old key was replaced before.
         """
         async with self._ledger.transaction() as connection:
             await watermark.advance(connection)
@@ -134,7 +136,7 @@ class Keys:
             return made
 
     async def revoke(self, key_id: str, now: datetime) -> bool:
-        """End a key for good; False where none of that id was active."""
+        """End a key for good. False if no key of that id was active."""
         statement = (
             update(ApiKeyRow)
             .where(ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None))
@@ -146,7 +148,7 @@ class Keys:
             return (await connection.execute(statement)).scalar_one_or_none() is not None
 
     async def all(self, workspace: str | None = None) -> list[ApiKey]:
-        """The oldest first; only that workspace's, where one is given."""
+        """All keys, the oldest first; only the workspace's if one is given."""
         condition = None if workspace is None else ApiKeyRow.workspace_id == workspace
         async with self._ledger.transaction() as connection:
             return await _select(connection, condition)
@@ -165,15 +167,15 @@ class Keys:
         return None if workspace is None or workspace.archived_at else (key, workspace)
 
     async def version(self) -> int:
-        """Grows with every change of keys and workspaces."""
+        """A number that grows with every change of keys and workspaces."""
         async with self._ledger.transaction(LOOKUP_SECONDS) as connection:
             return await watermark.read(connection)
 
     async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
         """The newest keys that work, of workspaces that are not archived.
 
-        All of it as of one moment: a key and its workspace that are made meanwhile are both there,
-        or neither is. The event loop goes on between any two pages of keys.
+        All rows are of one moment: of a key and its workspace that are made meanwhile both are
+        there or neither. The event loop runs between any two pages of keys.
         """
         async with self._ledger.snapshot() as connection:
             version = await watermark.read(connection)
@@ -192,7 +194,7 @@ class Keys:
         )
 
     async def touch(self, used: Mapping[str, datetime]) -> None:
-        """Note when keys were last used; a later time that another gateway noted stays."""
+        """Note when keys were last used. A later time from another gateway stays."""
         if not used:
             return
         last = ApiKeyRow.last_used_at

@@ -1,7 +1,7 @@
 """A deadline that counts only the time in which this process ran.
 
-A process that gets no processor sees no answer, however fast the database was. So a tick that comes
-late counts as two ticks at most, and the wait is as much longer as the process stood still.
+A process that gets no processor sees no answer, however fast the database was. So a late tick
+counts as two ticks at most. The wait is extended by the time in which the process stood still.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ _TICK_SECONDS = 0.25
 
 
 class PatientTimer:
-    """Calls `act` once, on the event loop, after so many seconds in which the loop ran."""
+    """Calls `act` once, on the event loop, after `seconds` in which the loop ran."""
 
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Sample data: a database that is marked as holding nothing else, and what fills it.
+"""Sample data: marks an empty database as one of sample data, and fills it.
 
 The mark is there before the first made-up turn and is never taken away: a database holds sample
 data or real turns, never both. `Ledger.insert_turns` looks at it in each of its transactions.
@@ -34,7 +34,7 @@ async def claim(
     async with ledger.transaction() as connection:
         await watermark.advance(connection)
         if ledger.is_postgres:
-            # Nobody inserts a turn until this is committed, and then sees the mark.
+            # No other transaction inserts a turn until this one commits. Then it sees the mark.
             await connection.execute(text("LOCK TABLE turns IN SHARE ROW EXCLUSIVE MODE"))
         if await watermark.is_sample(connection):
             raise InvalidRequest("the database holds sample data already")
@@ -50,7 +50,7 @@ async def claim(
 
 
 async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
-    """Insert made-up turns into a claimed database and sum them up; return how many there were."""
+    """Insert made-up turns into a claimed database and sum them up. Return their number."""
     total = 0
     for rows in _batches(map(row_of, records)):
         async with ledger.transaction() as connection:

@@ -29,7 +29,7 @@ NAMING_CONVENTION = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Refuses naive values; gives aware ones back on every database."""
+    """Refuses naive values, and returns aware ones on every database."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -55,7 +55,7 @@ class Base(DeclarativeBase):
 class WorkspaceRow(Base):
     __tablename__ = "workspaces"
 
-    """A limit that is NULL is none; see `gateway/base/grants.py` for what each counts."""
+    """NULL is no limit. `gateway/base/grants.py` says what each limit counts."""
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime]
@@ -89,11 +89,11 @@ class ApiKeyRow(Base):
 
 
 class WatermarkRow(Base):
-    """A number that grows with every change of what it is named after.
+    """A number that grows with every change of the tables that its name stands for.
 
-    `access` stands for keys and workspaces: gateways look at it every two seconds, and read the
-    tables only when it has grown. `sample`, where it is, marks a database of sample data; its value
-    is the moment (ms) at which it was filled.
+    `access` stands for keys and workspaces. Gateways look at it every two seconds and read the
+    tables only when it has grown. A row `sample` marks a database of sample data; its value is the
+    moment (ms) at which the database was filled.
     """
 
     __tablename__ = "watermarks"
@@ -160,12 +160,12 @@ class TurnRow(Base):
 
 
 class TurnRollupRow(Base):
-    """Sums over the turns of one interval, for each combination of what can be filtered by.
+    """Sums over the turns of one interval, for each combination of the filters' values.
 
     `start_ms` is a multiple of `width_seconds` since 1970 (an hour or a day, UTC). Empty strings
     stand for "no engine" and "no price", since a primary key holds no null. `prompt_above` is the
-    highest of `PROMPT_BANDS` in `prices/price.py` that the prompts exceed. What each sum counts is
-    written in `rollups.py`, once for this table and for the turns themselves.
+    highest of `PROMPT_BANDS` in `prices/price.py` that the prompts exceed. `rollups.py` defines
+    each sum, for this table and for the turns.
     """
 
     __tablename__ = "turn_rollups"
@@ -232,12 +232,12 @@ class LatencyRollupRow(Base):
 class PrefixRow(Base):
     """One marked prefix over its whole life in the ledger.
 
-    `gaps_5m` and `gaps_1h` count its turns that came at most five minutes, and more than that but
-    at most an hour, after the turn before with the same prefix.
+    `gaps_5m` counts the turns that came at most five minutes after the turn before with the same
+    prefix. `gaps_1h` counts those that came later, but within an hour.
     """
 
     __tablename__ = "prefixes"
-    # Most prefixes of growing conversations come once; the pages ask for the others.
+    # Most prefixes of growing conversations are sent once. The pages ask for the others.
     __table_args__ = (
         Index(
             "ix_prefixes_reused",
@@ -267,7 +267,7 @@ class PrefixRow(Base):
 
 
 class HorizonRow(Base):
-    """One row: turns that began before `turns_ms` may have been deleted, and live in sums only."""
+    """One row. Turns that began before `turns_ms` may have been deleted; their sums are kept."""
 
     __tablename__ = "horizon"
 

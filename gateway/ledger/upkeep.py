@@ -1,9 +1,9 @@
 """Long work on the ledger, in short transactions, safe beside a gateway that serves.
 
-A day's sums may take longer than a request may wait: these want a ledger from `with_ledger`.
+A day's sums may take longer than a request may wait, so callers pass a ledger from `with_ledger`.
 
-What was deleted from the turns lives on in the sums. The *horizon* is the moment before which turns
-may be gone: sums of earlier days are never rebuilt, and ranges that begin earlier take whole hours.
+Deleted turns remain in the sums. The *horizon* is the moment before which turns may be gone. Sums
+of earlier days are never rebuilt, and ranges that begin earlier take whole hours.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gateway.ledger.sums.rollups import DAY_SECONDS, days, rebuild_interval, reb
 
 _DAY_MS = DAY_SECONDS * 1000
 _BATCH = 2000
-# Between two batches others get the one writer that SQLite has.
+# SQLite has a single writer. Between two batches others can write.
 _PAUSE_SECONDS = 0.05
 
 
@@ -39,7 +39,7 @@ class Deleted:
 
 
 async def sum_once(ledger: Ledger) -> bool:
-    """After a migration: sum the turns from before there were sums; False where it is done."""
+    """Sum the turns from before the migration that added sums. False if that is done already."""
     async with ledger.transaction() as connection:
         if (await connection.execute(select(HorizonRow.id))).first() is not None:
             return False
@@ -49,10 +49,10 @@ async def sum_once(ledger: Ledger) -> bool:
 
 
 async def rebuild(ledger: Ledger) -> int:
-    """Make all sums again, day by day, from the turns; return how many days.
+    """Make all sums again from the turns, day by day. Return the number of days.
 
-    Days that lie before the horizon, wholly or in part, stay as they are. Prefixes whose turns were
-    deleted begin anew with those that are left.
+    Days that lie before the horizon, wholly or in part, stay as they are. Prefixes with deleted
+    turns begin anew with the remaining turns.
     """
     async with ledger.transaction() as connection:
         horizon = await horizon_ms(connection)
@@ -78,13 +78,14 @@ async def rebuild(ledger: Ledger) -> int:
 async def retain(ledger: Ledger, turns_ms: int, rollups_ms: int, month_ms: int) -> Deleted:
     """Delete turns and sums that began before these moments, both cut to whole UTC days.
 
-    Sums outlive turns: `rollups_ms` must not be later than `turns_ms`. Sums from `month_ms` on stay
-    in any case: it is the begin of the calendar month, whose spend limits are counted from them.
+    Sums are kept longer than turns: `rollups_ms` must not be later than `turns_ms`. `month_ms` is
+    the beginning of the calendar month. Sums from then on always stay, because spend limits are
+    counted from them.
     """
     assert rollups_ms <= turns_ms
     rollups_ms = min(rollups_ms, month_ms)
     turns_ms, rollups_ms = (ms // _DAY_MS * _DAY_MS for ms in (turns_ms, rollups_ms))
-    # First of all, so that nobody takes what is half deleted for everything.
+    # The horizon moves first, so that no reader takes half of the turns for all of them.
     await _move_horizon(ledger, turns_ms)
     num_turns = await _delete_turns(ledger, turns_ms)
     num_rollups = 0
@@ -124,7 +125,7 @@ async def _delete_turns(ledger: Ledger, before_ms: int) -> int:
 
 
 async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
-    """It never goes back."""
+    """Move the horizon forward. It never moves back."""
     insert = postgresql.insert if ledger.is_postgres else sqlite.insert
     statement = insert(HorizonRow).values(id=1, turns_ms=turns_ms)
     statement = statement.on_conflict_do_update(

@@ -1,5 +1,8 @@
-"""The counter by which gateways notice that keys or workspaces have changed, the mark of a database
-that holds sample data, and the stamp that tells one database from another."""
+"""Three numbers of a database: a counter of changes, a mark for sample data, and a stamp.
+
+By the counter gateways notice that keys or workspaces have changed. The stamp tells one database
+from another.
+"""
 
 from datetime import datetime
 
@@ -17,8 +20,8 @@ _STAMP = "stamp"
 async def advance(connection: AsyncConnection) -> None:
     """Count one change, as the first statement of its transaction.
 
-    First, because it takes the lock: changes are then made one after another, and on SQLite none
-    has read something that another one overtook.
+    The statement takes the lock. So changes are made one after another, and on SQLite no change has
+    read stale rows.
     """
     statement = update(WatermarkRow).where(WatermarkRow.name == _ACCESS)
     await connection.execute(statement.values(value=WatermarkRow.value + 1))
@@ -30,7 +33,7 @@ async def read(connection: AsyncConnection) -> int:
 
 
 async def stamp(connection: AsyncConnection, made: int) -> int:
-    """The database's own number; `made` where it has none yet."""
+    """The database's stamp. If it has none yet, `made` is stored."""
     query = select(WatermarkRow.value).where(WatermarkRow.name == _STAMP)
     if (found := (await connection.execute(query)).scalar_one_or_none()) is not None:
         return int(found)
@@ -46,6 +49,6 @@ async def is_sample(connection: AsyncConnection) -> bool:
 
 
 async def mark_sample(connection: AsyncConnection, now: datetime) -> None:
-    """For good: nothing takes it away."""
+    """Mark the database. The mark is permanent."""
     row = {"name": _SAMPLE, "value": int(now.timestamp() * 1000)}
     await connection.execute(insert(WatermarkRow).values(row))

@@ -1,4 +1,4 @@
-"""Workspaces: who shares a cache and a bill, and how much they may use."""
+"""Workspaces: each has one cache, one bill and its limits."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ DEFAULT_WORKSPACE = "default"
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit that is null is none. Money is in nano-dollars, months are those of UTC."""
+    """A null limit is no limit. Money is in nano-dollars, months are in UTC."""
 
     id: str
     display_name: str
@@ -49,7 +49,7 @@ class Workspaces:
         self._ledger = ledger
 
     async def create(self, workspace: str, now: datetime, values: Mapping[str, Any]) -> Workspace:
-        """`values` are columns by name. Raise InvalidRequest where the id is taken or no id."""
+        """`values` are columns by name. Raise InvalidRequest if the id is taken or not valid."""
         check_workspace_id(workspace)
         async with self._ledger.transaction() as connection:
             await watermark.advance(connection)
@@ -70,7 +70,7 @@ class Workspaces:
             return await _get(connection, workspace)
 
     async def archive(self, workspace: str, now: datetime) -> Workspace:
-        """Its keys work no more until it is restored; what it used stays in the ledger."""
+        """Its keys stop working until it is restored. Its usage stays in the ledger."""
         if workspace == DEFAULT_WORKSPACE:
             raise InvalidRequest("workspace: the default workspace can't be archived")
         return await self.change(workspace, {"archived_at": now})
@@ -90,8 +90,11 @@ class Workspaces:
             return await _get(connection, workspace)
 
     async def spent(self, workspaces: list[str], month: datetime) -> dict[str, int]:
-        """What the turns since the month's first moment cost, in nano-dollars; those without a
-        price cost nothing here. From the sums by day, as a month begins with a day (UTC)."""
+        """The cost of the turns since the month's first moment, in nano-dollars.
+
+        Turns without a price cost nothing here. The numbers come from the sums by day, since a
+        month begins with a day (UTC).
+        """
         query = (
             select(TurnRollupRow.workspace_id, func.sum(TurnRollupRow.cost_nano))
             .where(TurnRollupRow.workspace_id.in_(workspaces))
@@ -113,7 +116,7 @@ def check_workspace_id(workspace: str) -> None:
 
 
 async def find_workspace(connection: AsyncConnection, workspace: str) -> Workspace | None:
-    # PostgreSQL takes no NUL in a text, and no id has one.
+    # PostgreSQL refuses NUL in a text, and no id contains it.
     if "\0" in workspace:
         return None
     query = select(WorkspaceRow.__table__).where(WorkspaceRow.id == workspace)

@@ -1,16 +1,16 @@
 """Whether a turn may start now: the gateway's own bounds, and the limits of its workspace.
 
-Pure but for the clocks that are handed in. A turn's tokens are known when it ends, so its beginning
-reserves an estimate and `count_used` puts that right with the engine's counts:
+Pure, with injected clocks. A turn's tokens are known when it ends. So its beginning reserves an
+estimate, and `count_used` corrects it with the engine's counts:
 
-- the estimate is the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`),
-- times the share that this workspace's turns lately had in their estimates, since cache reads do
-  not count: who reads most of the prompt need not wait for a bucket that could compute all of it,
-- and at most the whole bucket, so that a prompt of any length can start when the bucket is full.
+- the estimate is the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`), - times
+the share of their estimates that this workspace's turns lately used. Cache reads do not count, so a
+workspace that mostly reads reserves less, - and at most the whole bucket, so that a prompt of any
+length can start when the bucket is full.
 
-A turn that used more than it reserved leaves the bucket in debt, which later turns wait for: a
-minute may see more than the limit, the long run does not. All of it is of this gateway alone; only
-what was spent is shared, through the ledger.
+A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
+one minute may see more than the limit, but the long run does not. Each gateway has its own buckets.
+Only the spend is shared, through the ledger.
 """
 
 import math
@@ -29,7 +29,7 @@ from gateway.limits.fair_queue import MAX_TURNS
 from gateway.prompt.ask import Principal
 
 MAX_IN_FLIGHT = 2000
-"""Turns at engines; as many more as the queue takes may wait for one (`gate.py`)."""
+"""The most turns at engines. Further turns may wait in the queue (`gate.py`)."""
 MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
 MAX_BACKLOG = 1_000_000
 MAX_ACCOUNTS = 10_000
@@ -38,7 +38,7 @@ _LEARNING = 0.25
 
 @dataclass(slots=True)
 class _Account:
-    """One workspace here: its buckets, turns in flight, and what `month` has cost so far."""
+    """One workspace: its buckets, its turns in flight, and the cost of `month` so far."""
 
     limits: Limits = NO_LIMITS
     requests: TokenBucket | None = None
@@ -60,7 +60,7 @@ class _Account:
             self.month, self.spent = month, 0
 
     def is_idle(self, now: float) -> bool:
-        """Whether a new account would say the same."""
+        """Whether a new account would be equal."""
         buckets = (self.requests, self.tokens)
         busy = self.in_flight or self.num_uncounted or self.limits.monthly_spend is not None
         return not busy and all(b is None or b.full_in(now) == 0 for b in buckets)
@@ -68,7 +68,7 @@ class _Account:
 
 @dataclass(slots=True)
 class Place:
-    """One turn's place; once `is_open` is set, the turn's close counts what it used."""
+    """One turn's place. Once `is_open` is set, the turn's close counts its use."""
 
     is_open: bool = False
 
@@ -97,9 +97,9 @@ class Admission:
     def admitted(
         self, turn_id: str, principal: Principal, estimate: int, backlog: int
     ) -> Iterator[Place]:
-        """Hold one place for a turn whose estimate is in tokens.
+        """Hold one place for a turn. `estimate` is in tokens.
 
-        Raise Overloaded, RateLimited or SpendLimitReached; then nothing was taken.
+        Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
         """
         if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
@@ -119,7 +119,7 @@ class Admission:
                 self._put_right(turn_id, 0)
 
     def count_used(self, record: TurnRecord) -> None:
-        """A turn has closed: count what it used and cost. Also for turns of an earlier run."""
+        """Count the use and the cost of a closed turn, also of an earlier run's turn."""
         counted = (
             record.input_tokens
             + record.cache_write_5m_tokens
@@ -132,10 +132,10 @@ class Admission:
             account.spent += record.cost
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
-        """What the ledger has of this month, by workspace, in nano-dollars, of all gateways.
+        """Take in the ledger's costs of this month: all gateways', by workspace, in nano-dollars.
 
-        The larger number counts: ours has turns that the ledger will only get, the ledger's has
-        turns of others and of earlier runs. So no turn counts twice.
+        The larger number counts. Ours has turns that are not in the ledger yet. The ledger's has
+        turns of other gateways and of earlier runs. So no turn counts twice.
         """
         for workspace, amount in spent.items():
             account = self._account(workspace)
@@ -143,7 +143,7 @@ class Admission:
                 account.spent = max(account.spent, amount)
 
     def rates(self, principal: Principal) -> Standings:
-        """Where the workspace stands; None for what has no limit."""
+        """How much of its limits the workspace has left; None for a limit that it does not have."""
         now = self._monotonic()
         account = self._account(principal.workspace, principal.limits)
         return Standings(_rate(account.requests, now), _rate(account.tokens, now))
@@ -173,7 +173,7 @@ class Admission:
         return _Reservation(workspace, estimate, reserved)
 
     def _put_right(self, turn_id: str, counted: int) -> None:
-        """Replace a turn's reservation by what counted of it; the second time does nothing."""
+        """Replace a turn's reservation by its counted tokens. A second call does nothing."""
         if (reservation := self._reservations.pop(turn_id, None)) is None:
             return
         account = self._account(reservation.workspace)
@@ -212,7 +212,7 @@ class Admission:
 
 
 def month_of(moment: datetime) -> datetime:
-    """The first moment of its month, in UTC."""
+    """The first moment of the month, in UTC."""
     return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 

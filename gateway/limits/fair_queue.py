@@ -1,13 +1,14 @@
 """A bounded queue that is fair between workspaces. Pure: no clock, no I/O.
 
-Within a workspace first come is first served. Between workspaces start-time fair queueing (Goyal,
-Vin and Cheng 1996) over tokens: a workspace's next turn has a *start tag*, the tokens that the
-workspace was served so far, but at least the tag that was served last; the lowest tag is next. So
-who floods waits behind its own turns, and who comes now and then is next.
+Within a workspace the order is first come, first served. Between workspaces it is start-time fair
+queueing (Goyal, Vin and Cheng 1996) over tokens. A workspace's next turn has a *start tag*: the
+tokens that the workspace was served so far, but at least the tag that was served last. The lowest
+tag is next. So a workspace that floods waits behind its own turns, and one that rarely sends is
+next.
 
-It is bounded in turns and in tokens, in total and for each workspace. When it is full in total, the
-newest turns of who has the most in it make way for one of who has less: a flood refuses itself
-before anyone else.
+The queue is bounded in turns and in tokens, in total and for each workspace. When it is full in
+total, a new turn may replace others: the newest turns of the workspace that has the most, if the
+new turn's workspace has less. So a flood is refused before anyone else is.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +32,10 @@ class QueueFull(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """A workspace's only turn may be longer than its bound, though not than the total."""
+    """The bounds of the queue.
+
+    A workspace's only turn may exceed the workspace's bound, but not the total.
+    """
 
     turns: int = MAX_TURNS
     tokens: int = MAX_TOKENS
@@ -75,7 +79,7 @@ class FairQueue(Generic[ItemT]):
     def __init__(self, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         self._lanes: dict[str, _Lane[ItemT]] = {}
-        # Start tags of workspaces without a turn here, where they are above the one served last.
+        # Start tags of workspaces without a turn here, if they are above the tag served last.
         self._tags: dict[str, int] = {}
         self._served = 0
         self._num_turns = 0
@@ -97,9 +101,11 @@ class FairQueue(Generic[ItemT]):
         return len(lane.turns) if lane is not None else 0
 
     def push(self, waiting: Waiting[ItemT], *, is_first: bool = False) -> list[Waiting[ItemT]]:
-        """Put it behind its workspace's turns, or before them; return those that made way for it.
+        """Put a turn behind its workspace's turns, or before them.
 
-        Raise QueueFull; then nothing has changed.
+        Return the turns that made way for it.
+
+        Raise QueueFull, with nothing changed.
         """
         bounds, lane = self._bounds, self._lanes.get(waiting.workspace)
         if lane is not None and (
@@ -129,7 +135,7 @@ class FairQueue(Generic[ItemT]):
         return victims
 
     def pop(self, can_go: Callable[[str | None], bool]) -> Waiting[ItemT] | None:
-        """The next turn among those whose kind can go; None where there is none."""
+        """Take the next turn whose kind can go; None if there is none."""
         answers: dict[str | None, bool] = {}
         for lane in sorted(self._lanes.values(), key=lambda lane: lane.start):
             for waiting in lane.heads():
@@ -144,7 +150,7 @@ class FairQueue(Generic[ItemT]):
         return None
 
     def remove(self, waiting: Waiting[ItemT]) -> bool:
-        """Whether it was here."""
+        """Take a turn out. Return whether it was in the queue."""
         lane = self._lanes.get(waiting.workspace)
         if lane is None or lane.turns.pop(id(waiting), None) is None:
             return False
@@ -157,8 +163,11 @@ class FairQueue(Generic[ItemT]):
         return True
 
     def _victims(self, waiting: Waiting[ItemT]) -> list[Waiting[ItemT]]:
-        """The newest turns of who has most, until there is room. Raise QueueFull where that is who
-        wants in, or has no more than that one would have."""
+        """The newest turns of the workspace that has the most, until there is room.
+
+        Raise QueueFull if that is the new turn's workspace, or if it has no more than that one
+        would have.
+        """
         bounds = self._bounds
         turns = self._num_turns + 1 - bounds.turns
         tokens = self._num_tokens + waiting.tokens - bounds.tokens
@@ -184,11 +193,11 @@ class FairQueue(Generic[ItemT]):
         return victims
 
     def _share(self, turns: int, tokens: int) -> float:
-        """Of the queue, by what there is less of."""
+        """A workspace's share of the queue: of its turns or of its tokens, whichever is larger."""
         return max(turns / self._bounds.turns, tokens / self._bounds.tokens)
 
     def _remember(self, workspace: str, tag: int) -> None:
-        """Keep a tag while it says anything: until the tag served last is as high."""
+        """Keep a tag until the tag served last is as high."""
         if not self._lanes:
             self._tags.clear()
             self._served = 0

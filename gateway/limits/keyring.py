@@ -1,10 +1,9 @@
-"""Who is asking. Keys are found by digest in memory; the request path holds them all.
+"""API keys on the request path: found by digest, in memory.
 
-A key that is not in memory is looked up once, with a deadline; a wrong one is remembered briefly,
-so that guessing costs the database nothing. Every two seconds the database is asked for one number;
-only where it has changed are keys and workspaces read again, in pages, and what is as it was is not
-made again. While the database is away, what is in
-memory counts on, for `max_stale_seconds`.
+A key that is not in memory is looked up once, with a deadline. A wrong key is remembered briefly,
+so that repeating it costs the database nothing. Every two seconds one number is read from the
+database. If it has changed, keys and workspaces are read again, in pages; unchanged entries are
+kept. While the database is away, the keys in memory work on for `max_stale_seconds`.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
 
 POLL_SECONDS = 2.0
-# Until a change counts on every gateway whose database answers: one pause, two queries at most.
+# The time until a change counts on every gateway whose database answers: one pause and two queries.
 EFFECTIVE_SECONDS = int(POLL_SECONDS + 2 * LOOKUP_SECONDS)
-# For what was written into the tables without the number being raised.
+# For changes in the tables that did not raise the number.
 _RELOAD_SECONDS = 600.0
-# Entries made before others get the event loop.
+# Entries that are made before the event loop is given to others.
 _SLICE = 500
 _MAX_KEYS = 10_000
 _MAX_WRONG = 10_000
@@ -41,12 +40,12 @@ _WRONG_SECONDS = 5.0
 _MAX_LOOKUPS = 32
 LOOKUPS_PER_MINUTE = 1200
 """For each address."""
-# How exactly it is known when a key was last used; each use may cost the database one write.
+# The resolution of a key's last use. Each interval may cost the database one write.
 _LAST_USE_SECONDS = 60.0
 
 
 class _Grant(NamedTuple):
-    """What a workspace's keys share."""
+    """The common part of a workspace's keys."""
 
     workspace: str
     scope: str
@@ -90,9 +89,9 @@ class KeyRing:
         self._used: dict[str, datetime] = {}
         self._noted: dict[str, float] = {}
         self.workspaces: dict[str, Workspace] = {}
-        # Known from the first look at the database on; insertion asks the database itself.
+        # Known from the first look at the database on. Inserts ask the database itself.
         self.is_sample = False
-        # An installation is one organization; it needs an id that stays and tells nothing.
+        # An installation is one organization. Its id is stable and derived from the secret.
         identity = hmac.new(self._master, b"organization", sha256).digest()
         self.organization = str(UUID(bytes=identity[:16], version=4))
         self._configured: _Known | None = None
@@ -102,7 +101,7 @@ class KeyRing:
             self._configured = _Known(principal, digest, None)
 
     def scope_of(self, workspace: str) -> str:
-        """The workspace's cache salt: the same on every gateway, and telling nothing."""
+        """The workspace's cache salt. It is the same on every gateway and reveals nothing."""
         return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
 
     async def find(self, key: str, address: str = "") -> Principal | None:
@@ -110,8 +109,8 @@ class KeyRing:
         at once, and TooManyUnknownKeys where this address does so too often."""
         digest = digest_of(key)
         known = self._in_memory(digest) or await self._look_up(digest, address)
-        # The dictionary compares digests, which say nothing of how near a guess was; still no
-        # comparison here may end earlier for one key than for another.
+        # The dictionary compares digests, which do not reveal how close a guess was. Still every
+        # comparison here takes the same time for all keys.
         if known is None or not hmac.compare_digest(known.digest, digest):
             return None
         if known.expires_at is not None and known.expires_at <= self._clock.wall():
@@ -120,7 +119,7 @@ class KeyRing:
         return known.principal
 
     async def poll(self) -> None:
-        """Take over what has changed, if anything has."""
+        """Read keys and workspaces again if they have changed."""
         asked = self._clock.monotonic()
         is_due = asked - self._loaded >= _RELOAD_SECONDS
         if is_due or await self._keys.version() != self._version:
@@ -129,9 +128,9 @@ class KeyRing:
             self._confirmed = asked
 
     async def refresh(self) -> None:
-        """Take over new keys and limits, and forget keys that have ended.
+        """Read keys and limits again, and forget keys that have ended.
 
-        One at a time: what was read earlier must not come later than what was read after it.
+        One refresh at a time, so that an older read never replaces a newer one.
         """
         async with self._refreshing:
             await self._refresh()
@@ -142,20 +141,21 @@ class KeyRing:
         digests = [] if configured is None else [configured.digest]
         found = await self._keys.directory(_MAX_KEYS, now, digests)
         known = await self._take_over(found)
-        # No lookup that began before this counts from here on.
+        # From here on, look-ups that began earlier no longer count.
         self._generation += 1
         self._version, self.workspaces = found.version, found.workspaces
         self.is_sample = found.is_sample
         self._known = known
         self._confirmed = self._loaded = asked
         if configured is not None:
-            # It works without a database; where there is one, its limits and its end count too.
+            # The configured key works without a database. With one, its limits and its expiry count
+            # too.
             principal = self._principal(DEFAULT_WORKSPACE, configured.principal.key_id)
             expired = now if configured.digest in found.has_ended else None
             self._configured = _Known(principal, configured.digest, expired)
 
     async def _take_over(self, found: Directory) -> dict[str, _Known]:
-        """By digest; an entry that would say the same is kept."""
+        """The keys by digest. An unchanged entry is kept."""
         known: dict[str, _Known] = {}
         grants = {workspace.id: self._grant(workspace) for workspace in found.workspaces.values()}
         for number, key in enumerate(found.keys):
@@ -212,7 +212,7 @@ class KeyRing:
         key, workspace = found
         known = self._of(key, self._grant(workspace))
         if generation == self._generation:
-            # Otherwise it may have been revoked after it was found, and before the refresh.
+            # Otherwise the key may have been revoked between the look-up and the refresh.
             self._known[digest] = known
         return known
 

@@ -1,6 +1,6 @@
-"""How much one key may read at once: a reader that asks for much waits for itself, not for others.
+"""How many reads of the admin API one key may have at once. Further reads of the key wait.
 
-Reads of the admin API have connections of their own (`app.py`), fewer than one key could occupy.
+These reads have database connections of their own (`app.py`). One key could occupy all of them.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ReadLimit:
 
     @asynccontextmanager
     async def taken(self, key: str) -> AsyncIterator[None]:
-        """Hold one of the key's places. Raise RateLimited where none is free in time."""
+        """Hold one of the key's places. Raise RateLimited if none is free in time."""
         places = self._places.setdefault(key, _Places())
         places.num_users += 1
         try:

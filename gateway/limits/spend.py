@@ -1,6 +1,6 @@
-"""Reads what workspaces with a spend limit have spent from the ledger, in the background.
+"""Reads from the ledger, in the background, how much workspaces with a spend limit have spent.
 
-So the limit outlives a restart, and counts what other gateways have drained by then.
+So the limit survives a restart, and it counts the turns that other gateways have drained.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class SpendWatch:
         self._log = get_logger("spend")
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Every half minute, and at once where a workspace gets a limit."""
+        """Read every half minute, and at once when a workspace gets a limit."""
         watched: set[str] = set()
         read = -POLL_SECONDS
         while not stopping.is_set():

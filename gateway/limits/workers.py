@@ -1,12 +1,12 @@
-"""Threads for work that grows with a request: the event loop, which everybody waits on, goes on.
+"""Threads for work that grows with a request, so that the event loop never waits for it.
 
-Reading a small body costs less than handing it over, so that is done at once. A large one waits for
-a thread, in fair order between workspaces by bytes. A workspace has one thread at a time, so one
-that sends many large bodies leaves the other threads to others. A client that leaves takes its
-waiting work along; work that a thread has begun ends by itself, since every request is bounded.
+A small body is read at once, since handing it over would cost more. A large body waits for a
+thread, in fair order between workspaces by bytes. A workspace has one thread at a time; the other
+threads are left to other workspaces. The waiting work of a client that leaves is dropped. Work that
+a thread has begun ends by itself, since every request is bounded.
 
-Threads share the interpreter's lock. The process asks for it every `SWITCH_SECONDS`, a tenth of
-Python's default, so that the loop waits for a thread no longer than that at a time.
+Threads share the interpreter's lock. It changes hands every `SWITCH_SECONDS`, a tenth of Python's
+default, so that the loop waits for a thread no longer than that at a time.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ class Workers:
     def __init__(self, num_threads: int = _NUM_THREADS, max_bytes: int = 1 << 30) -> None:
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, "worker")
-        # Of a workspace every waiting body is bounded with all others; here only by number.
+        # The total bounds the bytes of waiting bodies. A workspace is bounded by their number
+        # alone.
         self._queue: FairQueue[_Job] = FairQueue(
             Bounds(
                 turns=_MAX_WAITING,
@@ -60,7 +61,10 @@ class Workers:
     async def run(
         self, workspace: str, num_bytes: int, work: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """What `work` returns or raises. Raise Overloaded where too much waits already."""
+        """Run `work` and return its result.
+
+        Raise its error, or Overloaded if too much waits already.
+        """
         if num_bytes <= INLINE_BYTES:
             return work(*arguments)
         loop = asyncio.get_running_loop()

@@ -1,18 +1,18 @@
-"""The circuit breaker of one engine: what turns saw of it decides whether it gets more. Pure.
+"""The circuit breaker of one engine: failed turns stop further ones for a while. Pure.
 
     closed ── FAILURES in a row ──▶ open ── pause over ──▶ half-open ── success ──▶ closed
                                       ▲                         │
                                       └──── failure (pause x2) ─┘
 
 Failures are connections that were refused or broke, silences, and answers that broke the protocol.
-A refusal (overloaded, prompt too long) is an answer: the engine lives. Half-open lets one turn
-through at a time; its first frame is the success. Whatever becomes of it, its place is given back.
+A refusal (overloaded, prompt too long) is an answer, so the engine works. Half-open lets one turn
+through at a time; its first frame is the success. Its place is given back however it ends.
 """
 
 from typing import Literal
 
 FAILURES = 3
-"""In a row, without an answer in between."""
+"""Failures in a row, without an answer in between."""
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 
@@ -34,27 +34,33 @@ class Breaker:
         return "open" if now < self._open_until else "half_open"
 
     def allows(self, now: float) -> bool:
-        """Whether a turn may go there: not while open, one at a time while half-open."""
+        """Whether the engine may get a turn: none while open, one at a time while half-open."""
         state = self.state(now)
         return state == "closed" or (state == "half_open" and self._probe is None)
 
     def sent(self, turn: str, now: float) -> None:
-        """A turn goes there; while half-open it is the probe."""
+        """A turn was sent to the engine. While half-open it is the probe."""
         if self.state(now) == "half_open" and self._probe is None:
             self._probe = turn
 
     def answered(self) -> None:
-        """A stream began: it takes turns again, and the next failure shuts it out again."""
+        """A stream began, so the engine gets turns again.
+
+        The next failure opens the breaker again.
+        """
         if self._open_until is not None:
             self.reset()
             self._num_failures = FAILURES - 1
 
     def succeeded(self) -> None:
-        """A turn came to its end, or was refused for a reason of its own."""
+        """A turn was completed, or was refused because of its own content."""
         self.reset()
 
     def failed(self, turn: str, now: float) -> None:
-        """A turn found it gone or silent. One that was sent before it opened changes nothing."""
+        """The engine was gone or silent for a turn.
+
+        A turn from before the breaker opened changes nothing.
+        """
         if self._open_until is None:
             self._num_failures += 1
             if self._num_failures >= FAILURES:
@@ -64,12 +70,12 @@ class Breaker:
             self._open(now)
 
     def left(self, turn: str) -> None:
-        """The turn is over, perhaps without saying anything of the engine."""
+        """The turn is over, perhaps without any news of the engine."""
         if turn == self._probe:
             self._probe = None
 
     def reset(self) -> None:
-        """Nothing is held against it: it answered, or another process runs there."""
+        """Forget all failures: the engine answered, or another process runs at its address."""
         self._num_failures = 0
         self._pause = FIRST_PAUSE_SECONDS
         self._open_until = self._probe = None

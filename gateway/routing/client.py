@@ -1,7 +1,7 @@
 """HTTP to engines: aiohttp's client, with its failures as the gateway's errors.
 
-aiohttp is used as it is: what a client with a nicer interface on top costs is in
-gateway/README.md, "What a request costs".
+aiohttp is used directly. gateway/README.md, "What a request costs", has the cost of a client on top
+of it.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ import aiohttp
 from gateway.base.errors import EngineLost, EngineTimeout, GatewayError
 
 _KEEPALIVE_SECONDS = 30
-# What one stream may hold while its client does not read: a piece and what is made of it, and twice
-# that much beside; the rest stays with the engine. A loop that finds more in a socket reads it all.
+# The memory of one stream while its client does not read: one piece, what is made of it, and twice
+# as much beside it. The rest stays with the engine. A socket that holds more is read to its end.
 _PIECE_BYTES = 16 * 1024
 _RECEIVE_BYTES = 64 * 1024
 _LOOK_AGAIN_SECONDS = 0.5
@@ -25,13 +25,13 @@ _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class CannotConnect(EngineLost):
-    """Nobody listens there, or nothing leads there: the request was not sent."""
+    """Nothing listens at the address, or no route leads to it. The request was not sent."""
 
 
 class EngineResponse:
-    """The status and the body of one answer, the body as it comes in.
+    """The status and the body of one answer. The body is read as it arrives.
 
-    Reading raises EngineLost where the connection breaks, EngineTimeout where it falls silent.
+    Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent.
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -39,7 +39,7 @@ class EngineResponse:
         self.status = response.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What has come since the last piece, until the body's end."""
+        """Yield the bytes that arrived since the last piece, until the body's end."""
         content = self._response.content
         silence = _Silence(self._response)
         try:
@@ -62,16 +62,21 @@ class EngineResponse:
             raise _failure(error) from None
 
     def close(self) -> None:
-        """Keep the connection if the body has ended, else end it: the engine sees that we left."""
+        """Keep the connection if the body has ended.
+
+        Otherwise end it, so that the engine sees that we left.
+        """
         self._response.release()
 
 
 class _Silence:
-    """A stream's read timeout, looked at when it may have run out. A timer says only that time has
-    gone by: silence is that nothing has come, in the socket either.
+    """A stream's read timeout.
 
-    aiohttp sets a timer anew for every piece that comes, which is a tenth of what relaying one
-    costs; so its own is switched off here.
+    A timer alone says only that time has passed. When it runs out, the socket is checked for unread
+    bytes too.
+
+    aiohttp sets a new timer for every piece, which is a tenth of the cost of relaying it. So
+    aiohttp's own timeout is switched off here.
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -94,7 +99,7 @@ class _Silence:
         self._began = self._loop.time()
 
     def end(self) -> None:
-        """Something came; while nobody waits for more, there is no silence."""
+        """Bytes arrived. No timeout runs until the next wait."""
         self._began = None
         self._num_bytes = self._content.total_bytes
 
@@ -106,7 +111,7 @@ class _Silence:
         now = self._loop.time()
         left = (now if self._began is None else self._began) + self._seconds - now
         if left <= 0 and self._has_come():
-            # The loop was held up, and has not read yet what came meanwhile.
+            # The loop was busy and has not yet read bytes that arrived meanwhile.
             left = _LOOK_AGAIN_SECONDS
         if left > 0:
             self._timer = self._loop.call_later(left, self._check)
@@ -114,18 +119,21 @@ class _Silence:
             self._content.set_exception(aiohttp.SocketTimeoutError("the engine fell silent"))
 
     def _has_come(self) -> bool:
-        """Whether something waits in aiohttp's buffer or in the socket, be it the end."""
+        """Whether bytes, or the end, wait in aiohttp's buffer or in the socket."""
         if self._content.is_eof() or self._content.total_bytes != self._num_bytes:
             return True
         return self._socket is not None and has_unread(self._socket)
 
 
 class EngineHttp:
-    """Connections to all engines, without a limit: admission is ours, not the pool's."""
+    """Connections to all engines.
+
+    Their number has no limit here, because admission bounds the turns.
+    """
 
     def __init__(self) -> None:
-        # What looks at engines several times a second has connections of its own: aiohttp takes the
-        # one that was idle longest, so it would keep all of a past peak from ever being idle.
+        # Polls several times a second have connections of their own. aiohttp reuses the connection
+        # that was idle longest, so polls would keep all connections of a past peak open.
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def __aenter__(self) -> Self:
@@ -151,7 +159,10 @@ class EngineHttp:
         body: bytes | None,
         timeout: aiohttp.ClientTimeout,
     ) -> EngineResponse:
-        """Return with the status line. Raise CannotConnect, EngineLost or EngineTimeout."""
+        """Return once the status line is there.
+
+        Raise CannotConnect, EngineLost or EngineTimeout.
+        """
         try:
             response = await self._open(is_look=method == "GET").request(
                 method, url, headers=headers, data=body, timeout=timeout, allow_redirects=False
@@ -161,7 +172,7 @@ class EngineHttp:
         return EngineResponse(response)
 
     def _open(self, *, is_look: bool) -> aiohttp.ClientSession:
-        """Made in the event loop that uses it."""
+        """A session, made in the event loop that uses it."""
         if is_look not in self._sessions:
             self._sessions[is_look] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -193,7 +204,7 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def limits(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
-    """For connecting, and for each wait for the next bytes; the whole may take any time."""
+    """Timeouts for connecting and for each wait for the next bytes. The total time has none."""
     return aiohttp.ClientTimeout(sock_connect=connect_seconds, sock_read=read_seconds)
 
 

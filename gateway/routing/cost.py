@@ -4,14 +4,16 @@
            + queue_weight · waiting prefill + load_weight · recent load above the fair share
            + DECODE_TOKENS · running decodes
 
-*To prefill* is the prompt less what the engine holds of it. *Waiting prefill* was sent there and
-has not begun to answer: it is ahead of this prompt in the queue. *Recent load* is what the engine
-was given to prefill, fading with `fade_seconds`: it spreads conversations before queues form. The
-form is that of the routers that measured best (`uncached + b · decayed uncached load`).
+*To prefill* is the part of the prompt that the engine does not hold. *Waiting prefill* belongs to
+turns that were sent to the engine and have no answer yet: it is ahead of this prompt in the queue.
+*Recent load* is the prefill that the engine was given lately, fading with `fade_seconds`: it
+spreads conversations before queues form. The routers that measured best have the same form
+(`uncached + b · decayed uncached load`).
 
-What no lease promises may be gone by the time the prompt is there, so it counts a little less than
-what one does. Engines whose costs are within TIE of each other are equally good; among them
-rendezvous hashing over the first prefix that nobody holds decides, the same on every gateway.
+Content without a lease may be gone when the prompt arrives, so it counts a little less than leased
+content. Engines whose costs are within TIE of each other are equally good. Among them rendezvous
+hashing decides, over the first prefix that no engine holds; it gives the same engine on every
+gateway.
 """
 
 import math
@@ -25,14 +27,17 @@ from gateway.routing.held import NOTHING, Coverage, PrefixEnd, ResidencyIndex
 
 UNLEASED_CREDIT = 0.97
 DECODE_TOKENS = 16.0
-"""What one running answer costs a prompt that joins it, as tokens of prefill."""
+"""The cost of one running answer to a prompt that joins it, in tokens of prefill."""
 TIE = 0.02
-"""Of the prompt: costs this close are equal."""
+"""A share of the prompt. Costs that differ by less are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """`load_weight` and `host_cost` are without unit (a copy costs that much of a computation)."""
+    """The weights of the cost.
+
+    `load_weight` and `host_cost` have no unit; a copied token costs `host_cost` computed ones.
+    """
 
     queue_weight: float = 0.25
     load_weight: float = 0.5
@@ -72,13 +77,13 @@ class Load:
         return len(self._decoding)
 
     def assign(self, turn: str, tokens: int, now: float) -> None:
-        """A turn goes there that will have this many tokens computed, as far as is known."""
+        """A turn was sent that needs this many computed tokens, as far as is known."""
         self._waiting[turn] = tokens
         self._num_waiting_tokens += tokens
         self._add(tokens, now)
 
     def started(self, turn: str, computed: int, now: float) -> None:
-        """Its answer begins; now it is known what was computed."""
+        """A turn's answer began. `computed` is the exact number of computed tokens."""
         assigned = self._waiting.pop(turn, None)
         if assigned is not None:
             self._num_waiting_tokens -= assigned
@@ -87,21 +92,24 @@ class Load:
         self._own_computed += computed
 
     def ended(self, turn: str) -> None:
-        """However it ended; what was assigned stays in the recent load."""
+        """A turn ended in any way. Its tokens stay in the recent load."""
         self._num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
 
     def returned(self, turn: str, now: float) -> None:
-        """The engine refused it: nothing of what was assigned was, or will be, computed."""
+        """The engine refused a turn. None of its tokens are computed there."""
         assigned = self._waiting.pop(turn, 0)
         self._num_waiting_tokens -= assigned
         self._add(-assigned, now)
 
     def observe(self, total_computed: int, now: float) -> None:
-        """The engine's own total: what is not ours, other gateways sent there.
+        """Take in the engine's own total.
 
-        The total may have a turn of ours before its answer has reached us, so what others did is
-        the most that it ever looked like: no turn counts twice.
+        Computed tokens that are not ours were sent by other gateways.
+
+        The total may already contain a turn of ours whose answer has not reached us. The difference
+        to our own count is then too large for a while. So each token counts for other gateways
+        once, when the difference first exceeds its former maximum.
         """
         others = total_computed - self._own_computed
         if self._others_computed is None:
@@ -111,7 +119,7 @@ class Load:
             self._others_computed = others
 
     def reset(self) -> None:
-        """Another process runs there now."""
+        """Another process runs at the engine's address. Forget the load."""
         self._recent = 0.0
         self._others_computed, self._own_computed = None, 0
 
@@ -121,7 +129,7 @@ class Load:
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine that could take the prompt. `identity` is the same on every gateway."""
+    """An engine that could take the prompt. `identity` is the same on every gateway."""
 
     identity: str
     holdings: ResidencyIndex
@@ -129,7 +137,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine would have to do. All in tokens; `coverage` too."""
+    """What one engine would have to do, in tokens; `coverage` too."""
 
     coverage: Coverage
     to_prefill: float
@@ -137,9 +145,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """`ends` shallowest first, sizes in tokens as far as they are known; `tokens` all of it.
+    """A prompt to be placed.
 
-    `affinity` goes in front of the prefix where nobody holds any: a key that the client gave.
+    `ends` are shallowest first, with sizes in tokens as far as they are known; `tokens` is the
+    whole prompt's size.
+
+    `affinity` is a key that the client gave. It comes before the prefix if no engine holds any.
     """
 
     ends: Sequence[PrefixEnd]
@@ -148,7 +159,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it goes, what is held there, and the most that any engine holds."""
+    """The chosen engine, what it holds, and the most that any engine holds."""
 
     chosen: int
     offers: list[Offer]
@@ -159,14 +170,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def available(self) -> int:
-        """Tokens of the prompt that the engine holding most of it has."""
+        """The most tokens of the prompt that one engine holds."""
         return max(offer.coverage.held for offer in self.offers)
 
 
 def place(
     prompt: Prompt, candidates: Sequence[Candidate], weights: Weights, now: float
 ) -> Placement:
-    """The cheapest of the candidates, of which there is at least one."""
+    """Choose the cheapest candidate. There must be at least one."""
     mean = sum(candidate.load.recent(now) for candidate in candidates) / len(candidates)
     fair = mean + max(weights.load_band * mean, weights.band_tokens)
     offers = [_offer(prompt, candidate, weights, fair, now) for candidate in candidates]
@@ -199,7 +210,7 @@ def _offer(
 
 
 def _first_unheld(prompt: Prompt, offers: Sequence[Offer]) -> str:
-    """The first prefix that is nowhere: what this prompt brings that is new."""
+    """The first prefix of the prompt that no engine holds."""
     held = max(offer.coverage.held for offer in offers)
     if held == 0 and prompt.affinity is not None:
         return prompt.affinity

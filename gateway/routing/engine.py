@@ -1,7 +1,7 @@
-"""Client of the engine protocol, and what is known of each engine's state.
+"""The client of the engine protocol, and the known state of each engine.
 
-Nothing here decides or retries. A lost connection, a silence, a broken frame and a refusal each are
-one typed error.
+Nothing here decides or retries. A lost connection, a silence, a broken frame and a refusal are one
+typed error each.
 """
 
 import time
@@ -44,7 +44,7 @@ from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import MAX_NAMES, ResidencyIndex
 
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
-"""`unsure`: it was ready, and does not answer. Turns wait for it, and none is sent there."""
+"""`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
 Reply = TypeVar("Reply")
 
 _CONNECT_SECONDS = 2.0
@@ -64,11 +64,11 @@ _error = msgspec.json.Decoder(ErrorReply)
 
 
 class Engine:
-    """One engine: calls of the protocol, and what is known of it.
+    """One engine: the calls of the protocol, and the engine's known state.
 
-    `holdings`, `load` and `breaker` are this gateway's knowledge for routing. One that is draining
-    gets no new turns. With `learns` its holdings come from receipts alone, not from events; so do
-    those of an engine that has no events.
+    `holdings`, `load` and `breaker` are this gateway's knowledge for routing. A draining engine
+    gets no new turns. With `learns` the holdings come from receipts alone, not from events. The
+    same is so for an engine without events.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Engine:
         return self.description.capabilities if self.description else []
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Return when the engine has answered its status line; raise when it refuses."""
+        """Return when the engine's status line has come. Raise when the engine refuses."""
         response = await self._send("POST", "/v1/generate", _encode(request), _GENERATE)
         if response.status != 200:
             await self._refuse(response)
@@ -124,7 +124,10 @@ class Engine:
         return body
 
     async def cancel(self, request_id: str) -> bool:
-        """Whether it was running; cancelling what has ended, or is unknown, is no error."""
+        """Cancel a request; return whether it was running.
+
+        An ended or unknown request is no error.
+        """
         body = _encode(CancelRequest(request_id))
         return (await self._call("POST", "/v1/cancel", CancelReply, body)).cancelled
 
@@ -132,7 +135,10 @@ class Engine:
         await self._discard("/v1/ack", _encode(AckRequest(request_ids)))
 
     async def unacknowledged(self) -> list[FinalCounts]:
-        """Final counts; those that can't be true are left out, so that they stop no others."""
+        """The final counts that are not acknowledged.
+
+        Impossible counts are left out, so that they do not hold up the others.
+        """
         found = await self._call("GET", "/v1/unacknowledged", list[FinalCounts])
         sane = [final for final in found if are_sane(final)]
         if len(sane) < len(found):
@@ -150,14 +156,17 @@ class Engine:
         return await self._call("GET", "/v1/memory", Memory)
 
     async def drop(self, scope: str, entry: str) -> bool:
-        """Whether there was such an entry of that scope; it is gone when this returns."""
+        """Drop an entry of a scope; return whether there was one. It is gone when this returns."""
         body = _encode(DropRequest(scope, entry))
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
     async def events(self, epoch: str | None, after: int) -> AsyncGenerator[EventFrame, None]:
-        """What it holds from now on, beginning behind event `after` of that epoch if it still can,
-        else with a snapshot. Raise NotFound where it tells none, else as every call; end never but
-        by the engine's will."""
+        """Follow the engine's events.
+
+        They begin behind event `after` of that epoch if the engine still has those, else with a
+        snapshot. They end only if the engine ends them. Raise NotFound if the engine has no events,
+        and the errors of every call.
+        """
         path = "/v1/events" if epoch is None else f"/v1/events?epoch={epoch}&after={after}"
         response = await self._send("GET", path, None, _EVENTS)
         try:
@@ -174,10 +183,10 @@ class Engine:
             response.close()
 
     async def poll(self) -> None:
-        """Look whether the engine is ready, and learn what it is.
+        """Ask whether the engine is ready, and take in its description.
 
-        A connection that breaks is tried once more: whether it is refused then tells an engine that
-        ended from one that closed an idle connection.
+        A connection that breaks is tried once more. If the second one is refused, the engine has
+        ended; otherwise it had only closed an idle connection.
         """
         try:
             await self._look()
@@ -202,8 +211,11 @@ class Engine:
         self._unsure_since = None
 
     def _missed(self, error: GatewayError) -> None:
-        """It did not answer: it is busy, or stopped, or its network is. It is down when that has
-        lasted, and at once where it answers nonsense or has not been ready before."""
+        """Note that the engine did not answer.
+
+        It may be busy or stopped, or the network may be. It is down after some time without an
+        answer. It is down at once if its answer is wrong or if it was never ready.
+        """
         now = self.monotonic()
         since = self._unsure_since = now if self._unsure_since is None else self._unsure_since
         is_silent = isinstance(error, EngineTimeout | EngineLost)
@@ -214,18 +226,21 @@ class Engine:
             self.mark_down(str(error))
 
     def learn(self) -> None:
-        """Its holdings come from receipts from now on: it tells no events."""
+        """From now on the holdings come from receipts, because the engine has no events."""
         self.learns = True
         self.holdings = ResidencyIndex(capacity_tokens=self._capacity, max_names=self._max_names)
 
     @property
     def _capacity(self) -> int:
-        """Tokens that its memory holds."""
+        """The tokens that fit into the engine's memory."""
         description = self.description
         return description.num_blocks * description.block_size if description else 0
 
     def _met(self, description: Description) -> None:
-        """A new epoch is another process: what was known of the one before is worth nothing."""
+        """Take in a description.
+
+        A new epoch is another process, so all knowledge of the old one is dropped.
+        """
         before, self.description = self.description, description
         if before is not None and before.epoch == description.epoch:
             return
@@ -239,11 +254,11 @@ class Engine:
         self.breaker.reset()
 
     async def watch_load(self) -> None:
-        """Learn how much it computed for others too."""
+        """Learn how much the engine computed, for other gateways too."""
         try:
             stats = await self.stats()
         except GatewayError:
-            return  # It is ready all the same, and busy; the next look may tell.
+            return  # The engine is ready but busy. The next look may have an answer.
         if self.description is not None and stats.epoch == self.description.epoch:
             self.load.observe(stats.counters.computed_tokens, self.monotonic())
 
@@ -293,7 +308,7 @@ class Engine:
 
 
 async def _lines(response: EngineResponse) -> AsyncIterator[bytes]:
-    """Whole lines; raise EngineFailed for one without an end in sight."""
+    """Yield whole lines. Raise EngineFailed for a line that is too long."""
     parts: list[bytes] = []
     size = 0
     async for chunk in response.chunks():

@@ -1,7 +1,7 @@
-"""All engines: each is polled, and its events are followed, by supervised loops of its own.
+"""All engines. Supervised loops poll each engine and follow its events.
 
-What is added, drained or removed while the gateway runs is so until its next start: the setting
-HOLDFAST_ENGINES is the truth.
+Engines that are added, drained or removed while the gateway runs stay so until its next start. Then
+HOLDFAST_ENGINES decides again.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from gateway.base.supervisor import Loop, Supervisor
 from gateway.routing.engine import Engine
 
 _POLL_SECONDS = 1.0
-# Others' turns are seen so late: two gateways lose 0.7 points of hit rate, 2.0 at 1 s (simulated).
+# Other gateways' turns are seen after this delay. With it two gateways lose 0.7 points of hit rate;
+# with 1 s they lose 2.0 (simulated).
 _LOAD_SECONDS = 0.25
 _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
@@ -25,11 +26,14 @@ _MAX_RETRY_SECONDS = 5.0
 MAX_ENGINES = 256
 
 MakeEngine = Callable[[str, str], Engine]
-"""From a name and a URL."""
+"""Makes an engine of a name and a URL."""
 
 
 class Fleet:
-    """`engines` is one list for the fleet's whole life, so that others may hold on to it."""
+    """The engines.
+
+    `engines` is the same list for the fleet's whole life, so that others may keep it.
+    """
 
     def __init__(self, engines: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
         """`engines` are written as in HOLDFAST_ENGINES."""
@@ -45,12 +49,12 @@ class Fleet:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether an engine is ready, or was just now and may be again while a turn waits."""
+        """Whether an engine is ready, or is unsure and may be ready again while a turn waits."""
         return any(engine.status in ("ready", "unsure") for engine in self.engines)
 
     @property
     def served(self) -> list[str]:
-        """Model names that engines said they serve, also while they are down."""
+        """The model names of all engines, also of engines that are down."""
         described = [engine.description for engine in self.engines if engine.description]
         return list(dict.fromkeys(description.model for description in described))
 
@@ -62,14 +66,14 @@ class Fleet:
         raise NotFound(f"engine: {name[:64]}")
 
     def epoch_of(self, name: str) -> str | None:
-        """The epoch that the engine of that name was last seen in."""
+        """The last known epoch of the engine with that name."""
         for engine in self.engines:
             if engine.name == name and engine.description is not None:
                 return engine.description.epoch
         return None
 
     async def acknowledge(self, name: str, request_ids: list[str]) -> None:
-        """Tell the engine of that name that its counts are recorded, if it is there to hear it."""
+        """Tell the engine with that name that its counts are recorded, if it can be reached."""
         for engine in self.ready:
             if engine.name == name:
                 await engine.ack(request_ids)
@@ -83,7 +87,7 @@ class Fleet:
         await asyncio.gather(*(self._leave(engine) for engine in self.engines))
 
     async def add(self, url: str) -> Engine:
-        """Raise InvalidRequest where the URL is one of the fleet's, or the fleet is full."""
+        """Add an engine. Raise InvalidRequest if its URL is there already or the fleet is full."""
         if any(engine.url == url for engine in self.engines):
             raise InvalidRequest("url: this engine is there already")
         if len(self.engines) >= MAX_ENGINES:
@@ -98,7 +102,10 @@ class Fleet:
         return engine
 
     async def remove(self, name: str) -> None:
-        """Raise NotFound, and InvalidRequest while turns of this gateway run there."""
+        """Remove an engine.
+
+        Raise NotFound, and InvalidRequest while turns of this gateway run on it.
+        """
         engine = self.find(name)
         if engine.load.num_running:
             raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
@@ -132,7 +139,7 @@ class Fleet:
                 await engine.watch_load()
 
     async def _follow(self, engine: Engine, stopping: asyncio.Event) -> None:
-        """Keep the engine's holdings as its events say; again after every break."""
+        """Follow the engine's events, and begin again after every break."""
         seconds = _FIRST_RETRY_SECONDS
         while not (engine.learns or stopping.is_set()):
             try:
@@ -149,9 +156,11 @@ class Fleet:
             seconds = longer if engine.is_ready else _FIRST_RETRY_SECONDS
 
     async def _listen(self, engine: Engine) -> bool:
-        """One connection, until it ends or an event is missing; whether anything was heard.
+        """Follow one connection until it ends or an event is missing.
 
-        The next one asks for what comes behind the last event that was taken in.
+        Return whether anything came.
+
+        The next connection begins behind the last event that was taken in.
         """
         holdings, has_heard = engine.holdings, False
         async with aclosing(engine.events(holdings.epoch, holdings.seq)) as frames:
@@ -163,7 +172,7 @@ class Fleet:
 
 
 def engine_url(text: str) -> str:
-    """Raise InvalidRequest for what is no address of an engine."""
+    """Check an engine's URL. Raise InvalidRequest for a wrong one."""
     url = text.strip().rstrip("/")
     if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
         raise InvalidRequest("url: must be an http(s) URL")

@@ -1,4 +1,4 @@
-"""One accepted generation: the frames of an engine's answer, checked; its refusals as errors."""
+"""One accepted generation: the checked frames of an engine's answer, and its refusals as errors."""
 
 import re
 from collections.abc import AsyncIterator
@@ -30,16 +30,18 @@ from gateway.routing.client import EngineResponse
 _TOO_LONG = re.compile(r"(\d+) tokens > (\d+)")
 
 MAX_COUNT = 2**31 - 1
-"""No prompt and no answer has more tokens: a larger count is a broken engine's, and the sums of the
-ledger (64 bits) must hold billions of turns."""
+"""No prompt and no answer has more tokens.
+
+A larger count comes from a broken engine. The ledger's sums (64 bits) must hold billions of turns.
+"""
 
 _frame = msgspec.json.Decoder(Frame)
 
 
 class Generation:
-    """One accepted generation: its frames, as many at a time as have come.
+    """One accepted generation.
 
-    `num_ignored` counts frames that did not belong there: late, double, or another request's.
+    `num_ignored` counts frames that were left out: late ones, double ones, and another request's.
     """
 
     def __init__(self, response: EngineResponse, request_id: str) -> None:
@@ -51,8 +53,11 @@ class Generation:
         self.num_ignored = 0
 
     async def frames(self) -> AsyncIterator[list[Frame]]:
-        """Yield until Done, an empty list for a heartbeat; raise for Failed, for silence, and for
-        an end before the end. What came before a failure is yielded first."""
+        """Yield the frames until Done, as many at a time as have come.
+
+        An empty list is a heartbeat. Raise for Failed, for a silence, and for a stream that ends
+        without Done. The frames before a failure are yielded first.
+        """
         rest = b""
         try:
             async for chunk in self._response.chunks():
@@ -70,7 +75,7 @@ class Generation:
             raise EngineLost
 
     def _decode(self, lines: list[bytes]) -> tuple[list[Frame], GatewayError | None]:
-        """The frames of whole lines, and what ended the generation behind them."""
+        """The frames of whole lines, and the error behind them that ended the generation."""
         frames: list[Frame] = []
         for line in lines:
             if not line:
@@ -131,7 +136,7 @@ def are_sane(told: Frame | FinalCounts) -> bool:
 def refusal(reply: ErrorReply) -> GatewayError:
     """Translate an engine's refusal.
 
-    Its own words stay inside, except for the prompt's length and what it wrote for the client.
+    The engine's message stays inside, except for the prompt's length and a message for the client.
     """
     match reply.code:
         case "prompt_too_long":
@@ -142,7 +147,7 @@ def refusal(reply: ErrorReply) -> GatewayError:
         case "invalid_request":
             return InvalidRequest("the engine could not read the prompt")
         case "too_costly":
-            # No other engine is asked: it would work on it for as long.
+            # No other engine is asked, because it would take as long.
             return InvalidRequest("the prompt, its tools or its schemas take too long to prepare")
         case "unsupported":
             return InvalidRequest("the request asks for something this model does not support")

@@ -1,8 +1,9 @@
-"""The residency index: which prefixes each engine holds, by name, from its events and our receipts.
+"""The residency index: the prefixes that each engine holds, by name, from events and receipts.
 
-A name here is a hint for routing: a wrong one costs a hit and never gives one. Pure: time comes in,
-frames come in, nothing goes out. One `ResidencyIndex` is one engine in
-one epoch: a snapshot replaces it, events bring it forward, and responses may tell it sooner.
+A name here is a hint for routing. A wrong one can lose a hit and can never make one.
+
+Pure: time and frames are handed in. One `ResidencyIndex` describes one engine in one epoch. A
+snapshot replaces it, events update it, and responses may update it earlier.
 """
 
 from collections import OrderedDict
@@ -30,18 +31,21 @@ again while a dictionary grows."""
 _MAX_DIGEST = 64
 """Names have 16 digits; a longer one is nobody's."""
 EXPECTED_SECONDS = 30.0
-"""How long a prefix that was sent to an engine counts as held before the engine said so."""
+"""Seconds for which a sent prefix counts as held before the engine says so."""
 CONFIRM_SECONDS = 10.0
-"""How long a receipt counts before the event that repeats it has come."""
+"""Seconds for which a receipt counts until the event with the same news has come."""
 STALE_SECONDS = 20.0
-"""Four missing heartbeats: what the engine held then is not believed any more."""
+"""Four missing heartbeats. After them the engine's last known holdings no longer count."""
 _MAX_EXPECTED = 100_000
 
 Source = Literal["events", "learned"]
 
 
 class PrefixEnd(NamedTuple):
-    """One named prefix of a prompt and its length; `size` in any unit that is the same for all."""
+    """One named prefix of a prompt and its size.
+
+    The unit of `size` is the same for all prefixes.
+    """
 
     digest: str
     size: int
@@ -49,10 +53,10 @@ class PrefixEnd(NamedTuple):
 
 @dataclass(slots=True)
 class HeldChain:
-    """`leased_until` on the monotonic clock, 0 without a lease.
+    """One held prefix. `leased_until` is on the monotonic clock, 0 without a lease.
 
-    `own_tokens` beyond the name before it are known from receipts only, and used only where there
-    are no events.
+    `own_tokens` lie behind the name before it. They are known from receipts, and used only without
+    events.
     """
 
     tier: Tier
@@ -64,8 +68,8 @@ class HeldChain:
 class Coverage:
     """How much of a prompt an engine holds, in the unit of its `PrefixEnd`s, and how deep.
 
-    `device` is at hand, `host` the part beyond it that must be copied back, `leased` the part of
-    both that a lease promises.
+    `device` is in device memory, `host` the part behind it that must be copied back, `leased` the
+    part of both that a lease holds.
     """
 
     device: int = 0
@@ -97,7 +101,7 @@ class ResidencyIndex:
         self._max_names = max_names
         self._names: OrderedDict[str, HeldChain] = OrderedDict()
         self._tokens = 0
-        # Name -> until when it is believed without an event.
+        # Name -> the time until which it counts without an event.
         self._expected: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -110,7 +114,10 @@ class ResidencyIndex:
     # What the engine says.
 
     def apply(self, frame: EventFrame, now: float) -> bool:
-        """Take one frame in. False where an event is missing before it: ask for a replay."""
+        """Take one frame in.
+
+        Return False if an event before it is missing: then ask for a replay.
+        """
         self.heard_at = now
         match frame:
             case Snapshot():
@@ -140,7 +147,7 @@ class ResidencyIndex:
         return True
 
     def forget(self) -> None:
-        """Its process is gone, or what it said is too old: nothing is known of it."""
+        """Forget everything: the process is gone, or its last event is too old."""
         self.epoch, self.seq, self.heard_at = None, 0, None
         self._clear()
 
@@ -149,19 +156,19 @@ class ResidencyIndex:
             return False
         return self.heard_at is None or now - self.heard_at > STALE_SECONDS
 
-    # What we know ahead of it.
+    # What we know before the engine says it.
 
     def expect(self, ends: Iterable[PrefixEnd], now: float) -> None:
-        """A prompt goes to it: requests that come meanwhile may count on its prefix."""
+        """A prompt was sent to the engine. Later requests may count on its prefix."""
         self._believe([end.digest for end in ends], now + EXPECTED_SECONDS)
 
     def disappoint(self, ends: Iterable[PrefixEnd]) -> None:
-        """It never got there."""
+        """The expected prompt did not reach the engine."""
         for end in ends:
             self._expected.pop(end.digest, None)
 
     def learn(self, started: Started, digests: Sequence[str], now: float) -> None:
-        """Take in a response's receipt; `digests` are the request's names in their order."""
+        """Take in a response's receipt. `digests` are the request's names in order."""
         receipt = started.receipt
         if self._capacity is None:
             self._believe(digests[: receipt.num_held], now + CONFIRM_SECONDS)
@@ -170,7 +177,7 @@ class ResidencyIndex:
             self._restart(started.epoch)
         until = now + receipt.lease_seconds if receipt.lease_seconds is not None else 0.0
         offsets = [0, *receipt.name_tokens]
-        # The deepest first: a chain is forgotten from its tail.
+        # The deepest name is put first, so that a chain is forgotten from its tail.
         for index in range(receipt.num_held - 1, -1, -1):
             holding = HeldChain(
                 receipt.tier,
@@ -183,7 +190,10 @@ class ResidencyIndex:
     # What is asked of it.
 
     def coverage(self, ends: Sequence[PrefixEnd], now: float) -> Coverage:
-        """How much of a prompt is here; `ends` shallowest first. Looks from the deepest down."""
+        """How much of a prompt the engine holds.
+
+        `ends` are shallowest first; the deepest held one counts.
+        """
         held = leased = 0
         for digest, size in reversed(ends):
             holding = self._names.get(digest)
@@ -199,7 +209,10 @@ class ResidencyIndex:
         return Coverage(0, held, leased)
 
     def touch(self, ends: Sequence[PrefixEnd]) -> None:
-        """A prompt with these prefixes was sent there: where it is learned, they are in use."""
+        """A prompt with these prefixes was sent to the engine.
+
+        Without events this marks them as used.
+        """
         if self._capacity is not None:
             for end in reversed(ends):
                 if end.digest in self._names:
@@ -250,7 +263,7 @@ class ResidencyIndex:
             self._tokens -= before.own_tokens
 
     def _shrink(self, now: float) -> None:
-        """Forget the least recently used beyond the capacity; a lease keeps what it holds."""
+        """Forget the least recently used names beyond the capacity. Leased names stay."""
         assert self._capacity is not None
         spared = 0
         while self._names and spared < len(self._names):

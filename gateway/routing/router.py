@@ -1,4 +1,4 @@
-"""Which engine takes a turn: the placement's cost over what this gateway knows of each engine."""
+"""Chooses the engine for a turn: the cheapest by `cost.py`, from this gateway's knowledge."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
@@ -12,14 +12,15 @@ from gateway.routing.breaker import Breaker
 from gateway.routing.cost import Candidate, Load, Placement, Prompt, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 
-# What a model is taken for before it has answered: 4 bytes a token, over so many tokens.
+# The assumed rate of a model that has not answered yet: 4 bytes a token, weighted as so many
+# tokens.
 _FIRST_TOKENS = 1024.0
 _FIRST_BYTES = 4096.0
 _KEPT = 0.98
 
 
 class Routable(Protocol):
-    """An engine, as far as routing looks at it."""
+    """The parts of an engine that routing reads."""
 
     url: str
     description: Description | None
@@ -34,10 +35,10 @@ HeldT = TypeVar("HeldT", bound=Routable, covariant=True)
 
 
 class TokenRates:
-    """Tokens per byte of content, by engine model, learned from answers: nobody here tokenizes.
+    """Tokens per byte of content for each engine model, learned from answers.
 
-    It is the sum of tokens over the sum of bytes, of which older prompts fade: long prompts say
-    more than short ones, which are mostly template.
+    The gateway has no tokenizer. A rate is the sum of tokens over the sum of bytes, in which older
+    prompts fade. So long prompts count more than short ones, which are mostly template.
     """
 
     def __init__(self) -> None:
@@ -48,14 +49,14 @@ class TokenRates:
         return tokens / num_bytes
 
     def learn(self, model: str, num_bytes: int, num_tokens: int) -> None:
-        """A prompt of so many bytes had so many tokens."""
+        """Learn from one prompt's bytes and tokens."""
         tokens, before = self._sums.get(model, (_FIRST_TOKENS, _FIRST_BYTES))
         self._sums[model] = (_KEPT * tokens + num_tokens, _KEPT * before + num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[HeldT]):
-    """Where a turn goes, what was expected to be held there, and the most held anywhere.
+    """The engine for a turn, the tokens it was expected to hold, and the most that any engine held.
 
     `tokens` is the whole prompt. All are estimates, in tokens.
     """
@@ -68,7 +69,7 @@ class Choice(Generic[HeldT]):
     available: int
 
     def exact(self, held: int, started: Started) -> int:
-        """An estimate of held tokens as the engine counts them: at the name where it stands."""
+        """Turn an estimate of held tokens into the engine's count at the same name."""
         if held == 0:
             return 0
         index = bisect_left(self.ends, held, key=lambda end: end.size)
@@ -84,10 +85,11 @@ class Router:
     def choose(
         self, ask: Ask, ready: Iterable[EngineT], now: float, tried: Collection[str] = ()
     ) -> Choice[EngineT]:
-        """The cheapest of the engines that can do it and are in order; `tried` are URLs to leave
-        out.
+        """Choose the cheapest engine that can serve the turn.
 
-        Raise NoEngineReady where none is left, and InvalidRequest where none can do it at all.
+        Engines with URLs in `tried` are left out.
+
+        Raise NoEngineReady if none is left, and InvalidRequest if no engine can serve it at all.
         """
         serving = [
             engine
@@ -95,7 +97,7 @@ class Router:
             if engine.description and ask.model.is_served_by(engine.description.model)
         ]
         able = _able(ask, [e for e in serving if not e.is_draining and e.url not in tried])
-        # Where every breaker is open, trying is better than refusing.
+        # If every breaker is open, trying is better than refusing.
         taking = [engine for engine in able if engine.breaker.allows(now)] or able
         assert taking[0].description is not None
         prompt = self._prompt(ask, taking[0].description.model)
@@ -105,7 +107,7 @@ class Router:
         return _choice(taking[placement.chosen], prompt, placement, held)
 
     def _prompt(self, ask: Ask, model: str) -> Prompt:
-        """The request's names in the order of the request, with their estimated depth."""
+        """The request's names in their order, with estimated depths in tokens."""
         rate = self.rates.of(model)
         plan = ask.plan
         ends = [
@@ -136,7 +138,7 @@ def _candidate(engine: Routable) -> Candidate:
 
 
 def _able(ask: Ask, engines: Sequence[EngineT]) -> list[EngineT]:
-    """Those that can do what is asked; where none can, the first one's refusal is raised."""
+    """The engines that can serve the request. If none can, raise the first one's refusal."""
     able: list[EngineT] = []
     refusal: GatewayError = NoEngineReady()
     for engine in engines:
@@ -153,7 +155,7 @@ def _able(ask: Ask, engines: Sequence[EngineT]) -> list[EngineT]:
 
 
 def check_capabilities(ask: Ask, description: Description) -> None:
-    """Refuse by name what this engine cannot do, rather than do something else."""
+    """Raise InvalidRequest that names the first thing that this engine can't do."""
     can = description.capabilities
     mode = ask.tool_choice.mode
     if ask.plan.prompt.tools and "tools" not in can:

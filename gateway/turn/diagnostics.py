@@ -1,9 +1,9 @@
-"""Cache diagnostics: how a turn's prompt differs from that of the turn a client names.
+"""Cache diagnostics: how a turn's prompt differs from the prompt of an earlier turn.
 
-Fingerprints of recent turns are in memory; those of older ones, of an earlier run or of another
-gateway are fetched from the ledger, in the background, while the engine works. Nobody waits for
-that: what has not come when the response begins is "unfinished". Turns of another workspace, and
-turns whose client did not ask for diagnostics, are not found.
+The client names the earlier turn. Fingerprints of recent turns are in memory. Those of older turns,
+of an earlier run or of another gateway are fetched from the ledger while the engine works. The
+response does not wait for them: a fingerprint that has not come by then is "unfinished". Turns of
+another workspace are not found, nor are turns whose client did not ask for diagnostics.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from gateway.prompt.ask import Ask
 from gateway.prompt.fingerprint import Divergence, Fingerprint, compare, pack, unpack
 
 MAX_TURNS = 10_000
-# A turn is in the ledger a moment after it is closed: one that is not there is asked for once more.
+# A turn reaches the ledger a moment after its close, so a missing one is looked up once more.
 _SETTLE_SECONDS = 1.0
 _MAX_FETCHES = 32
 _TURN_ID = re.compile(r"msg_[0-9a-f]{28}")
@@ -29,20 +29,20 @@ Find = Callable[[str, str], Awaitable[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`divergence` None means that there is none, where `found` is "compared"."""
+    """The result. If `found` is "compared", `divergence` None means that there is none."""
 
     found: Literal["compared", "not_found", "unfinished"]
     divergence: Divergence | None = None
 
 
 class Comparison:
-    """What is known of the earlier turn, or the task that fetches it."""
+    """The earlier turn's fingerprint, or the task that fetches it."""
 
     def __init__(self, earlier: "asyncio.Task[bytes | None] | bytes | None") -> None:
         self._earlier = earlier
 
     def diagnosis(self, later: Fingerprint) -> Diagnosis:
-        """As of now; never waits."""
+        """The diagnosis at this moment. It never waits."""
         earlier = self._earlier
         if isinstance(earlier, asyncio.Task):
             if not earlier.done() or earlier.cancelled() or earlier.exception() is not None:
@@ -64,7 +64,7 @@ class PromptComparer:
         self._num_fetches = 0
 
     def begin(self, ask: Ask) -> Comparison | None:
-        """Start comparing; None where nothing was asked for, or this is a first turn."""
+        """Start a comparison. None if the client asked for none, or if this is a first turn."""
         turn_id = ask.comparison.previous
         if not ask.comparison.is_wanted or turn_id is None:
             return None
@@ -73,12 +73,12 @@ class PromptComparer:
         workspace, packed = self._recent.get(turn_id, (None, None))
         if packed is not None and workspace == ask.principal.workspace:
             return Comparison(packed)
-        # Another workspace's turn takes the way of one that nobody knows, delays and all.
+        # A turn of another workspace takes as long as an unknown one.
         fetching = self._fetch(ask.principal.workspace, turn_id)
         return Comparison(self._background.spawn(fetching, "fetch fingerprint"))
 
     def remember(self, workspace: str, turn_id: str, fingerprint: Fingerprint) -> bytes:
-        """Keep a turn whose response begins; return what is to be stored of it."""
+        """Remember a turn whose response begins. Return the fingerprint to store."""
         packed = pack(fingerprint)
         self._keep(turn_id, workspace, packed)
         return packed
@@ -89,7 +89,7 @@ class PromptComparer:
             self._recent.popitem(last=False)
 
     async def _fetch(self, workspace: str, turn_id: str) -> bytes | None:
-        """Raise Overloaded instead of burdening the database with many of these."""
+        """Fetch a fingerprint. Raise Overloaded if too many fetches run already."""
         if self._num_fetches >= _MAX_FETCHES:
             raise Overloaded
         self._num_fetches += 1

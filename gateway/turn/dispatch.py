@@ -1,11 +1,11 @@
 """Sends a turn to an engine, and to the next best one while nothing of an answer has gone out.
 
-An engine that can't be reached, dies, falls silent, fails, or refuses because it is full or not
-ready is no reason for a client to hear of it: the turn goes on at another engine, as another
-request. What it may have used at the first is not charged: that request is cancelled there, and the
-reconciler acknowledges its counts. Of a stream the engine's first frame is the first byte: from
-then on a failure is the stream's error. An answer in one piece goes out when it is whole, so until
-then it begins anew elsewhere.
+An engine may be unreachable, die, fall silent, fail, or refuse because it is full or not ready.
+Then the turn goes on at another engine, as another request, and the client does not notice. The
+request at the first engine is cancelled and not charged; the reconciler acknowledges its counts.
+
+A stream's first byte is the engine's first frame. After it a failure is the stream's error. An
+answer in one piece goes out when it is whole, so until then it can begin anew elsewhere.
 
 A turn on which an engine fell silent before it accepted it is not sent to a second one: its prompt
 may be what the engine can't cope with, and must not visit all of them.
@@ -40,18 +40,21 @@ from gateway.routing.router import Choice, Router
 from gateway.turn.gate import Gate
 
 MAX_ATTEMPTS = 3
-"""Engines that one turn is sent to: what kills one must not go through all of them."""
+"""The most engines that one turn is sent to.
+
+A turn that kills engines must not reach all of them.
+"""
 RETRY_SECONDS = 300.0
-"""From the turn's arrival; later than that its failure is the answer."""
+"""Seconds from the turn's arrival. A later failure is the answer."""
 _PAUSE_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class Dispatch:
-    """One turn's way to its engine; `record` says where it is and as which attempt.
+    """One turn on its way to an engine. `record` has the engine and the attempt.
 
-    `may_run`: the engine has the request, or may have it. `has_started`: this attempt's first frame
-    has come. `failure` is why the last attempt ended. `tried` are URLs it is not sent to again.
+    `may_run`: the engine may have the request. `has_started`: this attempt's first frame has come.
+    `failure` ended the last attempt. `tried` are the URLs that it is not sent to again.
     `is_charged`: the gate's queue counted it as served.
     """
 
@@ -72,7 +75,7 @@ class Dispatch:
 
     @property
     def has_gone_out(self) -> bool:
-        """Whether the client has had a byte of the answer; one in one piece goes out at its end."""
+        """Whether a byte of the answer has gone out. An answer in one piece goes out at its end."""
         return self.has_started and self.ask.stream
 
 
@@ -106,8 +109,10 @@ class Dispatcher:
                 raise PromptTooLong(least, most)
 
     async def send(self, dispatch: Dispatch) -> None:
-        """Return when an engine has accepted the turn. Raise what the last one answered, or
-        NoEngineReady, or InvalidRequest where none can do it."""
+        """Return when an engine has accepted the turn.
+
+        Raise the last engine's error, NoEngineReady, or InvalidRequest if no engine can serve it.
+        """
         while True:
             await self._assign(dispatch)
             engine, record = dispatch.engine, dispatch.record
@@ -123,8 +128,11 @@ class Dispatcher:
                 self._failed(dispatch, error)
 
     async def frames(self, dispatch: Dispatch) -> AsyncIterator[list[Frame]]:
-        """The frames of a turn that was sent, as `Generation.frames`. Raise what ended it before
-        its end. Where no byte has gone out another Started may come: the answer begins anew."""
+        """Yield the frames of a sent turn, as `Generation.frames` does.
+
+        Raise the error that ended it early. While no byte has gone out a second Started may come:
+        the answer begins anew.
+        """
         while True:
             generation = dispatch.generation
             assert generation is not None
@@ -144,7 +152,7 @@ class Dispatcher:
             await self.send(dispatch)
 
     async def count(self, ask: Ask) -> int:
-        """The exact tokens of the prompt, from the engine that would serve it or the next."""
+        """The prompt's exact tokens, from the engine that would serve it or from the next best."""
         self.check_length(ask)
         tried: list[str] = []
         while True:
@@ -159,7 +167,7 @@ class Dispatcher:
                     raise
 
     def leave(self, dispatch: Dispatch) -> None:
-        """The turn is over, whatever way; awaits nothing, and does nothing the second time."""
+        """End the turn, whatever its outcome. This never awaits; a second call does nothing."""
         if dispatch.choice is None:
             return
         engine, request_id = dispatch.engine, dispatch.record.request_id
@@ -173,7 +181,7 @@ class Dispatcher:
             self.gate.moved(engine)
 
     async def _assign(self, dispatch: Dispatch) -> None:
-        """Choose the engine of the next attempt; from then on it counts as that one's load."""
+        """Choose the engine of the next attempt. From then on the turn counts as its load."""
         choice = await self._choose(dispatch)
         now = self.clock.monotonic()
         engine, record, description = choice.engine, dispatch.record, choice.engine.description
@@ -194,12 +202,15 @@ class Dispatcher:
         engine.holdings.touch(choice.ends)
         engine.holdings.expect(choice.ends, now)
         if record.attempt > 1:
-            # On disk first: after a kill the counts of this attempt are the turn's.
+            # The journal has the attempt first: after a kill this attempt's counts are the turn's.
             await self.journal.rewrite(record)
 
     async def _choose(self, dispatch: Dispatch) -> Choice[Engine]:
-        """The best engine; another where that is crowded. While all that could take the turn say
-        they are full it waits, in front of its workspace's others."""
+        """Choose the best engine that is not crowded.
+
+        If all engines that could take the turn are full, the turn waits, before the other turns of
+        its workspace.
+        """
         while True:
             refusing = self.gate.refusing
             busy = [*refusing, *self.gate.crowded]
@@ -221,7 +232,7 @@ class Dispatcher:
                 dispatch.is_charged = passing.is_charged
 
     def _may_wait(self, dispatch: Dispatch, failure: GatewayError) -> bool:
-        """No engine is ready, and one that the turn was not sent to may be soon."""
+        """Whether the failure is NoEngineReady and an untried engine may be ready soon."""
         is_first = isinstance(failure, NoEngineReady) and not dispatch.tried
         return is_first and self.gate.is_unsure(dispatch.ask.model.engine_model)
 
@@ -251,13 +262,13 @@ class Dispatcher:
         self.metrics.prefix_tokens_by_stage["delivered"].inc(reused)
 
     def _failed(self, dispatch: Dispatch, error: GatewayError) -> None:
-        """Note what the failure says of the engine; raise it, unless another may be tried."""
+        """Note the failure for its engine. Raise it, unless another engine may be tried."""
         engine, request_id = dispatch.engine, dispatch.record.request_id
         now = self.clock.monotonic()
         if _is_breakdown(error):
             engine.breaker.failed(request_id, now)
         elif not isinstance(error, NoEngineReady):
-            # Any other refusal is an answer. "Not ready" says nothing of how it will do.
+            # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
             engine.breaker.succeeded()
         if not dispatch.may_run:
             engine.load.returned(request_id, now)
@@ -270,7 +281,7 @@ class Dispatcher:
         self.leave(dispatch)
         dispatch.failure = error
         if type(error) is Overloaded and self.gate.closed(engine):
-            # It is asked again when it may have room: this is nothing that it broke by.
+            # A full engine is not broken. It is asked again when it may have room.
             dispatch.tried.remove(engine.url)
         get_logger("dispatch").info(
             "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
@@ -278,17 +289,20 @@ class Dispatcher:
 
 
 def is_unsure(error: GatewayError) -> bool:
-    """Whether the engine may have taken the turn although we have no answer."""
+    """Whether the engine may have taken the turn although no answer came."""
     return isinstance(error, EngineLost | EngineTimeout)
 
 
 def _is_breakdown(error: GatewayError) -> bool:
-    """Whether it counts against the engine: lost, silent, or failed by its own doing."""
+    """Whether the error counts against the engine: it was lost, was silent, or failed."""
     return is_unsure(error) or isinstance(error, EngineFailed)
 
 
 def _is_retried(error: GatewayError) -> bool:
-    """Another engine may do better; what is the prompt's own fault (4xx) it would refuse too."""
+    """Whether another engine may succeed.
+
+    An error of the prompt itself (4xx) would come from it too.
+    """
     return _is_breakdown(error) or isinstance(error, Overloaded)
 
 

@@ -1,13 +1,14 @@
 """Where turns wait while the engines are full: the gateway's own queue, in fair order.
 
-A turn that waits at an engine can't go to another that has room first, and engines like vLLM take
-turns in the order of their arrival, whoever sends them. So their own queues are kept short: each
-gets as many turns as it computes together and a few more, and no more prefill ahead than
-`queue_tokens`; what is beyond waits here. Where an engine is full all the same (others send there
-too, or it does not tell how many it takes) its refusal is believed until a turn of ours moves on
-there, or for a second.
+A turn that waits at an engine can't move to another engine that has room first. Engines like vLLM
+also serve in the order of arrival, without fairness between workspaces. So the engines' own queues
+are kept short. Each engine gets as many turns as it computes together and a few more, and at most
+`queue_tokens` of waiting prefill. Further turns wait here.
 
-All of it is of this gateway alone: an engine behind n gateways may get n times as much.
+An engine may be full all the same: other gateways send to it too, or it does not say how many turns
+it takes. Its refusal counts until one of our turns moves on there, or for a second.
+
+Each gateway has its own queue: an engine behind n gateways may get n times as much.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class Passing:
     ) -> None:
         gate = self._gate
         gate.num_passing -= 1
-        # Nothing is left of rounding.
+        # With no passing turn the sum is 0, without the remainder of rounding.
         gate.passing_tokens = gate.passing_tokens - self._tokens if gate.num_passing else 0.0
 
 
@@ -88,7 +89,9 @@ class Gate:
         metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.num_tokens)
 
     async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
-        """Return when some engine has room for the turn, in its turn; at once where there is.
+        """Wait until an engine has room and it is this turn's turn.
+
+        Return at once if there is room.
 
         `is_first`: it has been let in before, and an engine refused it; `is_charged` is what was
         told then. Raise Overloaded where the queue
@@ -99,18 +102,21 @@ class Gate:
         return await self._wait(ask, is_first, is_charged)
 
     def changed(self) -> None:
-        """A turn has begun to answer or is over: there may be room for another."""
+        """A turn has begun to answer or is over, so there may be room for another."""
         if self._queue:
             self._admit()
 
     def assigned(self, to_prefill: int, tokens: int) -> None:
-        """A turn is an engine's load now, which has to compute so many of its tokens."""
+        """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
         share = min(to_prefill / tokens, 1.0) if tokens else 1.0
         self._computed_share += _LEARNING * (share - self._computed_share)
         self.changed()
 
     def closed(self, engine: Engine) -> bool:
-        """It refused a turn because it is full; whether that turn may wait for it."""
+        """The engine refused a turn because it is full.
+
+        Return whether that turn may wait for it.
+        """
         if not self._wait_seconds:
             return False
         self._closed = {url: self._closed[url] for url in self.refusing}
@@ -118,7 +124,7 @@ class Gate:
         return True
 
     def moved(self, engine: Engine) -> None:
-        """A turn there has begun to answer or is over."""
+        """A turn on this engine has begun to answer or is over."""
         self._closed.pop(engine.url, None)
         self.changed()
 
@@ -132,8 +138,11 @@ class Gate:
 
     @property
     def crowded(self) -> list[str]:
-        """URLs of engines with so many turns that others should be preferred, whatever they hold:
-        a quarter more than they compute together. Up to that a prefix is worth a short wait."""
+        """URLs of engines that have a quarter more turns than they compute together.
+
+        Other engines are preferred then, whatever these hold. Below that a held prefix is worth a
+        short wait.
+        """
         return [
             engine.url
             for engine in self._engines
@@ -143,7 +152,7 @@ class Gate:
         ]
 
     def is_unsure(self, model: str | None) -> bool:
-        """Whether an engine that serves it does not answer just now."""
+        """Whether an engine that serves the model is unsure."""
         return any(
             engine.status == "unsure"
             and engine.description is not None
@@ -190,7 +199,10 @@ class Gate:
         return passing
 
     def _admit(self) -> None:
-        """Let in whom there is room for; look again soon, since engines come back by themselves."""
+        """Let in the turns that have room.
+
+        Look again soon, since engines come back by themselves.
+        """
         while (waiting := self._queue.pop(self._has_room)) is not None:
             place = waiting.item
             if not place.future.done():
@@ -208,8 +220,11 @@ class Gate:
         return Passing(self, prompt_tokens * self._computed_share)
 
     def _has_room(self, model: str | None) -> bool:
-        """Whether an engine that serves it has room. Also where none serves it at all, so that
-        routing says so at once. One that does not answer just now may: turns wait for it."""
+        """Whether an engine that serves the model has room.
+
+        True also if no engine serves it, so that routing refuses at once. False if its only engine
+        is unsure: turns wait for that one.
+        """
         if self._admission.in_flight - len(self._queue) > MAX_IN_FLIGHT:
             return False
         now, is_any = self._monotonic(), False
@@ -237,12 +252,12 @@ class Gate:
         return not is_any
 
     def _places(self, engine: Engine, max_running: int, now: float) -> int:
-        """How many more turns it may get, whatever they have it compute."""
+        """How many more turns the engine may get, however many tokens they compute."""
         if self._closed.get(engine.url, now) > now:
             return 0
         if not max_running:
             return MAX_IN_FLIGHT
-        # A few wait there, so that it does not wait for us.
+        # A few turns wait at the engine, so that it never waits for us.
         return max_running + max(1, max_running // 16) - engine.load.num_running
 
     def _refusal(self, reason: str) -> Overloaded:
@@ -253,14 +268,14 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Who waits in the queue."""
+    """A turn that waits in the queue."""
 
     future: asyncio.Future[Passing]
     prompt_tokens: int
 
 
 class Pace:
-    """How fast the queue moved lately: events, of which older ones fade. Pure."""
+    """How fast the queue moved lately, counted in events that fade. Pure."""
 
     def __init__(self, fade_seconds: float) -> None:
         self._fade_seconds = fade_seconds
@@ -274,8 +289,8 @@ class Pace:
         self._count, self._at = before + 1, now
 
     def seconds(self, number: int, now: float) -> float:
-        """How long so many more take, as far as is known: infinite where nothing moves."""
-        # What an even flow since the beginning would have come to, in seconds of it.
+        """The expected seconds for `number` more events. Infinite if nothing moves."""
+        # The faded seconds since the beginning: an even flow would have this weight.
         seen = self._fade_seconds * -math.expm1(-(now - self._since) / self._fade_seconds)
         count = self._faded(now)
         return number * max(seen, 1.0) / count if count > _STILL else math.inf

@@ -1,7 +1,7 @@
 """Random ids, from the kernel's entropy taken a page at a time.
 
-Each call of the kernel gives up the interpreter's lock, and getting it back from another thread
-takes longer than all else that an id needs.
+Each call of the kernel gives up the interpreter's lock. Getting the lock back from another thread
+takes longer than the rest of making an id.
 """
 
 import os
@@ -10,7 +10,10 @@ _PAGE_BYTES = 4096
 
 
 class Ids:
-    """Not for keys or anything else that is secret: what comes next lies in memory."""
+    """Makes ids.
+
+    Not for keys or other secrets, because the next random bytes are kept in memory.
+    """
 
     def __init__(self) -> None:
         self._page = b""

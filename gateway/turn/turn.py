@@ -2,8 +2,8 @@
 
 `run` is the whole of it, in the order of the design: admit, wait until an engine has room
 (`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
-Whatever way a turn ends, its record is closed: on the last frame before that frame is passed on;
-otherwise by the reconciler, with the engine's own counts.
+Every turn's record is closed, however the turn ends. On the last frame the record is closed before
+the frame is passed on. Otherwise the reconciler closes it, with the engine's own counts.
 """
 
 import asyncio
@@ -30,7 +30,10 @@ from gateway.turn.why_missed import LastHolders
 
 @dataclass(slots=True)
 class Findings:
-    """What the gateway adds to the engine's first frame; complete when that frame is passed on."""
+    """The gateway's additions to the engine's first frame.
+
+    They are complete when that frame is passed on.
+    """
 
     engine: str = ""
     miss_reason: str | None = None
@@ -39,7 +42,7 @@ class Findings:
 
 @dataclass(slots=True)
 class Turn:
-    """What is open while one turn runs."""
+    """The state of one running turn."""
 
     id: TurnId
     ask: Ask
@@ -57,8 +60,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first item of every turn: an engine has accepted it. Which one it stays at is known with
-    the first frame."""
+    """The first item of every turn: an engine has accepted it.
+
+    The turn may still move to another engine until the first frame.
+    """
 
     findings: Findings
 
@@ -78,16 +83,20 @@ class TurnService:
     ids: Ids = field(default_factory=Ids)
 
     def new_id(self) -> TurnId:
-        """Begins with this journal's id, so that each gateway knows its own turns again."""
+        """A new id.
+
+        It begins with this journal's id, so that each gateway recognizes its own turns.
+        """
         return TurnId(f"msg_{self.journal.instance}{self.ids.hex(10)}")
 
     async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | list[Frame], None]:
-        """Yield Taken once an engine has the turn, then its frames, as many at a time as have come;
-        none is a heartbeat.
+        """Yield Taken, then the turn's frames, as many at a time as have come.
 
-        An error before the first item is the response's status; after it, the stream's error. The
-        frames of an answer that is not streamed come when it is whole: another engine may have
-        begun it anew.
+        An empty list is a heartbeat.
+
+        An error before the first item is the response's status. A later error is the stream's. The
+        frames of an answer that is not streamed come when the answer is whole, because another
+        engine may begin it anew.
         """
         self.dispatcher.check_length(ask)
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
@@ -143,7 +152,7 @@ class TurnService:
         try:
             await self.journal.open(record)
         except (asyncio.CancelledError, JournalUnavailable) as error:
-            # It may be open on disk all the same, and nobody else would close it.
+            # The record may be on disk all the same, and nothing else would close it.
             record.outcome = getattr(error, "type", CLIENT_LEFT)
             self.billing.charge(record)
             self.journal.close_soon(record)
@@ -163,7 +172,7 @@ class TurnService:
                 turn.meter.done(frame)
 
     def _explain(self, turn: Turn, started: Started) -> None:
-        """Complete the turn's findings, and remember the turn for later ones."""
+        """Complete the turn's findings, and remember the turn for later comparisons."""
         ask, engine = turn.ask, turn.dispatch.engine
         turn.findings.engine = engine.name
         fingerprint = ask.fingerprint(started.usage.prompt_tokens)
@@ -186,14 +195,20 @@ class TurnService:
         self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
 
     async def _close(self, turn: Turn) -> None:
-        """Durable before the last event goes out; where it is not, that event never does."""
+        """Close the record durably before the last event goes out.
+
+        If that fails, the event never goes out.
+        """
         turn.record.duration_seconds = self._seconds(turn)
         self.billing.charge(turn.record)
         turn.is_closed = True
         await self.journal.close(turn.record)
 
     def _leave(self, turn: Turn) -> None:
-        """Every other way out. Awaits nothing: it may run while the client's task is cancelled."""
+        """Handle every other end of a turn.
+
+        This never awaits: it may run while the client's task is cancelled.
+        """
         self.dispatcher.leave(turn.dispatch)
         if turn.is_closed:
             return
@@ -220,5 +235,5 @@ class TurnService:
 
 
 def _storable(model: str) -> str:
-    """As the ledger can hold it: with an alias the client chose the id."""
+    """The model id, cut to what the ledger can hold. With an alias the client chose the id."""
     return model.replace("\x00", "")[:MODEL_CHARACTERS]

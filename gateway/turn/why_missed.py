@@ -1,8 +1,8 @@
-"""Which engine was last known to hold a prefix: what a miss is explained by.
+"""Why a turn missed: which engine was last known to hold its prefix.
 
-It knows what this gateway's own responses said, at breakpoints, until the entry's TTL runs out, and
-nothing of what other gateways placed. It is bounded; what falls out is not known any more. It
-explains only and chooses nothing.
+The source is this gateway's own responses, at breakpoints, until an entry's TTL is over. Entries
+that other gateways placed are unknown. The number of names is bounded, and the oldest are
+forgotten. This module only explains misses; routing does not use it.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ EpochOf = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class LastHolder:
-    """An entry stands on `engine`, in this epoch of it, until then on the monotonic clock."""
+    """An entry on `engine` in one epoch, and its end on the monotonic clock."""
 
     engine: str
     epoch: str
@@ -28,7 +28,10 @@ class LastHolder:
 
 
 class LastHolders:
-    """`epoch_of` gives an engine's epoch by its name, None where it is not known."""
+    """The last known holders of prefixes.
+
+    `epoch_of` gives an engine's epoch by its name, None if unknown.
+    """
 
     def __init__(self, epoch_of: EpochOf, max_names: int = MAX_NAMES_KNOWN) -> None:
         self._epoch_of = epoch_of
@@ -36,13 +39,13 @@ class LastHolders:
         self._holders: OrderedDict[str, LastHolder] = OrderedDict()
 
     def learn(self, engine: str, started: Started, names: Iterable[Name], now: float) -> None:
-        """Remember where the response says that entries stand."""
+        """Remember the entries of a response."""
         digests = {name.segment: name.digest for name in names if name.characters is None}
         for report in started.breakpoints:
             digest = digests.get(report.segment)
             if digest is None or report.state == "none":
                 continue
-            # What nothing holds has no promised end: by then it would have expired in any case.
+            # An entry without a lease has no promised end. By this time it has expired in any case.
             seconds = report.expires_in_seconds or TTL_SECONDS[report.ttl or "5m"]
             self._holders[digest] = LastHolder(engine, started.epoch, now + seconds)
             self._holders.move_to_end(digest)
@@ -52,9 +55,9 @@ class LastHolders:
     def explain(
         self, engine: str, epoch: str, digests: Iterable[str], now: float
     ) -> Explanation | None:
-        """Why `engine`, in this epoch, may hold nothing of these prefixes, given deepest first.
+        """Why `engine`, in this epoch, may not hold these prefixes. They are given deepest first.
 
-        None where this gateway knows no better than the engine.
+        None if this gateway has no better reason than the engine.
         """
         for digest in digests:
             holder = self._holders.get(digest)

@@ -1,4 +1,4 @@
-"""Times to first token: percentiles by prompt length, and by whether the prompt was read."""
+"""Times to first token: percentiles by prompt length, with and without a cache read."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from gateway.ledger.sums.rollups import (
     ttft_bin,
 )
 
-# Longer ranges have one interval a day, since the sums are kept by day.
+# Longer ranges have daily intervals, since the sums are kept by day.
 _MAX_RAW_SECONDS = 48 * 3600
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token, out of a histogram: each is known to within 19 % of itself."""
+    """Seconds to the first token, from a histogram. Each is known to within 19 % of itself."""
 
     requests: int
     p50: float | None
@@ -34,7 +34,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyCell(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns of one prompt length, in (`above_tokens`, `up_to_tokens`], that read or did not."""
+    """Turns with a prompt length in (`above_tokens`, `up_to_tokens`], with or without a read."""
 
     above_tokens: int
     up_to_tokens: int | None
@@ -61,7 +61,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 async def latency(ledger: Ledger, of: Range) -> Latency:
     async with ledger.snapshot() as connection:
         of = await widen_to_days(connection, of)
-        # Behind the horizon there are no turns, so that even a short range is read from the sums.
+        # Before the horizon there are no turns, so even a short range is read from the sums.
         has_turns = of.since_ms >= await horizon_ms(connection)
         is_short = has_turns and of.seconds <= _MAX_RAW_SECONDS
         step = (3600 if is_short else DAY_SECONDS) * 1000
@@ -97,9 +97,9 @@ def percentiles(bins: Mapping[int, int]) -> Percentiles:
 
 
 def percentile(bins: Mapping[int, int], share: float) -> float | None:
-    """The middle, on the logarithmic scale, of the bin that holds it; None without any turn.
+    """The middle of the percentile's bin, on the logarithmic scale. None without turns.
 
-    Beyond the last edge it is that edge: at least so much.
+    In the last bin it is the last edge, a lower bound.
     """
     left = share * sum(bins.values())
     for number in sorted(bins):

@@ -1,4 +1,4 @@
-"""Prefixes that came more than once: whether each has paid for its writes, and with which TTL."""
+"""Prefixes that were sent more than once: whether their writes paid off, and the better TTL."""
 
 from collections.abc import Collection
 from typing import Any
@@ -18,12 +18,14 @@ _BATCH = 500
 class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     """One prefix over its whole life in the ledger.
 
-    `saved_nano` is net of the write premium, None where a turn had no price; `is_paid_back` says
-    whether it is positive. Of its turns `gaps_5m` came at most 5 minutes after the one before,
-    `gaps_1h` later than that but within an hour. `nano_with_5m` and `nano_with_1h` are what its
-    marked tokens would cost with either TTL, given those gaps, and `better_ttl` the cheaper one;
-    `better_ttl_saves_nano` is what it would have saved, 0 where the prefix has that TTL already.
-    `reads_to_pay_back` is the fewest reads whose discount exceeds the premium of one write.
+    `saved_nano` is net of the write premium, None if a turn had no price. `is_paid_back` says
+    whether it is positive. `gaps_5m` of its turns came at most 5 minutes after the one before,
+    `gaps_1h` later but within an hour.
+
+    `nano_with_5m` and `nano_with_1h` are the costs of its marked tokens with each TTL, given those
+    gaps. `better_ttl` is the cheaper one. `better_ttl_saves_nano` is what it would have saved, 0 if
+    the prefix has that TTL already. `reads_to_pay_back` is the fewest reads whose discount exceeds
+    the premium of one write.
     """
 
     workspace: str
@@ -51,7 +53,10 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
 async def prefixes(
     ledger: Ledger, of: Range, prices: PriceSheets, limit: int
 ) -> list[PrefixReport]:
-    """Those that were last used in the range, by requests; the engine filter does not apply."""
+    """The prefixes that were last used in the range, by requests.
+
+    The engine filter does not apply.
+    """
     query = (
         select(*PrefixRow.__table__.columns)
         .where(PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms)
@@ -71,7 +76,7 @@ async def prefixes(
 async def named(
     ledger: Ledger, keys: Collection[tuple[str, str]], prices: PriceSheets
 ) -> dict[tuple[str, str], PrefixReport]:
-    """Those that are known of these, by workspace and prefix."""
+    """The known prefixes of these, by workspace and prefix."""
     names = sorted({prefix for _, prefix in keys})
     found = {}
     async with ledger.snapshot() as connection:
@@ -108,7 +113,7 @@ def _report(row: Any, prices: PriceSheets) -> PrefixReport:
 
 
 def _reads_to_pay_back(row: Any, prices: PriceSheets) -> int | None:
-    """At the price of its last sheet; None where that is gone, or reading is no cheaper."""
+    """By the price of its last sheet. None if that is gone, or if reading is not cheaper."""
     price = prices.with_id(row["price"] or "")
     if price is None:
         return None
@@ -119,7 +124,7 @@ def _reads_to_pay_back(row: Any, prices: PriceSheets) -> int | None:
 
 
 def _costs_of_ttls(row: Any, prices: PriceSheets) -> tuple[int | None, int | None]:
-    """Its marked tokens at the price of its last sheet; None where that is gone."""
+    """The costs of its marked tokens by the price of its last sheet. None if that is gone."""
     price = prices.with_id(row["price"] or "")
     if price is None or row["unpriced"]:
         return None, None

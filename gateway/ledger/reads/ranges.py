@@ -1,5 +1,7 @@
-"""A range of time with filters, and where to read it: whole days and hours from the sums, the rest
-from the turns."""
+"""Ranges of time with filters.
+
+Whole days and hours are read from the sums, the rest from the turns.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ _DAY_MS = DAY_SECONDS * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Turns that began in [since_ms, until_ms), of what the filters leave; None filters nothing."""
+    """Turns that began in [since_ms, until_ms) and pass the filters. None filters nothing."""
 
     since_ms: int
     until_ms: int
@@ -57,9 +59,9 @@ class Part(NamedTuple):
 
 
 def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
-    """Split a range so that the widest interval that fits covers its middle.
+    """Split a range so that the widest fitting intervals cover its middle.
 
-    `widths` are seconds, the widest first; what no interval covers is read from the turns.
+    `widths` are seconds, the widest first. Parts that no interval covers are read from the turns.
     """
     if since_ms >= until_ms:
         return []
@@ -78,7 +80,10 @@ def parts_of(since_ms: int, until_ms: int, widths: Sequence[int]) -> list[Part]:
 
 
 def widths_for(step_seconds: int | None) -> list[int]:
-    """Which sums can make intervals of that length; None asks for one number over all."""
+    """The widths of the sums that can make intervals of that length.
+
+    None asks for one number over all.
+    """
     widths = (DAY_SECONDS, HOUR_SECONDS)
     return [width for width in widths if step_seconds is None or step_seconds % width == 0]
 
@@ -99,7 +104,7 @@ def sums(
 ) -> Select[Any] | Any | None:
     """Every measure, for each value of the dimensions `by` and each interval (`start_ms`).
 
-    One row may come in several parts: the caller adds them up. None where the range is empty.
+    One row may come in several parts, which the caller adds up. None if the range is empty.
     """
     selects = [
         _of_turns(of, part, by, step_seconds)
@@ -143,7 +148,7 @@ def _grouped(
 
 
 def reason_counts(of: Range) -> Iterator[Any]:
-    """Selects of (kind, value, requests); the caller adds up what comes in several parts."""
+    """Selects of (kind, value, requests). The caller adds up rows that come in several parts."""
     for part in parts_of(of.since_ms, of.until_ms, widths_for(None)):
         if part.width_seconds is not None:
             table = ReasonRollupRow

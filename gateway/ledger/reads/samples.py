@@ -1,6 +1,6 @@
-"""A bounded sample of a range's turns, and what restarts cost: without reading all of them.
+"""A bounded sample of a range's turns, and the cost of restarts, without reading all turns.
 
-The range is cut into equal parts, and of each the newest turns are taken: the index finds them, so
+The range is cut into equal parts, and the newest turns of each are taken. The index finds them, so
 a month of a million turns costs no more than an hour of a hundred.
 """
 
@@ -18,8 +18,11 @@ NUM_PARTS = 40
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn whose answer began. `overhead_seconds` is what came on top of the engine's queue
-    and prefill: the gateway and the wire; None where the engine told no times."""
+    """One turn whose answer began.
+
+    `overhead_seconds` is the time that gateway and network added to the engine's queue and prefill.
+    None if the engine sent no times.
+    """
 
     id: str
     opened_ms: int
@@ -34,17 +37,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """What turns missed because their engine had restarted."""
+    """The tokens that turns missed because their engine had restarted."""
 
     requests: int
     written_tokens: int
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's process that answered turns of the range after another one had: so it was
-    restarted. `last_ms` is the last turn of the one before, `first_ms` the first of this one.
+    """One restart of an engine: two processes answered turns of the range.
 
-    `lost` is up to the next restart.
+    `last_ms` is the last turn of the old process, `first_ms` the first turn of the new one.
+
+    `lost` counts until the next restart.
     """
 
     engine: str
@@ -55,7 +59,10 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def samples(ledger: Ledger, of: Range, limit: int) -> list[Sample]:
-    """At most `limit` turns of the range, in order of time: the newest of each of its 40 parts."""
+    """At most `limit` turns of the range, in order of time.
+
+    They are the newest of each of 40 parts.
+    """
     span = of.until_ms - of.since_ms
     edges = [of.since_ms + span * number // NUM_PARTS for number in range(NUM_PARTS + 1)]
     columns = [
@@ -112,7 +119,7 @@ def _sample(row: Any) -> Sample:
 async def epochs(ledger: Ledger, of: Range, engines: list[str], limit: int = 50) -> list[Epoch]:
     """The restarts of these engines in the range, the newest first, at most `limit` each.
 
-    Found by halving: between two turns of one epoch there was no other.
+    They are found by halving, since two turns of one epoch have no other epoch between them.
     """
     found = []
     async with ledger.snapshot() as connection:

@@ -1,7 +1,7 @@
 """What caching saved: money net of the write premium, and the prefill that was not computed.
 
-Pure arithmetic over sums of the ledger. Own prices and published ones are never mixed: what a
-hosted model would have cost is only ever set beside what this traffic cost here.
+Pure arithmetic over sums of the ledger. Own prices and published ones are never mixed. The cost at
+a hosted model is only shown beside the cost here.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,7 @@ from gateway.prices.sheets import PriceSheets
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """counterfactual + write_premium − read_discount = actual, in nano-dollars of own prices.
 
-    Only turns that have a price, and whose price is still in the file, are in it; `unexplained`
-    requests are not.
+    It contains the turns whose price is still in the file. `unexplained` counts the other requests.
     """
 
     counterfactual_nano: int
@@ -30,7 +29,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the same tokens would have cost at a published price: not what they cost here."""
+    """The cost of the same tokens at a published price. It is not the cost here."""
 
     model: str
     price: str
@@ -41,10 +40,10 @@ class HostedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Avoided(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill that reads made unnecessary, on one engine for one model.
+    """Prefill that reads avoided, on one engine for one model.
 
-    `tokens_per_second` is what that engine's own timed prefills computed in the range; None, and
-    so is the time, where none was timed. `gpu_hours` counts the engine as one GPU.
+    `tokens_per_second` is the rate of that engine's own timed prefills in the range. It and the
+    time are None if no prefill was timed. `gpu_hours` counts the engine as one GPU.
     """
 
     engine: str | None

@@ -1,4 +1,4 @@
-"""What the admin API asks of the ledger. Each number has one definition, written beside it."""
+"""Totals, series and reasons of turns for the admin API. Each number has one definition."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved_nano(self) -> int:
-        """What the same tokens would have cost without a cache, less what they cost."""
+        """The cost of the same tokens without a cache, less their cost."""
         return self.cost_without_cache_nano - self.cost_nano
 
     @property
@@ -56,7 +56,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval, from `start_ms` on; `is_partial` where the interval is not over."""
+    """One interval, from `start_ms` on. `is_partial`: the interval is not over."""
 
     start_ms: int
     is_partial: bool
@@ -90,15 +90,20 @@ class Queries:
     async def totals_by(
         self, of: Range, by: Sequence[str], step_seconds: int | None = None
     ) -> dict[tuple[Any, ...], Totals]:
-        """For each combination of values of the dimensions `by` (`rollups.DIMENSIONS`); with a
-        step for each interval too, whose start is the key's first value."""
+        """The totals for each combination of values of the dimensions `by` (`rollups.dimensions`).
+
+        With a step also for each interval; then its start is the key's first value.
+        """
         async with self.ledger.snapshot() as connection:
             return await totals_by(
                 connection, await widen_to_days(connection, of), by, step_seconds
             )
 
     async def series(self, of: Range, width_seconds: int | None = None) -> Series:
-        """Equal intervals aligned to the epoch; intervals without turns are there, with zeros."""
+        """Equal intervals, aligned to the epoch.
+
+        Intervals without turns are included, with zeros.
+        """
         async with self.ledger.snapshot() as connection:
             of = await widen_to_days(connection, of)
             width = width_seconds or bucket_seconds(int(of.seconds))
@@ -125,7 +130,7 @@ class Queries:
         return Reasons(dict(counts["miss"]), dict(counts["outcome"]))
 
     async def fingerprint(self, turn_id: str, workspace: str | None = None) -> bytes | None:
-        """A turn's packed fingerprint; only that workspace's, where one is given."""
+        """A turn's packed fingerprint; only a turn of `workspace` if one is given."""
         query = select(TurnRow.fingerprint).where(TurnRow.id == turn_id)
         if workspace is not None:
             query = query.where(TurnRow.workspace_id == workspace)

@@ -50,7 +50,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`next` continues where this page ends; None on the last one."""
+    """`next` is the cursor of the following page; None on the last page."""
 
     turns: list[Turn]
     next: str | None
@@ -58,7 +58,7 @@ class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFilter:
-    """What a page shows besides its range; None filters nothing.
+    """The filters of a page besides its range. None filters nothing.
 
     `outcome` `error` is any error, `miss_reason` `any` is any reason.
     """
@@ -81,7 +81,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, written: str) -> "Cursor":
-        """Raise ValueError for what no page has handed out."""
+        """Read a cursor. Raise ValueError for a text that no page has returned."""
         opened, dot, turn_id = written.partition(".")
         if not (dot and turn_id and opened.isascii() and opened.isdigit() and len(opened) < 19):
             raise ValueError("not a cursor")
@@ -94,7 +94,10 @@ _COLUMNS = [column for column in TurnRow.__table__.columns if column.name != "fi
 async def page(
     ledger: Ledger, of: Range, which: TurnFilter, limit: int, after: Cursor | None = None
 ) -> TurnPage:
-    """The newest turns of a range first; turns that arrive meanwhile shift no later page."""
+    """One page of a range's turns, the newest first.
+
+    Turns that arrive meanwhile shift no later page.
+    """
     async with ledger.snapshot() as connection:
         return await page_of(connection, of, which, limit, after)
 
@@ -160,7 +163,7 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
-    """A turn by its id; only that workspace's, where one is given."""
+    """A turn by its id; only a turn of `workspace` if one is given."""
     query = select(*_COLUMNS).where(TurnRow.id == turn_id)
     if workspace is not None:
         query = query.where(TurnRow.workspace_id == workspace)

@@ -1,6 +1,6 @@
-"""The gaps between turns of one prefix, counted right in whatever order turns arrive.
+"""The gaps between turns of one prefix, exact for any order of arrival.
 
-A turn that arrives late stands between two others: the later one's gap is shorter from then on.
+A turn that arrives late comes between two others. From then on the later one's gap is shorter.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ class _Added(NamedTuple):
 
 
 async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None:
-    """Count the gaps of turns that this transaction has inserted, whose prefixes it has locked."""
+    """Count the gaps of turns that this transaction has inserted. It has locked their prefixes."""
     added = await _added(connection, turn_ids)
     if not added:
         return
@@ -45,7 +45,7 @@ async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None
         _count(changes, own, opened, (turn.before, turn.id), 1)
         if turn.after is None or turn.after in added:
             continue
-        # `after` was there already: it has followed the nearest turn that was there too.
+        # `after` was there already. Its gap was counted to the nearest earlier turn that was there.
         earlier = turn.before
         while earlier is not None and earlier in added:
             earlier = added[earlier].before
@@ -56,7 +56,7 @@ async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None
 
 @cache
 def _neighbours() -> Any:
-    """Made once: making it costs more than running it."""
+    """The query. It is made once, since making it costs more than running it."""
     other = aliased(TurnRow)
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
     near = select(other.id).where(

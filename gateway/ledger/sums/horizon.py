@@ -7,6 +7,6 @@ from gateway.ledger.schema import HorizonRow
 
 
 async def horizon_ms(connection: AsyncConnection) -> int:
-    """Where the turns begin to be complete; 0 while none were deleted."""
+    """The moment from which the turns are complete. 0 if none were deleted."""
     found = (await connection.execute(select(HorizonRow.turns_ms))).scalar_one_or_none()
     return found or 0

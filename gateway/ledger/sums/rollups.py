@@ -1,8 +1,9 @@
-"""Sums over turns, kept beside them: what each counts, and how it is kept exactly once.
+"""Sums over turns: what each counts, and how each turn is added exactly once.
 
-The drain's transaction that inserts turns adds them here too, and only those that it really
-inserted: a repeated batch adds nothing. Every definition is one SQL expression over the turns,
-used for adding, for rebuilding, and for the parts of a range that no whole hour covers.
+The drain's transaction that inserts turns also adds them to the sums. It adds only turns that it
+really inserted, so a repeated batch adds nothing. Every definition is one SQL expression over the
+turns. It is used for adding, for rebuilding, and for the parts of a range that no whole hour
+covers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +45,7 @@ WIDTHS_SECONDS = (HOUR_SECONDS, DAY_SECONDS)
 # Upper edges of prompt-length buckets, in tokens; the last bucket has none.
 PROMPT_EDGES = (1_000, 4_000, 16_000, 64_000, 200_000)
 # Upper edges of the histogram's bins: from 1 ms in steps of √2, so that a percentile is known to
-# within 19 % of itself; the last bin has none.
+# within 19 % of itself. The last bin has none.
 TTFT_EDGES_SECONDS = tuple(0.001 * 2 ** (step / 2) for step in range(35))
 
 DIMENSIONS = ("workspace_id", "key_id", "engine", "model", "price", "prompt_above")
@@ -65,7 +66,7 @@ def _total(column: Any) -> ColumnElement[int]:
 
 
 def dimensions() -> dict[str, ColumnElement[Any]]:
-    """What turns are told apart by, over one turn."""
+    """The dimensions of the sums, as expressions over one turn."""
     prompt: Any = (
         TurnRow.input_tokens
         + TurnRow.cache_read_tokens
@@ -85,7 +86,7 @@ def dimensions() -> dict[str, ColumnElement[Any]]:
 
 
 def measures() -> dict[str, ColumnElement[int]]:
-    """What is summed, over many turns."""
+    """The measures, as sums over many turns."""
     return {
         "requests": func.count(),
         "requests_with_read": func.count().filter(TurnRow.cache_read_tokens > 0),
@@ -94,7 +95,7 @@ def measures() -> dict[str, ColumnElement[int]]:
         **{name: _total(getattr(TurnRow, name)) for name in _TOKENS},
         "cost_nano": _total(TurnRow.cost_nano),
         "cost_without_cache_nano": _total(TurnRow.cost_without_cache_nano),
-        # Of the turns whose prefill was timed: their computed tokens, and the time.
+        # The computed tokens and the time of turns whose prefill was timed.
         "prefill_tokens": _total(
             case((TurnRow.prefill_seconds.is_not(None), TurnRow.computed_tokens), else_=0)
         ),
@@ -129,7 +130,10 @@ def has_read() -> ColumnElement[int]:
 
 
 def ttft_bin(low: int = 0, high: int = len(TTFT_EDGES_SECONDS)) -> ColumnElement[int]:
-    """The bin of a turn's time to first token: a balanced tree, for it runs once per turn."""
+    """The bin of a turn's time to first token.
+
+    It is a balanced tree because it runs for every turn.
+    """
     if low == high:
         return literal(low, BigInteger)
     middle = (low + high) // 2
@@ -225,7 +229,7 @@ def _prefixes(where: ColumnElement[bool]) -> Any:
 
 
 def _upsert(is_postgres: bool, table: type[Base], source: Any) -> Any:
-    """Add `source` to the table; in one order everywhere, so that no two writers deadlock."""
+    """Add `source` to the table. All writers use one order, so that no two deadlock."""
     insert = postgresql.insert if is_postgres else sqlite.insert
     target = table.__table__
     keys = [column.name for column in target.primary_key]
@@ -259,7 +263,9 @@ def _additions(is_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
 
 @cache
 def _adding(is_postgres: bool) -> list[Any]:
-    """The statements of every drain, made once: making them costs more than running them.
+    """The statements of every drain.
+
+    They are made once, since making them costs more than running them.
 
     The last one locks the prefixes' rows, so that of two writers the second sees the first one's
     turns when it looks for neighbours.
@@ -281,8 +287,8 @@ async def add_turns(connection: AsyncConnection, turn_ids: Sequence[str]) -> Non
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
     """Replace the sums of whole days by those of the turns that are there.
 
-    Writers wait meanwhile: what they have inserted and not yet added is not seen here, and added
-    when they go on.
+    Writers wait meanwhile. Turns that they have inserted but not yet added are not seen here. The
+    writers add them when they go on.
     """
     await _lock(connection, TurnRollupRow, ReasonRollupRow, LatencyRollupRow)
     for table in (TurnRollupRow, ReasonRollupRow, LatencyRollupRow):
@@ -333,7 +339,7 @@ def _is_postgres(connection: AsyncConnection) -> bool:
 
 
 async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
-    """SQLite has one writer anyway, from the first statement that changes anything."""
+    """Lock the tables. SQLite has a single writer anyway, from the first changing statement on."""
     if _is_postgres(connection):
         names = ", ".join(table.__tablename__ for table in tables)
         await connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
