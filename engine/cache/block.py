@@ -8,7 +8,7 @@ from engine.protocol import BestEffortReason, EntryState, MissReason, Ttl
 
 
 class Home(Protocol):
-    """What a block asks of the pool that it belongs to; it is `pool.BlockPool`."""
+    """The part of `pool.BlockPool` that its blocks call."""
 
     is_host: bool
 
@@ -18,14 +18,14 @@ class Home(Protocol):
 
 
 class Queue(Protocol):
-    """What unreferenced blocks wait in; it is one of `free_list`."""
+    """A queue of unreferenced blocks: a class of `free_list`."""
 
     def append(self, block: "Block") -> None: ...
     def remove(self, block: "Block") -> None: ...
 
 
 class Share(Protocol):
-    """What one scope holds of a pool; it is `fairness.ScopeShare`."""
+    """The part of `fairness.ScopeShare` that blocks use."""
 
     held: int
     rank: int
@@ -42,16 +42,17 @@ class Share(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One fixed-size piece of KV memory and what is known of its content.
+    """One fixed-size piece of KV memory, and its content.
 
-    `tokens` (4 bytes each) only ever grows until the block is allocated anew: content that somebody
-    may rely on is never overwritten. `digest` is set once the block is full and indexed.
-    `lease_count` says how many of `ref_count` are leases, `idle_count` how many of these are idle.
-    `last_use` numbers releases by whoever computed with it. `dependents` are the best-effort
-    entries that die with the block's content, `names` the gateway's names anchored here. `home` is
-    the pool it belongs to, `index` its place in the chain that it was allocated for, `owner` the
-    digest of that chain's empty prefix, so of its scope. `share` counts it for the owner; None
-    when nothing of use is in it.
+    `tokens` (4 bytes each) only grows until the block is allocated anew, so content in use is never
+    overwritten. `digest` is set once the block is full and indexed. `lease_count` of the
+    `ref_count` references are leases; `idle_count` of the leases are idle. `last_use` is the number
+    of the last release by a sequence that computed with the block.
+
+    `dependents` are the best-effort entries that end with the block's content. `names` are the
+    gateway's names that are anchored here. `home` is the block's pool. `index` is its place in the
+    chain that it was allocated for. `owner` is the digest of that chain's empty prefix, which
+    stands for the scope. `share` counts the block for the owner; None if it has no useful content.
     """
 
     block_id: BlockId
@@ -73,12 +74,12 @@ class Block:
 
     @property
     def is_idle(self) -> bool:
-        """Leased, and by idle leases alone."""
+        """Whether idle leases, and no others, hold the block."""
         return 0 < self.lease_count == self.idle_count
 
     @property
     def is_host(self) -> bool:
-        """In host memory: its content must be brought back before it can be used."""
+        """Whether the block is in host memory. Then its content must be copied back before use."""
         return self.home.is_host
 
     @property
@@ -88,17 +89,17 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What a breakpoint wrote: one scope's first `tokens` tokens can be read until it expires.
+    """An entry: a scope's first `tokens` tokens can be read until it expires.
 
-    `ready_at`: when its writer's response began; `expires_at`: the first moment it is dead.
-    `kept_until`: the same without the refreshes of requests that have not begun to answer, each
-    of which is in `refreshed_until`.
-    `used_at`: when it was written, read or refreshed last; `is_idle`: that is so long ago that it
-    is not spared any more, and its lease counts as an idle one. `name` is the gateway's for just
-    this prefix, where one was told.
-    `is_broken`: best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease
-    was taken so that something else could run. `is_lapsed`: its time is over, and it is kept for
-    those who arrived before. `why_unleased` is None while it is leased.
+    `ready_at`: the beginning of its writer's response. `expires_at`: the first moment at which it
+    is expired. `kept_until`: the expiry without the refreshes of requests that have not begun to
+    answer; those are in `refreshed_until`. `used_at`: the last write, read or refresh. `is_idle`:
+    the last use is so long ago that the entry is no longer spared, and its lease counts as idle.
+
+    `name` is the gateway's name of exactly this prefix, if there is one. `is_broken`: the entry is
+    best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease was ended so
+    that something else could run. `is_lapsed`: its time is over, and it is kept for requests that
+    arrived before. `why_unleased` is None while the entry is leased.
     """
 
     scope: str

@@ -18,7 +18,7 @@ TOKEN_BYTES = 4
 def common_blocks(one: "PromptDigests", other: "PromptDigests") -> int:
     """How many full blocks two prompts begin with together; digests of scopes are never equal.
 
-    A chain digest stands for all before it, so halving finds the place.
+    A chain digest covers everything before it, so bisection finds the place.
     """
     low, high = 0, min(len(one.full), len(other.full))
     while low < high:
@@ -31,7 +31,7 @@ def common_blocks(one: "PromptDigests", other: "PromptDigests") -> int:
 
 
 def pack(tokens: Sequence[TokenId]) -> bytes:
-    """Token ids as native 32-bit words: what is hashed, stored in blocks and compared."""
+    """Token ids as native 32-bit words. This form is hashed, stored in blocks and compared."""
     return array("I", tokens).tobytes()
 
 
@@ -62,7 +62,7 @@ class ChainHasher:
 
 
 class PromptDigests:
-    """The chain of one prompt: its full blocks' digests at once, those in between when asked."""
+    """The digests of one prompt: those of full blocks at once, those in between on demand."""
 
     def __init__(
         self, hasher: ChainHasher, scope: str, tokens: Sequence[TokenId], block_size: int

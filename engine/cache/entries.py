@@ -1,15 +1,16 @@
-"""Entries and their leases: what breakpoints wrote, who may read it and until when.
+"""Entries: the prefixes that breakpoints wrote, with their leases and expiries.
 
 An entry at n tokens is the promise that the KV of one scope's first n tokens can be read until it
-expires. A leased entry holds a reference on each of its blocks; over a budget (`leases.py`),
-sacrificed, or yielded to another, it is best-effort: it holds none, and it is gone when the first
-of its blocks is reused. While it is not idle they are reused after all plain content. Time comes in
-as a number: this module reads no clock.
+expires. A leased entry holds a reference on each of its blocks. An entry without a lease is
+best-effort: it was over the budget (`lease_budget.py`), was sacrificed, or yielded to another. It
+holds no reference, and it ends when the first of its blocks is reused. While it is not idle its
+blocks are reused after all plain content. Time is handed in as a number: this module reads no
+clock.
 
-A request may be looked up some time after it arrived, and reads what was readable at its arrival.
-So an entry whose time is over is *lapsed* for some seconds before it is gone. It has no lease, is
-told to nobody as there, and is kept like a best-effort entry. Only those who arrived before its
-expiry can read it.
+A request may be looked up some time after it arrived, and it reads entries that were readable at
+its arrival. So an entry whose time is over is *lapsed* for some seconds before it is removed. It
+has no lease, is not reported, and is kept like a best-effort entry. Only requests that arrived
+before its expiry can read it.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ SHORTEST_TTL: Ttl = "5m"
 
 
 class Refresh(NamedTuple):
-    """What one request did to an entry's expiry."""
+    """One request's refresh of an entry's expiry."""
 
     entry: Entry
     until: float
@@ -49,9 +50,9 @@ class Entries:
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
-        `scope_lease_share`: the part of that which a scope may claim from others that have more,
-        where `set_share` says nothing else of it. `idle_lease_share`: the part of it that idle
-        leases may hold. `grace_seconds`: for how long a lapsed entry is kept.
+        `scope_lease_share`: the part of the budget that a scope may claim from scopes that have
+        more; `set_share` overrides it for a scope. `idle_lease_share`: the part of the budget that
+        idle leases may hold. `grace_seconds`: how long a lapsed entry is kept.
         """
         self._pool = pool
         self._host = host
@@ -63,19 +64,19 @@ class Entries:
         )
         self._ttl_scale = ttl_scale
         self._grace_seconds = grace_seconds
-        # When each lapsed entry goes, unless it is refreshed before.
+        # The end of each lapsed entry, unless it is refreshed before.
         self._lapsed: list[tuple[float, int, Entry]] = []
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
         self._expiries: list[tuple[float, int, Entry]] = []
         self._tombstones: dict[Digest, MissReason] = {}
-        # When each entry that outlives the shortest TTL is idle, unless it is used before.
+        # The time at which each entry with a longer TTL becomes idle, unless it is used before.
         self._idle_at: list[tuple[float, int, Entry]] = []
         self._pushes = 0
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
-        """Lapsed ones do not count: nobody who comes now can read them."""
+        """Lapsed entries do not count, since no new request can read them."""
         return len(self._by_key) - self._num_lapsed
 
     # Reading.
@@ -85,7 +86,7 @@ class Entries:
         return self._by_key.get(key)
 
     def find(self, digests: PromptDigests, tokens: int, now: float) -> Entry | None:
-        """The entry at this offset that was readable at `now` and whose content is these tokens."""
+        """The entry at this offset that was readable at `now` and has exactly these tokens."""
         entry = self._by_key.get(digests.at(tokens))
         if entry is None or entry.tokens != tokens:
             return None
@@ -97,9 +98,11 @@ class Entries:
         return entry if self._has_content(entry, digests) else None
 
     def refresh(self, entry: Entry, now: float) -> Refresh:
-        """A read, or a breakpoint on it: its own TTL starts again, a lost lease is taken again.
+        """A read, or a breakpoint at the entry.
 
-        It holds at once, and for good unless it is taken back.
+        Its own TTL starts again, and a lost lease is taken again.
+
+        The refresh holds at once, and stays unless it is taken back.
         """
         refresh = Refresh(entry, now + self.seconds(entry.ttl))
         entry.refreshed_until.append(refresh.until)
@@ -110,13 +113,13 @@ class Entries:
         return refresh
 
     def confirm(self, refresh: Refresh) -> None:
-        """Whoever refreshed has begun to answer."""
+        """The request of this refresh has begun to answer."""
         self.lifetimes.used_again(max(refresh.until - refresh.entry.kept_until, 0.0))
         refresh.entry.refreshed_until.remove(refresh.until)
         self._extend(refresh.entry, refresh.until)
 
     def take_back(self, refresh: Refresh) -> None:
-        """Whoever refreshed never answered: the entry ends as if it had not been there."""
+        """The request of this refresh never answered. The entry expires as without it."""
         refresh.entry.refreshed_until.remove(refresh.until)
         self._set_expiry(refresh.entry)
 
@@ -124,7 +127,7 @@ class Entries:
         return TTL_SECONDS[ttl] * self._ttl_scale
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
-        """Why nothing readable is at this key, as far as it is remembered."""
+        """Why there is no readable entry at this key, as far as it is remembered."""
         entry = self._by_key.get(key)
         if entry is not None:
             if entry.is_broken:
@@ -147,9 +150,10 @@ class Entries:
         arrived_at: float,
         now: float,
     ) -> Entry | None:
-        """What a breakpoint leaves: a new entry, or an extended one where an equal stands.
+        """Write a breakpoint's entry, or extend an equal one.
 
-        The TTL counts from `arrived_at`; readable from `now` on. None when it is over already.
+        The TTL counts from `arrived_at`. The entry is readable from `now` on. None if the TTL is
+        over.
         """
         expires_at = arrived_at + self.seconds(ttl)
         entry = self._by_key.get(key)
@@ -177,9 +181,11 @@ class Entries:
         return entry
 
     def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
-        """A reader has the entry's content on the device: it is there again, leased if it can be.
+        """A reader has brought the entry's content to the device.
 
-        Nothing happens where it was there, or is an entry no more.
+        The entry is there again, leased if possible.
+
+        Nothing happens if the content was there, or if the entry has ended.
         """
         if self._by_key.get(entry.key) is not entry or entry.is_broken:
             return
@@ -192,7 +198,7 @@ class Entries:
     # Ending.
 
     def next_expiry(self) -> float | None:
-        """When something expires next, None if nothing does."""
+        """The time of the next expiry, None if there is none."""
         while self._expiries:
             due, _, entry = self._expiries[0]
             is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
@@ -202,9 +208,9 @@ class Entries:
         return None
 
     def expire(self, now: float) -> None:
-        """End everything whose time is over, exactly at its expiry, and what was evicted.
+        """End all entries whose time is over, exactly at their expiry, and all evicted ones.
 
-        What is idle by now is known as such after it.
+        Entries that are idle by now are marked so.
         """
         broken = self._pool.take_broken()
         if self._host is not None:
@@ -227,7 +233,7 @@ class Entries:
         self._find_idle(now)
 
     def sacrifice(self) -> bool:
-        """Turn the lease that would end first into best-effort; False when there is none."""
+        """Make the entry whose lease would end first best-effort. False if there is none."""
         entry = min(self.leases, key=lambda entry: entry.expires_at, default=None)
         if entry is None:
             return False
@@ -237,7 +243,7 @@ class Entries:
         return True
 
     def drop(self, scope: str, key: Digest | None = None) -> int:
-        """End a scope's entry, or all of them, by an operator's hand; how many there were."""
+        """End a scope's entry, or all of them, for an operator. Return their number."""
         doomed = [
             entry
             for entry in self._by_key.values()
@@ -249,13 +255,13 @@ class Entries:
         return num_live
 
     def live(self) -> list[Entry]:
-        """Every entry whose content is there and whose time is not over."""
+        """All entries whose content is there and whose time is not over."""
         return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
 
     # Inside.
 
     def _has_content(self, entry: Entry, digests: PromptDigests) -> bool:
-        """Compare all token ids: a digest alone never gives a hit."""
+        """Compare all token ids. A digest alone never makes a hit."""
         there = b"".join([block.tokens for block in entry.blocks])
         return there.startswith(digests.packed[: entry.tokens * TOKEN_BYTES])
 
@@ -271,7 +277,7 @@ class Entries:
         if expires_at != entry.expires_at:
             entry.expires_at = expires_at
             if entry.is_lapsed:
-                # Back in time or over again: what expires next decides.
+                # The entry was refreshed or lapsed again. Its next expiry decides.
                 entry.is_lapsed = False
                 self._num_lapsed -= 1
             self._push(entry)
@@ -292,7 +298,7 @@ class Entries:
         return True
 
     def _use(self, entry: Entry, now: float) -> None:
-        """It is read, refreshed or written again; requests need not get here in their order."""
+        """Note a read, refresh or second write. Requests need not arrive here in order."""
         entry.used_at = max(entry.used_at, now)
         if entry.is_idle:
             entry.is_idle = False
@@ -337,7 +343,7 @@ class Entries:
                 block.home.requeue(block)
 
     def _lapse(self, entry: Entry) -> None:
-        """Its time is over: from now on it is there for those alone who arrived before."""
+        """The entry's time is over. From now on only requests that arrived before can read it."""
         if entry.is_leased:
             self._unlease_lapsed(entry)
         entry.is_lapsed = True
@@ -350,7 +356,7 @@ class Entries:
         self._depend(entry)
 
     def _evict(self, entry: Entry, now: float) -> None:
-        """A best-effort entry whose content went for room."""
+        """End a best-effort entry whose content was reused for room."""
         if entry.is_lapsed:
             self._remove(entry, "ttl_expired")
             return

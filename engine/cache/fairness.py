@@ -1,10 +1,10 @@
-"""Which scope holds how much of a pool, and whose content makes way.
+"""How much of a pool each scope holds, and which scope's content is reused next.
 
-A scope holds what was allocated for it, from then until nothing of use is left in it: what it
-computes with, what it leases, what is cached. The victim is the scope that holds the most of those
-with something unreferenced, and a scope takes from another only where that leaves it with no more
-than the other: so whoever holds no more than an equal part of the pool loses nothing to others
-(max-min fairness), and who is alone has all of it.
+A scope holds a block from its allocation until the block has no useful content: while the scope
+computes with it, leases it, or has content cached in it. The victim is the scope that holds the
+most, of the scopes with an unreferenced block. A scope takes from another only if it then holds no
+more than the other. So a scope with at most an equal part of the pool loses nothing to others
+(max-min fairness). A single scope can have the whole pool.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ _SPARE = 64
 
 
 class ScopeShare:
-    """What one scope holds: `held` blocks, of which those in the queues have no reference.
+    """One scope's blocks: `held` counts them. Those in the queues have no reference.
 
-    `cached` is by the time of coming, which is that of the last use; what was spared after its last
-    use, by a lease or as best-effort, comes to `stale`, and the two are one order by last use.
-    `rank` is the number of blocks that it is known to hold where the largest are looked for, 0
-    while it is not looked for.
+    `cached` is in the order of arrival, which is the order of last use. A block that was spared
+    after its last use, by a lease or as best-effort, goes to `stale`. The two queues together give
+    one order by last use. `rank` is the number of held blocks in the search for the largest scope,
+    0 while the scope is not in the search.
     """
 
     __slots__ = ("best_effort", "cached", "held", "owner", "rank", "stale")
@@ -41,7 +41,7 @@ class ScopeShare:
         return bool(self.cached) or bool(self.stale) or bool(self.best_effort)
 
     def pop(self) -> Block:
-        """What is reused next of this scope's: plain content first. There must be something."""
+        """Take the scope's next block to reuse, plain content first. There must be one."""
         stale, cached = self.stale.first, self.cached.first
         if stale is not None and (cached is None or stale.last_use < cached.last_use):
             return self.stale.pop()
@@ -49,13 +49,13 @@ class ScopeShare:
 
 
 class ScopeShares:
-    """All scopes with something in one pool, by the digest of their empty prefix."""
+    """All scopes that hold blocks of one pool, by the digest of their empty prefix."""
 
     def __init__(self) -> None:
         self.cached, self.best_effort = Total(), Total()
         self._by_owner: dict[Digest, ScopeShare] = {}
-        # A heap of (-rank, a number that makes them differ, share). An entry may say too much,
-        # or be superseded; it never says too little of a share with something to reclaim.
+        # A heap of (-rank, a number that makes them differ, share). An item may be too high or
+        # superseded. It is never too low for a share with something to reclaim.
         self._largest: list[tuple[int, int, ScopeShare]] = []
         self._pushes = 0
 
@@ -63,7 +63,7 @@ class ScopeShares:
         return iter(self._by_owner.values())
 
     def take(self, block: Block) -> None:
-        """Its owner holds this block, which nobody held, from now on."""
+        """From now on the block's owner holds it. No scope held it before."""
         share = self._by_owner.get(block.owner)
         if share is None:
             share = ScopeShare(block.owner, self.cached, self.best_effort)
@@ -74,7 +74,7 @@ class ScopeShares:
             self.rank(share.owner)
 
     def give(self, block: Block) -> None:
-        """Nothing of use is left in it: it is nobody's."""
+        """The block has no useful content left, so no scope holds it."""
         share = block.share
         assert share is not None
         share.held -= 1
@@ -83,7 +83,7 @@ class ScopeShares:
             del self._by_owner[share.owner]
 
     def rank(self, owner: Digest) -> None:
-        """Something of it can be reclaimed, and it holds more than it is known to hold."""
+        """The scope has something to reclaim, and its rank is too low."""
         share = self._by_owner[owner]
         share.rank = share.held
         self._pushes += 1
@@ -94,7 +94,7 @@ class ScopeShares:
             heapify(self._largest)
 
     def pop_victim(self, owner: Digest) -> Block | None:
-        """The block that makes way for one of this scope; None where all have references."""
+        """The block that is reused for this scope. None if all blocks have references."""
         largest = self._find_largest()
         own = self._by_owner.get(owner)
         if largest is None:
@@ -104,7 +104,10 @@ class ScopeShares:
         return largest.pop()
 
     def _find_largest(self) -> ScopeShare | None:
-        """Of those with something to reclaim, the one that holds most; O(log n), amortized."""
+        """The scope that holds the most, of those with something to reclaim.
+
+        O(log n), amortized.
+        """
         while self._largest:
             negative, number, share = self._largest[0]
             if share.rank != -negative:
@@ -120,7 +123,7 @@ class ScopeShares:
         return None
 
     def check(self) -> None:
-        """Prove that what is looked for is found; raises AssertionError."""
+        """Prove that the search finds every scope; raises AssertionError."""
         known = {(-negative, id(share)) for negative, _, share in self._largest}
         for owner, share in self._by_owner.items():
             assert share.owner == owner and share.held > 0

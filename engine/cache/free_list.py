@@ -1,4 +1,4 @@
-"""The queues that unreferenced blocks wait in to be reused.
+"""The queues of unreferenced blocks, in the order of their reuse.
 
 `FreeList` is a doubly linked list through the blocks themselves, O(1) at both ends and in the
 middle; the shape is vLLM's `FreeKVCacheBlockQueue`: the head is reused first. `StaleQueue` sorts.
@@ -13,7 +13,7 @@ _SPARE = 64
 
 
 class Total:
-    """How many blocks are in one list, or in several together."""
+    """The number of blocks in one list, or in several together."""
 
     __slots__ = ("size",)
 
@@ -23,7 +23,7 @@ class Total:
 
 class FreeList:
     def __init__(self, total: Total) -> None:
-        """`total` counts this list's blocks, with those of others that have the same."""
+        """`total` counts this list's blocks. Several lists may share one total."""
         self._total = total
         self._head: Block | None = None
         self._tail: Block | None = None
@@ -39,11 +39,11 @@ class FreeList:
 
     @property
     def first(self) -> Block | None:
-        """What is reused next of these."""
+        """The block that is reused next."""
         return self._head
 
     def append(self, block: Block) -> None:
-        """Put last: reused after everything that is here now."""
+        """Put a block last: it is reused after all others here."""
         self._claim(block)
         block.before, block.after = self._tail, None
         if self._tail is None:
@@ -53,7 +53,7 @@ class FreeList:
         self._tail = block
 
     def prepend(self, block: Block) -> None:
-        """Put first: reused next."""
+        """Put a block first: it is reused next."""
         self._claim(block)
         block.before, block.after = None, self._head
         if self._head is None:
@@ -89,12 +89,13 @@ class FreeList:
 
 
 class StaleQueue:
-    """Blocks that were spared since they were last used, by that use: O(log n), amortized."""
+    """Blocks that were spared after their last use, ordered by that use. O(log n), amortized."""
 
     def __init__(self, total: Total) -> None:
         self._total = total
-        # (last use, order within a chain: its tail first, block); one that left stays until it is
-        # met, and one that came back is in here twice: `queue` and `last_use` tell.
+        # A heap of (last use, order within a chain, block), a chain's tail first. A block that left
+        # stays until it is met, and one that came back is in here twice. `queue` and `last_use`
+        # tell which items count.
         self._heap: list[tuple[int, int, int, Block]] = []
         self._size = 0
 
@@ -106,7 +107,7 @@ class StaleQueue:
 
     @property
     def first(self) -> Block | None:
-        """What is reused next of these."""
+        """The block that is reused next."""
         while self._heap:
             if self._is_here(self._heap[0]):
                 return self._heap[0][3]
@@ -130,7 +131,7 @@ class StaleQueue:
         self._size -= 1
 
     def pop(self) -> Block:
-        """Take the least recently used. The queue must not be empty."""
+        """Take the least recently used block. The queue must not be empty."""
         block = self.first
         assert block is not None
         self.remove(block)

@@ -1,14 +1,16 @@
-"""The host tier: what is reused on the device moves here first, and is copied back when it is read.
+"""The host tier.
 
-It is a second pool of blocks under the same rules. A full block is found by its digest and verified
-by its tokens; the blocks of best-effort entries come along, so that such an entry stays readable,
-and they are reused last here too. Copies are only decided here: `take_demotions` says what must be
-copied before anything is written on the device.
+Content moves here before its device block is reused, and is copied back for a read.
 
-How many blocks a step may copy is bounded, so that nobody's decoding waits for it. A tier that is
-larger than the device's pool copies ahead: what nobody references any more is copied while it is
-still there, so that a flood, which wants many blocks in one step, finds them copied. What is
-neither copied nor within the bound is dropped, as if there were no host tier.
+It is a second pool of blocks with the same rules. A full block is found by its digest and verified
+by its tokens. The blocks of best-effort entries move too, so that such an entry stays readable;
+they are reused last here too. This module only decides about copies: `take_demotions` returns the
+copies to make before anything is written on the device.
+
+The number of blocks that a step copies is bounded, so that decoding does not wait for it. A tier
+that is larger than the device's pool copies ahead: unreferenced content is copied while it is still
+on the device. So a flood, which needs many blocks in one step, finds them copied. Content that is
+neither copied nor within the bound is dropped, as without a host tier.
 """
 
 from collections import deque
@@ -28,7 +30,7 @@ class Moved(NamedTuple):
 
 class HostTier:
     def __init__(self, device: BlockPool, num_blocks: int, max_copies: int) -> None:
-        """`max_copies`: blocks that one step may copy, each way."""
+        """`max_copies` is the number of blocks that one step may copy in each direction."""
         self.pool = BlockPool(num_blocks, device.block_size, is_host=True)
         self.max_copies = max_copies
         self.num_demoted = 0
@@ -37,7 +39,8 @@ class HostTier:
         self._moved: list[Moved] = []
         self._offers: deque[tuple[Block, Digest]] = deque(maxlen=device.num_blocks)
         if num_blocks > device.num_blocks:
-            # A smaller one would lose what is nowhere else for copies of what is.
+            # A smaller tier would lose content that exists only here, for copies of content on the
+            # device.
             device.offer = self._note_offer
         device.demote = self._demote
 
@@ -47,7 +50,7 @@ class HostTier:
         return self.pool.num_blocks - self.pool.counts().free
 
     def take_demotions(self) -> list[BlockCopy]:
-        """The copies (device, host) to make now: what was reused, and ahead what may be next."""
+        """The copies (device, host) to make now: of reused blocks, and of likely next ones."""
         while self._offers and self._has_room():
             block, digest = self._offers.popleft()
             if block.digest == digest and self.pool.find(digest, bytes(block.tokens)) is None:
@@ -57,19 +60,22 @@ class HostTier:
         return pairs
 
     def promote(self, table: BlockTable) -> BlockCopy:
-        """Bring back the first block (host, device) that this table waits for."""
+        """Decide to copy back the first block (host, device) that this table waits for."""
         names = table.next_incoming.names
         self._note_moved("device", names)
         self.num_promoted += 1
         return table.arrive()
 
     def take_moved(self) -> list[Moved]:
-        """The names that changed tier since the last call, by block."""
+        """The names that changed their tier since the last call, by block."""
         moved, self._moved = self._moved, []
         return moved
 
     def _demote(self, block: Block) -> bool:
-        """Take over a device block's content; False where there is no room or no time to copy."""
+        """Take over a device block's content.
+
+        False if there is no room or the step's bound is reached.
+        """
         mine = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
         if mine is not None:
             self.pool.acquire(mine)
@@ -93,7 +99,7 @@ class HostTier:
         return len(self._demotions) < self.max_copies and self.pool.num_reclaimable > 0
 
     def _copy(self, block: Block) -> Block:
-        """A block of ours, referenced, that will hold the content of one of the device's."""
+        """A host block with a reference, for the content of a device block."""
         mine = self.pool.allocate(block.index, block.owner)
         self.pool.append(mine, bytes(block.tokens))
         if block.digest is not None:
@@ -108,7 +114,7 @@ class HostTier:
             self._moved.append(Moved(tier, held))
 
     def check(self) -> None:
-        """Prove every invariant that needs no outside knowledge; raises AssertionError."""
+        """Prove all invariants of the tier itself; raises AssertionError."""
         self.pool.check()
         assert self.pool.num_leased == 0, "leases are on the device"
         assert len(self._demotions) <= self.max_copies

@@ -1,4 +1,4 @@
-"""The identifiers of the cache: which block, which token, which prefix."""
+"""The identifiers of blocks, tokens and prefixes."""
 
 from typing import NewType
 

@@ -1,8 +1,8 @@
-"""Leases: entries' references on their blocks within a budget, and whose makes way for whose.
+"""Leases: entries' references on their blocks, the budget for them, and the order of yielding.
 
-A scope may lease the whole budget until another needs its share of it. An entry that nobody used
-for the shortest TTL is *idle*: those that are bought for longer keep their leases within a budget
-of their own, so that what nobody comes back to can't crowd out for an hour what is in use.
+A scope may lease the whole budget until another scope needs its share. An entry that was not used
+for the shortest TTL is *idle*. Idle entries with a longer TTL keep their leases within a budget of
+their own. So unused content can't take the place of used content for an hour.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,9 @@ class EndedLease(NamedTuple):
 
 
 class _Scope:
-    """What one scope leases; of its `entries`, the `idle` ones in the order of their last use.
+    """One scope's leases.
+
+    `idle` are the idle ones of its `entries`, in the order of their last use.
 
     `num_idle` of its `num_blocks` are held by idle leases alone.
     """
@@ -36,7 +38,7 @@ class _Scope:
 
 
 class Leases:
-    """All leases on one pool. `take` and `trim` may end others than asked for, and say which."""
+    """All leases on one pool. `take` and `trim` may end other leases, and return them."""
 
     def __init__(
         self,
@@ -63,14 +65,17 @@ class Leases:
             yield from scope.entries
 
     def set_share(self, scope: str, share: float | None) -> None:
-        """A scope's own share of the budget from now on, 0 to 1; None is what all have."""
+        """Set a scope's own share of the budget, 0 to 1. None is the common share."""
         if share is None:
             self._shares.pop(scope, None)
         else:
             self._shares[scope] = int(self.max_blocks * share)
 
     def take(self, entry: Entry) -> list[Entry] | None:
-        """Lease this entry's blocks; who yielded for it, or None where there is no room."""
+        """Lease this entry's blocks.
+
+        Return the entries that yielded for it, or None if there is no room.
+        """
         new = self._pool.num_unleased(entry.blocks)
         excess = self._pool.num_leased + new - self.max_blocks
         yielded: list[Entry] = []
@@ -86,7 +91,7 @@ class Leases:
         scope.num_blocks += new
         scope.num_idle += self._pool.num_idle - idle
         if entry.is_idle:
-            # Found long ago, and brought back only now.
+            # The entry was found long ago and is brought back only now.
             self.rest(entry)
         return yielded
 
@@ -104,22 +109,22 @@ class Leases:
         self._ended.append(EndedLease(entry, reason, names))
 
     def rest(self, entry: Entry) -> None:
-        """This leased entry is idle from now on. Told in the order of their last use."""
+        """This leased entry is idle from now on. Calls come in the order of last use."""
         scope = self._scopes[entry.scope]
         scope.idle[entry] = None
         self._count_idle(scope, entry, 1)
 
     def wake(self, entry: Entry) -> None:
-        """It is used again; nothing happens where it is not leased, or not idle."""
+        """This entry is used again. Nothing happens if it is not leased or not idle."""
         scope = self._scopes.get(entry.scope)
         if scope is not None and entry in scope.idle:
             del scope.idle[entry]
             self._count_idle(scope, entry, -1)
 
     def trim(self) -> list[Entry]:
-        """End idle leases beyond their budget; those that ended.
+        """End idle leases beyond their budget. Return the entries.
 
-        They are of the scope whose idle leases hold the most, the least recently used first.
+        The scope whose idle leases hold the most yields first, its least recently used entry first.
         """
         yielded: list[Entry] = []
         while self._pool.num_idle > self.max_idle_blocks:
@@ -141,7 +146,10 @@ class Leases:
         scope.num_idle += self._pool.num_idle - before
 
     def _may_claim(self, scope: str, new: int, excess: int) -> bool:
-        """A scope within its share may claim, where those above theirs have enough together."""
+        """Whether a scope may claim blocks.
+
+        It must be within its share, and the scopes above theirs must have enough.
+        """
         held = self._scopes[scope].num_blocks if scope in self._scopes else 0
         if held + new > self._share_of(scope):
             return False
@@ -149,9 +157,9 @@ class Leases:
         return sum(blocks for blocks in above if blocks > 0) >= excess
 
     def _claim(self, new: int) -> list[Entry]:
-        """Scopes above their share make way, the soonest expiry first.
+        """End leases of scopes above their share, the soonest expiry first.
 
-        No scope ends below its share for that by more than its last lease.
+        No scope ends below its share by more than its last lease.
         """
         yielded: list[Entry] = []
         above = [

@@ -1,4 +1,4 @@
-"""How long entries live and rest: histograms that are kept as things happen, in constant memory."""
+"""Histograms of how long entries live and rest, in constant memory."""
 
 from bisect import bisect_left
 
@@ -8,7 +8,7 @@ EDGES_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 
 
 class LifetimeCounts:
-    """`num_evicted` are entries that lost content for room."""
+    """Counts of lifetimes. `num_evicted` entries lost content for room."""
 
     def __init__(self) -> None:
         self._expired, self._evicted, self._idle, self._gaps = (

@@ -1,4 +1,4 @@
-"""Which entry a breakpoint may read: the 20-position window, and who bills what.
+"""Which entry a breakpoint may read (the 20-position window), and how the prompt is billed.
 
 The rules are those of the public prompt-caching contract ("Lookback window", "Mixed TTL"), decided
 where it is silent as PROTOCOL.md says. Pure: entries are asked for through a callable.
@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeVar
 from engine.protocol import Breakpoint, InputUsage, Ttl
 
 WINDOW = 20
-"""Positions that one breakpoint looks at, its own included."""
+"""The number of positions that one breakpoint looks at, its own included."""
 
 SegmentKind = Literal["tool", "text", "thinking", "tool_use", "tool_result"]
 _RUNS: frozenset[SegmentKind] = frozenset({"tool_use", "tool_result"})
@@ -31,7 +31,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An eligible breakpoint: where its prefix ends and what its writer pays for."""
+    """An eligible breakpoint: the end of its prefix, and its TTL."""
 
     segment: int
     tokens: int
@@ -39,7 +39,7 @@ class Mark:
 
 
 class Readable(Protocol):
-    """What the walk needs to know of an entry."""
+    """The parts of an entry that the walk reads."""
 
     @property
     def tokens(self) -> int: ...
@@ -61,7 +61,7 @@ def eligible(
 
 
 def window(segments: Sequence[Segment], start: int) -> Iterator[int]:
-    """The segments that a breakpoint at `start` may read, nearest first.
+    """The segments whose entries a breakpoint at `start` may read, nearest first.
 
     A run of `tool_use` or of `tool_result` within one turn is one position.
     """
@@ -81,7 +81,10 @@ def _same_run(one: Segment, other: Segment) -> bool:
 def longest_hit(
     segments: Sequence[Segment], marks: Sequence[Mark], find: Callable[[int], E | None]
 ) -> E | None:
-    """The longest entry that any mark finds, each stopping at its first; `find` takes tokens."""
+    """The longest entry that any mark finds.
+
+    Each mark stops at its first one. `find` takes tokens.
+    """
     best: E | None = None
     for mark in marks:
         for index in window(segments, mark.segment):
@@ -95,9 +98,10 @@ def longest_hit(
 
 
 def bill(marks: Sequence[Mark], prompt_tokens: int, read: int, reused: int) -> InputUsage:
-    """Split the prompt by class: read up to A, 1h writes up to B, 5m writes up to C, the rest.
+    """Split the prompt by class: read up to A, 1h writes up to B, 5m writes up to C, then input.
 
-    `read` is A, the longest hit; `reused` what came from memory, entries or not (at least A).
+    `read` is A, the longest hit. `reused` is all that came from memory, with or without an entry
+    (at least A).
     """
     last = max((mark.tokens for mark in marks), default=0)
     last = max(last, read)

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who references what, what is in it, what is reused next.
+"""The pool of KV blocks: their references, their content, and the order of reuse.
 
 Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
@@ -21,7 +21,7 @@ from engine.cache.ids import NOBODY, BlockId, Digest
 
 
 class NoFreeBlocks(Exception):
-    """Too many blocks have a reference. `num_needed` free ones would have been enough."""
+    """Too many blocks have a reference. `num_needed` free blocks would have been enough."""
 
     def __init__(self, num_needed: int = 1) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, *, is_host: bool = False) -> None:
         """Both positive; `block_size` in tokens.
 
-        Where they are set, `offer` hears of every block that lost its last reference and can be
-        found, and `demote` may take a block's content over before it is reused.
+        `offer`, if set, is called with every findable block that lost its last reference. `demote`,
+        if set, may take over a block's content before it is reused.
         """
         self.is_host = is_host
         self.offer: Callable[[Block], None] | None = None
@@ -106,7 +106,10 @@ class BlockPool:
             self.num_shared += 1
 
     def release(self, block: Block) -> None:
-        """Drop a reference; the last one makes the block reusable, its content stays until then."""
+        """Drop a reference.
+
+        After the last one the block can be reused; its content stays until then.
+        """
         assert block.ref_count > block.lease_count, "released more often than acquired"
         self._num_uses += 1
         block.last_use = self._num_uses
@@ -124,7 +127,7 @@ class BlockPool:
             self.release(block)
 
     def lease(self, blocks: Sequence[Block]) -> None:
-        """Add a lease's reference to each; the lease is not idle."""
+        """Add a lease's reference to each block. The lease is not idle."""
         for block in blocks:
             self.num_idle -= block.is_idle
             if block.queue is not None:
@@ -138,9 +141,9 @@ class BlockPool:
                 self.num_shared += 1
 
     def end_lease(self, blocks: Sequence[Block]) -> list[str]:
-        """Drop a lease's references; returns the names that no lease holds any more.
+        """Drop a lease's references. Return the names that no lease holds any more.
 
-        The lease is not idle: `count_idle` comes before.
+        The lease must not be idle: call `count_idle` before.
         """
         names: list[str] = []
         for block in reversed(blocks):
@@ -159,20 +162,23 @@ class BlockPool:
         return names
 
     def count_idle(self, blocks: Iterable[Block], change: int) -> None:
-        """One lease on each of these became idle (1) or is used again (-1)."""
+        """Note that one lease on each of these blocks became idle (1) or is used again (-1)."""
         for block in blocks:
             self.num_idle -= block.is_idle
             block.idle_count += change
             self.num_idle += block.is_idle
 
     def requeue(self, block: Block) -> None:
-        """Sort an unreferenced block in again after what depends on it changed."""
+        """Move an unreferenced block to the right queue after its dependents changed."""
         if block.queue is not None:
             self._dequeue(block)
             self._enqueue(block)
 
     def num_unleased(self, blocks: Iterable[Block]) -> int:
-        """How many of these no lease holds yet: what a new lease on them would cost."""
+        """The number of these blocks that no lease holds yet.
+
+        A new lease on them costs this much.
+        """
         return sum(block.lease_count == 0 for block in blocks)
 
     # Content.
@@ -181,7 +187,7 @@ class BlockPool:
         return len(block.tokens) // TOKEN_BYTES
 
     def can_append(self, block: Block, offset: int) -> bool:
-        """May the holder of one reference write at `offset` without changing what others see?"""
+        """Whether a holder may write at `offset` without changing the content of others."""
         return block.ref_count == 1 and len(block.tokens) == offset * TOKEN_BYTES
 
     def copy_of(self, block: Block, num_tokens: int) -> Block:
@@ -198,23 +204,29 @@ class BlockPool:
         assert len(block.tokens) <= self.block_size * TOKEN_BYTES
 
     def index(self, block: Block, digest: Digest) -> None:
-        """Make a full block findable. Of equal blocks the first one stays the one that is found."""
+        """Make a full block findable.
+
+        The first of several equal blocks stays the one that is found.
+        """
         assert len(block.tokens) == self.block_size * TOKEN_BYTES, "only full blocks are indexed"
         if digest not in self._index:
             block.digest = digest
             self._index[digest] = block
 
     def find(self, digest: Digest, packed: bytes) -> Block | None:
-        """The block with this digest whose tokens really are these."""
+        """The block with this digest, if its tokens are these."""
         block = self._index.get(digest)
         return block if block is not None and block.tokens == packed else None
 
     def canonical(self, digest: Digest, block: Block) -> Block:
-        """The block that is found for this digest: not `block` itself where an equal came first."""
+        """The block that is found for this digest.
+
+        It is another than `block` if an equal one came first.
+        """
         return self._index.get(digest, block)
 
     def anchor(self, name: str, block: Block, num_tokens: int) -> bool:
-        """Tie a name to the last full block of its prefix; True if it was not there before."""
+        """Tie a name to the last full block of its prefix. True if the name is new there."""
         is_new = name not in block.names
         block.names[name] = num_tokens
         return is_new
@@ -238,7 +250,7 @@ class BlockPool:
             self._shares.take(block)
 
     def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
-        """Sort in a block without references; `is_spent`: its last use was not just now."""
+        """Put a block without references into its queue. `is_spent`: its last use was earlier."""
         if self.offer is not None and block.digest is not None:
             self.offer(block)
         share = block.share
@@ -278,7 +290,7 @@ class BlockPool:
         for share in self._shares:
             yield from (share.cached, share.stale, share.best_effort)
 
-    # What others may know.
+    # Reports.
 
     def counts(self) -> PoolCounts:
         free, shares = self._num_empty.size, self._shares

@@ -1,7 +1,7 @@
 """The prefix cache: pool, entries and names as one thing, in the order a request meets them.
 
-`look_up` at arrival, `begin` when it gets to run, `write` when its response begins. It knows
-nothing of sampling, scheduling or time beyond the numbers it is given.
+`look_up` is called at arrival, `begin` when the request may run, `write` when its response begins.
+Sampling, scheduling and clocks are not known here; times are handed in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ from engine.protocol import (
 class CacheQuery:
     """One prompt as the cache sees it. `names` have their token offsets and are shortest first.
 
-    `segments` ends are floored to the granularity already. `lease_share` None is what all have.
+    The ends of `segments` are floored to the granularity. `lease_share` None is the common share.
     """
 
     scope: str
@@ -46,10 +46,10 @@ class CacheQuery:
 
 @dataclass(slots=True)
 class Found:
-    """What a look-up decided; the hit's blocks are held until `begin` or `let_go`.
+    """The result of a look-up. The hit's blocks are held until `begin` or `let_go`.
 
-    `refreshes` hold for good from `write` on. `raced` tokens of it were being computed by somebody
-    else when it would have run.
+    `refreshes` are permanent from `write` on. Another sequence was computing `raced` tokens of the
+    prompt when this request could have run.
     """
 
     marks: list[Mark]
@@ -64,7 +64,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a request left: its counters and what the engine now holds of its prefix."""
+    """The result of a request: its counters, and what the engine holds of its prefix."""
 
     usage: InputUsage
     breakpoints: list[BreakpointReport]
@@ -93,7 +93,10 @@ class PrefixCache:
         return BlockTable(self.pool, self._hasher, query.digests.root)
 
     def look_up(self, query: CacheQuery) -> Found:
-        """Find and hold the longest entry the breakpoints may read; refresh what it touches."""
+        """Find and hold the longest entry that the breakpoints may read.
+
+        Refresh the entries on the way.
+        """
         now = query.arrived_at
         self.entries.leases.set_share(query.scope, query.lease_share)
         marks = eligible(query.segments, query.breakpoints, query.min_tokens)
@@ -107,36 +110,36 @@ class PrefixCache:
         found = Found(marks, hit, 0, reason)
         found.refreshes = [self.entries.refresh(entry, now) for entry in touched if entry]
         if hit is not None:
-            # The last token is always computed: its logits are the first answer.
+            # The last token is always computed, because its logits give the first output token.
             found.read = min(hit.tokens, len(query.tokens) - 1)
             found.held = list(hit.blocks[: -(-found.read // self.pool.block_size)])
             _acquire(found.held)
         return found
 
     def let_go(self, found: Found) -> None:
-        """Give up what a look-up held."""
+        """Release the blocks of a look-up."""
         _release(found.held)
         found.held = []
 
     def give_up(self, found: Found) -> None:
-        """It will be looked up again: what it held is let go, what it refreshed stays so."""
+        """Release the blocks of a look-up that will be repeated. Its refreshes stay."""
         self.let_go(found)
         self._confirm(found)
 
     def take_back(self, found: Found) -> None:
-        """The response never began: what the look-up refreshed ends as if it had not been."""
+        """The response never began. The look-up's refreshes are taken back."""
         for refresh in found.refreshes:
             self.entries.take_back(refresh)
         found.refreshes = []
 
     def begin(self, query: CacheQuery, found: Found, table: BlockTable) -> list[BlockCopy]:
-        """Fill an empty table with what is reused and allocate the prompt's other blocks.
+        """Fill an empty table with the reused blocks, and allocate the prompt's other blocks.
 
-        Full blocks beyond the entry are reused too where they are in memory (automatic reuse), also
-        behind a hole. Raises NoFreeBlocks with nothing changed but the order of reuse.
+        Full blocks behind the entry are reused too if they are in memory (automatic reuse), also
+        behind a hole. Raises NoFreeBlocks; then only the order of reuse has changed.
         """
         sources = self._sources(query.digests, found)
-        # What the hold has of them goes over to the table, reference and all.
+        # The hold's blocks and their references are passed to the table.
         kept = {
             i for i, block in enumerate(found.held) if i in sources and sources[i].block is block
         }
@@ -155,7 +158,7 @@ class PrefixCache:
         return copies
 
     def resume(self, scope: str, tokens: Sequence[TokenId], table: BlockTable) -> list[BlockCopy]:
-        """Fill the empty table of a preempted sequence again; raises NoFreeBlocks like `begin`."""
+        """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
         digests = self.digests(scope, tokens)
         sources = self._sources(digests)
         acquired = [source.block for source in sources.values()]
@@ -167,7 +170,10 @@ class PrefixCache:
             raise
 
     def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
-        """Write the breakpoints' entries, tie the names to the blocks; the counters are final."""
+        """Write the breakpoints' entries and tie the names to the blocks.
+
+        The counters are final.
+        """
         self._confirm(found)
         if found.hit is not None:
             found.hit.reads += 1
@@ -194,7 +200,7 @@ class PrefixCache:
         found.refreshes = []
 
     def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
-        """Another wrote or computed what the last breakpoint asks for since it was looked up."""
+        """Whether another request wrote or computed the last mark's prefix after the look-up."""
         if not found.marks:
             return False
         last = found.marks[-1].tokens
@@ -205,9 +211,10 @@ class PrefixCache:
         return self.entries.find(query.digests, last, now) is not None
 
     def _sources(self, digests: PromptDigests, found: Found | None = None) -> dict[int, Source]:
-        """What is at hand of a prompt, by logical block, ascending: the hold, and every full block.
+        """A prompt's blocks in memory, by logical block, ascending: the hold, and every full block.
 
-        Short of the last token, which is always computed. A hold's tail gives way to a full block.
+        The last token is left out, since it is always computed. A full block replaces a hold's
+        tail.
         """
         size = self.pool.block_size
         num_held, tail = divmod(found.read, size) if found is not None and found.held else (0, 0)
@@ -250,7 +257,7 @@ class PrefixCache:
                 segment=mark.segment, state="none", tokens=mark.tokens, reason="ttl_expired"
             )
         named = [name.digest for name in query.names if name.tokens == mark.tokens]
-        # Equal tokens can be marked under several names; the ledger knows the turn's last.
+        # Equal tokens can be marked under several names. The ledger has the turn's last name.
         entry.name = named[-1] if named else entry.name
         return BreakpointReport(
             segment=mark.segment,
@@ -296,7 +303,7 @@ class PrefixCache:
         return receipt, ChainHeld(seq=0, names=held, num_leased=num_leased, lease_seconds=lease)
 
     def _lease_seconds(self, query: CacheQuery, now: float) -> float | None:
-        """How long the longest of this prompt's leases still lives."""
+        """The remaining seconds of the longest of this prompt's leases."""
         ends = [segment.end for segment in query.segments if segment.end]
         for end in reversed(ends):
             key: Digest = query.digests.at(end)
@@ -308,7 +315,10 @@ class PrefixCache:
     def _miss_reason(
         self, query: CacheQuery, marks: Sequence[Mark], hit: Entry | None
     ) -> MissReason | None:
-        """Why the last breakpoint was not read in full, None when it was or merely grew."""
+        """Why the last breakpoint was not read in full.
+
+        None if it was, or if the prefix merely grew.
+        """
         if not query.breakpoints:
             return "no_breakpoint"
         if not marks:

@@ -1,8 +1,8 @@
 """A sequence's block table: its logical blocks and the physical ones that hold them.
 
-The first `num_tokens` positions are computed. Beyond them there may be more content that was found
-in memory, with holes between: the frontier passes over it once what is before it is computed. The
-keys and values of a position depend on the tokens before it alone, which the digest stands for.
+The first `num_tokens` positions are computed. Behind them more content may have been found in
+memory, with holes between. The frontier moves over such content once everything before it is
+computed. A position's keys and values depend only on the tokens before it, which the digest covers.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class BlockCopy(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A block in memory and how many of its first tokens are the sequence's: all, but in a tail."""
+    """A block in memory. The first `num_tokens` of its tokens are the sequence's."""
 
     block: Block
     num_tokens: int
@@ -30,8 +30,8 @@ class Source(NamedTuple):
 class BlockTable:
     """Holds one reference on each of its blocks.
 
-    `beyond`: by logical index, how many tokens are in memory there beyond the frontier. `incoming`:
-    the blocks in host memory, held as well, whose content is still to be copied there.
+    `beyond` has, by logical index, the number of tokens in memory behind the frontier. `incoming`
+    has the blocks in host memory whose content must still be copied; they are held too.
     """
 
     def __init__(self, pool: BlockPool, hasher: ChainHasher, root: Digest) -> None:
@@ -42,7 +42,8 @@ class BlockTable:
         self._known: Sequence[Digest] = ()
         self.beyond: dict[int, int] = {}
         self.incoming: dict[int, Block] = {}
-        # The keys of both in order: to take the first of a long dict again and again is quadratic.
+        # The keys of both, in order. Taking the first key of a long dict again and again is
+        # quadratic.
         self._order: deque[int] = deque()
         self._arrivals: deque[int] = deque()
         self.blocks: list[Block] = []
@@ -55,10 +56,10 @@ class BlockTable:
     def fill(
         self, sources: Mapping[int, Source], digests: Sequence[Digest], num_tokens: int
     ) -> list[BlockCopy]:
-        """Make an empty table ready for `num_tokens`; raises NoFreeBlocks with nothing changed.
+        """Make an empty table ready for `num_tokens`. Raises NoFreeBlocks with nothing changed.
 
-        `sources` are by logical index, ascending, and were acquired for this table; `digests` are
-        the prompt's. A tail that others rely on is copied at once: the copies are returned.
+        `sources` are by logical index, ascending, and were acquired for this table. `digests` are
+        the prompt's. A tail that others use is copied at once. The copies are returned.
         """
         assert not self.blocks
         size, total = self._pool.block_size, self._blocks_for(num_tokens)
@@ -109,17 +110,20 @@ class BlockTable:
             yield position, end
 
     def reachable(self, end: int) -> int:
-        """How far before `end` can be computed before more content has come from the host."""
+        """The position up to which can be computed before more content comes from the host.
+
+        It is `end` at most.
+        """
         first = self._arrivals[0] if self._arrivals else end
         return min(end, first * self._pool.block_size)
 
     @property
     def next_incoming(self) -> Block:
-        """The first of what comes. There must be one."""
+        """The first incoming block. There must be one."""
         return self.incoming[self._arrivals[0]]
 
     def arrive(self) -> BlockCopy:
-        """The first of what comes is copied now: account for it, and say which copy to make."""
+        """Account for the first incoming block. Return the copy to make."""
         index = self._arrivals.popleft()
         source, block, count = self.incoming.pop(index), self.blocks[index], self.beyond[index]
         self._pool.append(block, bytes(source.tokens[: count * TOKEN_BYTES]))
@@ -132,9 +136,9 @@ class BlockTable:
         return BlockCopy(source.block_id, block.block_id)
 
     def fork(self, num_tokens: int) -> "BlockTable":
-        """A table that shares the first `num_tokens`; whoever writes to the tail copies it.
+        """A table that shares the first `num_tokens`. A write to the tail copies it first.
 
-        Blocks that were made ready for later tokens stay this table's own.
+        Blocks for later tokens stay with this table.
         """
         assert num_tokens <= self.num_tokens and not self.beyond
         twin = BlockTable(self._pool, self._hasher, self._root)
@@ -146,12 +150,12 @@ class BlockTable:
         return twin
 
     def blocks_needed(self, num_tokens: int) -> int:
-        """How many allocations it takes at most to write `num_tokens` more."""
+        """The most allocations that writing `num_tokens` more can take."""
         new = self._blocks_for(num_tokens) - len(self.blocks)
         return max(new, 0) + (1 if num_tokens and self._must_copy_tail() else 0)
 
     def prepare(self, num_tokens: int) -> list[BlockCopy]:
-        """Make the next `num_tokens` positions writable; all or nothing, raises NoFreeBlocks.
+        """Make the next `num_tokens` positions writable. Raises NoFreeBlocks with nothing changed.
 
         Returns the copies to make before anything is written: copy-on-write of the tail.
         """
@@ -170,7 +174,7 @@ class BlockTable:
         return copies
 
     def commit(self, tokens: Sequence[TokenId]) -> None:
-        """Record tokens whose keys and values were written; full blocks become findable."""
+        """Record tokens whose keys and values were written. Full blocks become findable."""
         packed, taken = pack(tokens), 0
         size = self._pool.block_size
         while taken < len(tokens):
@@ -200,7 +204,7 @@ class BlockTable:
         self.num_tokens = 0
 
     def _pass_over(self) -> None:
-        """Move the frontier over content that it reached."""
+        """Move the frontier over content that it has reached."""
         size = self._pool.block_size
         while self._order:
             index = self._order[0]
@@ -213,7 +217,7 @@ class BlockTable:
                 self._digests.append(self._known[index])
 
     def _must_copy(self, source: Source) -> bool:
-        """Is this partly filled block one to which only somebody else, or nobody, may append?"""
+        """Whether this partly filled block can't be appended to by this table."""
         block, count = source
         return not block.is_host and not self._pool.can_append(block, count)
 

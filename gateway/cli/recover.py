@@ -1,16 +1,47 @@
-"""python -m gateway recover [--journal DIR | --instance ID]"""
+"""python -m gateway recover: settles the turns of a gateway that will not come back.
+
+With its journal (the volume is there, or was moved here): its open turns are closed with the
+engines' counts, and all its turns go into the ledger, as at its own next start. Without the
+journal: the engines still have the counts that were not acknowledged. They become rows with the
+workspace and the tokens, but without the key and the exact time.
+"""
 
 import argparse
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from engine.protocol import FinalCounts
+from gateway.base.catalogue import load_catalogue
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError, NotFound
 from gateway.base.logs import configure
-from gateway.base.settings import load
-from gateway.cli.recovery import count_open_turns, recover_instance, recover_journal
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord, turn_of
+from gateway.base.settings import Settings, load
+from gateway.base.supervisor import Supervisor
+from gateway.cli.arguments import Commands
+from gateway.journal.charge import Billing
+from gateway.journal.drain import Drain
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import Keys
+from gateway.limits.keyring import KeyRing
+from gateway.prices.book import PriceBook
+from gateway.routing.client import EngineHttp
+from gateway.routing.engine import Engine
+from gateway.routing.fleet import Fleet
+
+OUTCOME = "gateway_lost"
+_POLL_SECONDS = 0.2
+_INSTANCE = slice(len("msg_"), len("msg_") + 8)
 
 
-def add_parser(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     parser = commands.add_parser("recover", help="close the turns of a gateway that is gone")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--journal", type=Path, help="the directory of its journal")
@@ -31,3 +62,139 @@ def _recover(options: argparse.Namespace) -> int:
     for instance, count in sorted(asyncio.run(count_open_turns(settings)).items()):
         print(instance, count)
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """`closed` of the `turns` were still open; `left` could not be closed."""
+
+    turns: int
+    closed: int
+    left: int
+
+
+async def recover_journal(settings: Settings, directory: Path) -> Recovered:
+    """Settle everything in the journal. Raise JournalUnavailable while its gateway runs,
+    LedgerUnavailable without the database; what was done stays done, and it can be run again."""
+    if not (directory / "journal.db").is_file():
+        raise NotFound(f"no journal in `{directory}`")
+    metrics, clock = Metrics(), Clock()
+    journal = Journal(directory, settings.journal_max_bytes)
+    try:
+        async with _parts(settings) as (fleet, ledger):
+            prices = PriceBook(settings.prices, settings.hosted_prices)
+            charge = Billing(prices, metrics).charge
+            reconciler = Reconciler(journal, fleet.engines, metrics, charge, clock.monotonic)
+            turns, closed = journal.backlog, await reconciler.recover()
+            while reconciler.num_pending:
+                await reconciler.step()
+                await asyncio.sleep(_POLL_SECONDS)
+            drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, ledger.known)
+            while await drain.step():
+                pass
+            return Recovered(turns, closed, journal.backlog)
+    finally:
+        await journal.stop()
+
+
+async def count_open_turns(settings: Settings) -> Counter[str]:
+    """How many final counts the engines keep, by the instance of the gateway that asked."""
+    async with _parts(settings) as (fleet, _):
+        counts = [final for engine in fleet.ready for final in await engine.unacknowledged()]
+    return Counter(final.request_id[_INSTANCE] for final in counts)
+
+
+async def recover_instance(settings: Settings, instance: str) -> int:
+    """Make rows of the engines' counts of one instance; return how many counts there were.
+
+    Only for one that is gone with its journal: of a gateway that lives they would come before its
+    own rows, which know more.
+    """
+    prices = PriceBook(settings.prices, settings.hosted_prices)
+    catalogue = load_catalogue(settings.models)
+    num_counts = 0
+    async with _parts(settings) as (fleet, ledger):
+        keys = Keys(ledger)
+        ring = KeyRing(keys, settings.master_secret, Clock(), None, settings.keys_stale_seconds)
+        workspaces = {ring.scope_of(name): name for name in await keys.workspaces()}
+        billing = Billing(prices, Metrics())
+        found = [
+            (engine, final)
+            for engine in fleet.ready
+            for final in await engine.unacknowledged()
+            if final.request_id[_INSTANCE] == instance
+        ]
+        last = _last_attempts([final.request_id for _, final in found])
+        for engine in fleet.ready:
+            counts = [final for where, final in found if where is engine]
+            assert engine.description is not None
+            model = catalogue.find(engine.description.model, fleet.served)
+            records = [
+                _record(final, engine, workspaces.get(final.scope, "unknown"), model.price)
+                for final in counts
+                if final.request_id in last
+            ]
+            for record in records:
+                billing.charge(record)
+            if records:
+                await ledger.insert_turns(records)
+            if counts:
+                await engine.ack([final.request_id for final in counts])
+            num_counts += len(counts)
+    return num_counts
+
+
+def _last_attempts(request_ids: list[str]) -> set[str]:
+    """Of each turn the request that it went on as: only that one is charged."""
+    last: dict[str, int] = {}
+    for turn_id, attempt in map(turn_of, request_ids):
+        last[turn_id] = max(attempt, last.get(turn_id, 0))
+    return {request_id for request_id in request_ids if last[(t := turn_of(request_id))[0]] == t[1]}
+
+
+def _record(final: FinalCounts, engine: Engine, workspace: str, price: str | None) -> TurnRecord:
+    assert engine.description is not None
+    model = engine.description.model
+    turn_id, attempt = turn_of(final.request_id)
+    record = TurnRecord(
+        id=turn_id,
+        attempt=attempt,
+        instance=final.request_id[_INSTANCE],
+        workspace=workspace,
+        key_id="unknown",
+        model=model[:128],
+        engine=engine.name,
+        engine_model=model,
+        epoch=final.epoch,
+        stream=False,
+        opened_at=Clock().wall(),
+        outcome=OUTCOME,
+        stop_reason=final.reason,
+        output_tokens=final.output_tokens,
+        thinking_tokens=final.thinking_tokens,
+        price=price,
+    )
+    if final.usage is not None:
+        record.take_usage(final.usage)
+    return record
+
+
+@asynccontextmanager
+async def _parts(settings: Settings) -> AsyncIterator[tuple[Fleet, Ledger]]:
+    secret = settings.engine_secret.get_secret_value()
+    ledger = Ledger(settings.ledger_url)
+    async with EngineHttp() as http:
+        supervisor = Supervisor(Clock().monotonic, Metrics().count_loop_end)
+        fleet = Fleet(
+            settings.engines,
+            lambda name, url: Engine(name, url, secret, http, learns=True),
+            supervisor,
+        )
+        await fleet.start()
+        try:
+            if not fleet.ready:
+                raise GatewayError("no engine is ready: what it counted can't be asked for")
+            yield fleet, ledger
+        finally:
+            await fleet.stop()
+            await ledger.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.base.clock import Clock
 from gateway.base.settings import DatabaseSettings, load_database, load_price_files
-from gateway.cli.money import moment_ms
+from gateway.cli.arguments import Commands, moment_ms
 from gateway.ledger import sample
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.book import PriceBook
@@ -21,8 +21,7 @@ DEFAULT_TURNS = 60_000
 _MAX_TURNS = 2_000_000
 
 
-def add_commands(commands: Any) -> None:
-    """Add `seed` to the program's parser."""
+def add_commands(commands: Commands) -> None:
     seed = commands.add_parser(
         "seed", help="fill an empty database with a month of made-up turns, marked as such"
     )

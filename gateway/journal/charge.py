@@ -1,4 +1,4 @@
-"""From the engine's counts to what a turn used and cost. The engine's counts are never adjusted."""
+"""A turn's tokens and cost, from the engine's counts. The counts are never adjusted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ def token_counts(record: TurnRecord) -> TokenCounts:
 
 
 def charge(record: TurnRecord, price: Price | None) -> None:
-    """Price what was counted; without a price the cost stays unknown."""
+    """Price the counted tokens. Without a price the cost stays None."""
     if price is None:
         return
     cost = price.cost(token_counts(record))
@@ -33,7 +33,7 @@ def charge(record: TurnRecord, price: Price | None) -> None:
 class Billing:
     """Prices a closed turn and counts it in the metrics; called once for each turn.
 
-    `charged` is told afterwards, of whatever way the turn ended.
+    `charged` is called afterwards, however the turn ended.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Billing:
         self._charged(record)
 
     def _price(self, record: TurnRecord) -> Price | None:
-        """The record is opened with the model to price it by; pricing leaves the sheet's id."""
+        """The record is opened with the model whose price applies.
+
+        Pricing replaces it by the price's id.
+        """
         model = (record.price or record.model).split("@")[0]
         return self._prices.find(model, record.opened_at.date())
 
@@ -73,7 +76,7 @@ class Meter:
     finished: list[Finished] = field(default_factory=list)
 
     def started(self, frame: Started, seconds: float) -> None:
-        """The answer begins, or begins anew at another engine."""
+        """The answer begins, at the first engine or anew at another."""
         self.finished.clear()
         self.record.epoch = frame.epoch
         self.record.miss_reason = frame.miss_reason

@@ -18,7 +18,7 @@ Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 Acknowledge = Callable[[str, list[str]], Awaitable[None]]
 Known = Callable[[Sequence[str]], Awaitable[set[str]]]
 
-# Small enough that preparing one does not hold up the event loop for long.
+# Preparing a batch of this size does not hold up the event loop for long.
 _BATCH = 200
 _IDLE_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 5.0
@@ -43,7 +43,7 @@ class Drain:
         self._log = get_logger("drain")
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until stopping, and once more then: a clean stop leaves an empty journal."""
+        """Run until stopping, and once more then, so that a clean stop leaves an empty journal."""
         backoff = _IDLE_SECONDS
         is_last = False
         while not is_last:
@@ -89,8 +89,8 @@ class Drain:
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
         """Insert the turns; return those that are in the ledger now.
 
-        One that the ledger can't hold would be in the way of all others for ever: it stays in the
-        journal, set aside.
+        A turn that the ledger can't hold would block all others. It is set aside and stays in the
+        journal.
         """
         try:
             await self._insert(turns)
@@ -104,7 +104,10 @@ class Drain:
         return turns
 
     async def _acknowledge(self, turns: list[TurnRecord]) -> None:
-        """Best effort: what an engine does not hear now, the reconciler tells it later."""
+        """Acknowledge the turns, as far as engines can be reached.
+
+        The reconciler does the rest later.
+        """
         by_engine: dict[str, list[str]] = {}
         for turn in turns:
             if turn.engine:

@@ -1,11 +1,11 @@
 """Closes turns that ended without their last frame, from the engine's own final counts.
 
-Two kinds come here: turns whose client or engine went away, and turns that a killed gateway left
-open in its journal. The engine keeps every request's final counts until they are acknowledged. A
-turn that no engine knows after a while is closed with what was known of it.
+There are two kinds: turns whose client or engine went away, and turns that a killed gateway left
+open in its journal. An engine keeps every request's final counts until they are acknowledged. A
+turn that no engine knows after some time is closed with the counts known so far.
 
-A turn that was sent to another engine leaves a request behind at the first: that is cancelled there
-and its counts are acknowledged, but nobody is charged for them.
+A turn that moved to another engine leaves a request at the first one. That request is cancelled and
+its counts are acknowledged, but nobody is charged for them.
 """
 
 import asyncio
@@ -24,17 +24,20 @@ from gateway.journal.writer import Journal
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
 _PATIENCE_SECONDS = 10.0
-# For an engine that does not answer: it may be back, and still know.
+# The time for an engine that does not answer. It may come back with the counts.
 _AWAY_SECONDS = 300.0
-# While the database is away nothing is acknowledged, and the engine's answer gets long: asking for
-# it takes this much of our time at most.
+# While the database is away nothing is acknowledged, and the engine's answer gets long. Asking for
+# it takes at most this share of our time.
 _POLL_SECONDS_PER_COUNT = 0.0002
 
 
 @dataclass(slots=True)
 class _Leftover:
-    """`to_cancel` names the engines that were not yet told that nobody waits for this turn,
-    `denied` those that said in this step that it does not run there."""
+    """A turn to be closed.
+
+    `to_cancel` names the engines that must still be told to cancel it. `denied` names those that
+    said in this step that it does not run there.
+    """
 
     record: TurnRecord
     since: float
@@ -45,7 +48,10 @@ class _Leftover:
 
 @dataclass(slots=True)
 class _Retired:
-    """A request whose turn went on elsewhere; `is_denied`: it does not run there."""
+    """A request whose turn moved to another engine.
+
+    `is_denied`: the engine says that it does not run.
+    """
 
     engine: str
     since: float
@@ -53,7 +59,7 @@ class _Retired:
 
 
 class Witness(Protocol):
-    """An engine, as far as it can testify what a turn used."""
+    """The parts of an engine that the reconciler uses."""
 
     name: str
 
@@ -84,21 +90,21 @@ class Reconciler:
         self._pending: dict[str, _Leftover] = {}
         self._retired: dict[str, _Retired] = {}
         self._num_counts = 0
-        # Each step deletes what it has settled, so two at once would settle it twice.
+        # One step at a time: two at once would settle the same turns twice.
         self._stepping = asyncio.Lock()
         self._log = get_logger("reconcile")
 
     def take_over(self, record: TurnRecord) -> None:
-        """Take over a turn that will get no more frames; never awaits."""
+        """Take over a turn that will get no more frames. This never awaits."""
         self._pending[record.id] = _Leftover(record, self._monotonic(), set())
 
     def retire(self, engine: str, request_id: str) -> None:
-        """Take over a request whose turn goes on at another engine; never awaits."""
+        """Take over a request whose turn goes on at another engine. This never awaits."""
         self._retired[request_id] = _Retired(engine, self._monotonic())
 
     @property
     def _engines(self) -> dict[str, Witness]:
-        """By name; engines come and go."""
+        """The engines of this moment, by name."""
         return {engine.name: engine for engine in self._witnesses}
 
     @property
@@ -109,7 +115,7 @@ class Reconciler:
         """Take over every turn that an earlier run of this gateway left open.
 
         An engine may not have noticed that its gateway is gone (a lost machine closes no
-        connection), so each is told to cancel them.
+        connection). So each engine is told to cancel these turns.
         """
         records = await self._journal.open_turns()
         for record in records:
@@ -131,7 +137,7 @@ class Reconciler:
             await pause(stopping, max(_POLL_SECONDS, self._num_counts * _POLL_SECONDS_PER_COUNT))
 
     async def step(self, *, is_sweep: bool = False) -> None:
-        """Ask every engine that is ready what it counted; close what can be closed."""
+        """Ask every ready engine for its counts, and close the turns that can be closed."""
         async with self._stepping:
             await self._step(is_sweep)
 
@@ -154,14 +160,20 @@ class Reconciler:
         await self._give_up(heard)
 
     async def finish(self, deadline_seconds: float) -> None:
-        """At shutdown: close what can be closed soon; the rest stays open for the next start."""
+        """At shutdown, close the turns that can be closed soon.
+
+        The others stay open for the next start.
+        """
         deadline = self._monotonic() + deadline_seconds
         while self._pending and self._monotonic() < deadline:
             await self.step()
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _cancel(self, engine: Witness) -> None:
-        """Before its counts are asked for: what does not run by then, and has none, never ran."""
+        """Cancel before asking for counts.
+
+        A request that does not run then and has no counts never ran.
+        """
         now = self._monotonic()
         for leftover in list(self._pending.values()):
             leftover.denied.discard(engine.name)
@@ -178,7 +190,7 @@ class Reconciler:
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
         for final in counts:
             leftover = self._pending.get(turn_of(final.request_id)[0])
-            # An earlier attempt's counts are not the turn's.
+            # Counts of an earlier attempt are not the turn's.
             if leftover is None or leftover.record.request_id != final.request_id:
                 continue
             record = leftover.record
@@ -193,7 +205,7 @@ class Reconciler:
             await self._close(leftover, "engine_counts")
 
     async def _close_retired(self, engine: Witness, counts: list[FinalCounts]) -> None:
-        """Acknowledge what retired requests used; forget those that left nothing."""
+        """Acknowledge the counts of retired requests. Forget requests without counts."""
         mine = {i for i, retired in self._retired.items() if retired.engine == engine.name}
         if done := [final.request_id for final in counts if final.request_id in mine]:
             await engine.ack(done)
@@ -204,11 +216,14 @@ class Reconciler:
                 del self._retired[request_id]
 
     async def _give_up(self, heard: set[str]) -> None:
-        """Close what no engine knows. Only who answered just now can say so: an engine that is too
-        busy to answer may be the one that has the counts."""
+        """Close the turns that no engine knows.
+
+        Only engines that answered in this step are believed: an engine that is too busy to answer
+        may have the counts.
+        """
         now = self._monotonic()
         for leftover in list(self._pending.values()):
-            # A turn that its gateway did not live to route may be any engine's.
+            # If a gateway was killed before routing was recorded, any engine may have the turn.
             name = leftover.record.engine
             possible = {name} if name in self._engines else set(self._engines)
             is_unknown = possible <= (heard & leftover.denied)
@@ -228,7 +243,7 @@ class Reconciler:
         self._metrics.reconciled.labels(result).inc()
 
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
-        """Acknowledge turns of ours that the journal has already forgotten."""
+        """Acknowledge our turns that the journal has already forgotten."""
         mine = [final.request_id for final in counts if self._is_mine(final.request_id)]
         unknown = set(await self._journal.unknown([turn_of(request)[0] for request in mine]))
         if done := [request for request in mine if turn_of(request)[0] in unknown]:

@@ -45,9 +45,9 @@ SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count
 Work = Callable[[sqlite3.Connection], Any]
 Kind = Literal["open", "close", "forget", "aside", "lost", "found", "other"]
 Guard = Callable[[str, Callable[[], None]], None]
-"""Runs one round of a thread, of the loop so named, and survives what it raises."""
+"""Runs one round of the named thread loop, and handles its exceptions."""
 
-# What a work may raise for its values; whatever else it raises is a mistake of ours.
+# Errors that a work's values can cause. Any other error is a defect of the program.
 _REFUSALS = (sqlite3.Error, OverflowError, ValueError)
 
 
@@ -88,7 +88,7 @@ class Store:
             raise JournalUnavailable(f"journal `{directory}`: {error}") from None
         self._unclosed: list[Job] = []
         self._gathered: list[Job] = []
-        # Failed to write: nothing new until a write has worked and the reserve is whole.
+        # A write failed. No new turns until a write has worked and the reserve is whole.
         self._is_stuck = not self._take_reserve()
         self._has_stopped = False
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -114,7 +114,7 @@ class Store:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._gathered.append(Job(work, kind, future, loop, tuple(turn_ids)))
-        # What a loop left here when it ended goes out with the next loop's.
+        # Work that an ended loop left here goes out with the next loop's.
         if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
             loop.call_soon(self._gather, loop, _ROUNDS)
         return future
@@ -128,14 +128,14 @@ class Store:
         self._lock.close()
 
     def _gather(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
-        """Hand over what has gathered after so many more rounds of the loop."""
+        """Hand over the gathered work after so many more rounds of the loop."""
         if rounds > 1:
             loop.call_soon(self._gather, loop, rounds - 1)
         else:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """What was submitted, now. On the event loop."""
+        """Hand over all submitted work now. Call it on the event loop."""
         gathered, self._gathered = self._gathered, []
         for job in gathered:
             self._jobs.put(job)
@@ -158,7 +158,7 @@ class Store:
         return int(turns), int(opened), int(aside)
 
     def _measure(self) -> int:
-        """Bytes of pages in use; what was forgotten is reused and does not count."""
+        """Bytes of pages in use. Pages of forgotten turns are reused and do not count."""
         (pages,) = self.db.execute(_PAGES_IN_USE).fetchone()
         return int(pages) * _PAGE_BYTES
 
@@ -180,14 +180,20 @@ class Store:
             self._recover()
 
     def _fail(self, jobs: list[Job]) -> None:
-        """A mistake of ours ended the round: closes are tried again, the others' callers hear."""
+        """Handle a round that a defect ended.
+
+        Closes are tried again; the other callers get the error.
+        """
         self._unclosed += [job for job in jobs if job.kind == "close"]
         for job in jobs:
             if job.kind != "close":
                 _answer([job], [None], sqlite3.OperationalError("the journal's round failed"))
 
     def _take(self) -> list[Job | None]:
-        """Wait for work, not for ever while there is something to try again; then all there is."""
+        """Wait for work and take all of it.
+
+        While a close must be tried again the wait has a limit.
+        """
         is_waiting = self._is_stuck or bool(self._unclosed)
         jobs: list[Job | None] = []
         try:
@@ -215,7 +221,7 @@ class Store:
         except _REFUSALS as error:
             return error
         finally:
-            # After a commit there is nothing to undo.
+            # Nothing is left to undo after a commit.
             self.db.rollback()
         for job, result in zip(jobs, results, strict=True):
             self._applied(job.kind, result)
@@ -247,7 +253,7 @@ class Store:
             self.num_set_aside -= num_rows
 
     def _refuse(self, job: Job, error: Exception) -> None:
-        # A turn that is there already is the caller's mistake and says nothing of the disk.
+        # A turn that is there already is the caller's mistake. The disk is well.
         if job.kind in ("open", "close") and not isinstance(error, sqlite3.IntegrityError):
             if not self._is_stuck:
                 self._log.error("journal_not_writable", error=str(error))
@@ -258,7 +264,7 @@ class Store:
             _answer([job], [None], error)
 
     def _recover(self) -> None:
-        """Close what could not be closed, in the reserve's room; then see whether all is well."""
+        """Close the failed closes in the reserve's room. Then check whether writing works again."""
         if self._unclosed:
             self._give_reserve()
             jobs, self._unclosed = self._unclosed, []
@@ -284,7 +290,7 @@ class Store:
         return True
 
     def _take_reserve(self) -> bool:
-        """Whether the disk has the reserve's room, and it is ours now."""
+        """Write the reserve file. Return whether the disk had the room."""
         try:
             with self._reserve.open("ab") as file:
                 os.posix_fallocate(file.fileno(), 0, self.reserve_bytes)
@@ -318,7 +324,7 @@ def _lock(directory: Path) -> Any:
 
 
 def _answer(jobs: Sequence[Job], results: Sequence[Any], error: Exception | None) -> None:
-    """Tell who waits for these jobs; they all come from one event loop, which is woken once."""
+    """Set the futures of these jobs. All belong to one event loop, which is woken once."""
 
     def tell() -> None:
         for job, result in zip(jobs, results, strict=True):

@@ -42,7 +42,7 @@ class Journal:
 
     @property
     def backlog(self) -> int:
-        """Turns that the ledger does not have yet, open ones among them."""
+        """The number of turns that the ledger does not have yet, including open ones."""
         return self._store.num_turns
 
     @property
@@ -101,12 +101,14 @@ class Journal:
         )
 
     async def close(self, record: TurnRecord) -> None:
-        """Closing twice keeps the first close. One that fails is tried again until it works, also
-        after the caller was told of the failure."""
+        """Close a turn. A second close changes nothing.
+
+        A close that fails is tried again until it works, also after the caller got the error.
+        """
         await self._wait(self._closing(record), "close")
 
     def close_soon(self, record: TurnRecord) -> None:
-        """Hand a close over without waiting: safe while a stream is being cancelled."""
+        """Hand a close over without waiting. This is safe while a stream is being cancelled."""
         future = self._store.submit(self._closing(record), "close")
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
@@ -122,7 +124,7 @@ class Journal:
         )
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
-        """Those of the turns that are not, or no longer, in the journal."""
+        """The turns of these that are not, or no longer, in the journal."""
 
         def look(db: sqlite3.Connection) -> list[str]:
             query = "SELECT 1 FROM turns WHERE id = ? UNION SELECT 1 FROM set_aside WHERE id = ?"
@@ -215,7 +217,8 @@ class Journal:
         turn_ids: Sequence[str] = (),
     ) -> Result:
         future = self._store.submit(work, kind, turn_ids)
-        # A timer, not `asyncio.timeout`: nothing is cancelled, and this runs twice a turn.
+        # A timer is cheaper than `asyncio.timeout`, nothing must be cancelled, and this runs twice
+        # a turn.
         deadline = future.get_loop().call_later(_DEADLINE_SECONDS, _expire, future)
         try:
             result: Result = await future

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.cli.seed import fill_sample
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads import latency as queries_latency

@@ -23,7 +23,7 @@ from gateway.base.errors import GatewayError
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
 from gateway.journal.writer import Journal
 from gateway.ledger.check import problems

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.ledger.database import with_ledger
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.book import PriceBook

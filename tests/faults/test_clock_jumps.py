@@ -11,7 +11,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.base.clock import Clock
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from tests.e2e.test_miss_reasons import House, Machine
 from tests.faults.sizes import number, told
 from tests.gateway.admin_client import Admin

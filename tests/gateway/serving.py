@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from gateway.app import create_app
 from gateway.base.settings import Settings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.http.server import Server
 
 API_KEY = "hf-test-key"

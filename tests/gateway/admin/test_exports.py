@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.export import usage_lines
 from gateway.ledger.reads.ranges import Range

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.base.record import TurnRecord
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.journal.charge import charge
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.files import load_prices

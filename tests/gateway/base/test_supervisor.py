@@ -14,7 +14,7 @@ import pytest
 from gateway.app import create_app
 from gateway.base import supervisor as supervision
 from gateway.base.supervisor import CountEnd, Supervisor
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from tests.gateway.admin_client import Admin
 from tests.gateway.base.faults import FaultySupervisor
 from tests.gateway.bodies import body

@@ -12,8 +12,8 @@ from engine.protocol import FinalCounts, InputUsage
 from gateway.base.clock import Clock
 from gateway.base.errors import JournalUnavailable
 from gateway.base.settings import Settings
-from gateway.cli.main import migrate
-from gateway.cli.recovery import count_open_turns, recover_instance, recover_journal
+from gateway.cli.migrate import migrate
+from gateway.cli.recover import count_open_turns, recover_instance, recover_journal
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger

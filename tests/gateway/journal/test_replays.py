@@ -10,7 +10,7 @@ from engine.protocol import FinalCounts, InputUsage
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler

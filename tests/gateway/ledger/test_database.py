@@ -16,7 +16,7 @@ from sqlalchemy import event, text
 from gateway.base.clock import Clock
 from gateway.base.errors import LedgerRefused
 from gateway.base.record import TurnRecord
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gateway.app import create_app
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import (

@@ -8,7 +8,7 @@ import pytest
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys, digest_of
 from gateway.ledger.reads.ranges import Range

@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import ROOT, migrate
+from gateway.cli.migrate import ROOT, migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.keys import Keys, digest_of
 from gateway.ledger.reads.ranges import Range

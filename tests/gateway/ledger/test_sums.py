@@ -16,7 +16,7 @@ from sqlalchemy import delete, select
 
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.latency import latency
 from gateway.ledger.reads.ranges import Range

@@ -16,7 +16,7 @@ import pytest
 from engine.protocol import ErrorReply
 from gateway.app import create_app
 from gateway.base.clock import Clock
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import SHORT, body, text
 from tests.gateway.conftest import Stack

@@ -22,7 +22,7 @@ from sqlalchemy import func, select
 from gateway.base.errors import InvalidRequest, SampleData
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
-from gateway.cli.main import migrate
+from gateway.cli.migrate import migrate
 from gateway.cli.seed import fill_sample
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.keys import Keys

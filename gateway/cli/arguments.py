@@ -1,0 +1,96 @@
+"""How commands read their arguments. Each raises ArgumentTypeError for a wrong text."""
+
+import argparse
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+NONE = "none"
+UNITS_MS = {"d": 86_400_000, "w": 7 * 86_400_000, "y": 365 * 86_400_000}
+_NANO_PER_DOLLAR = 1_000_000_000
+
+Result = TypeVar("Result")
+Commands = Any  # argparse does not name the type of what add_subparsers returns
+
+
+def add_actions(commands: Commands, name: str, about: str) -> Commands:
+    """Add a command that has actions of its own, such as `keys create`."""
+    return commands.add_parser(name, help=about).add_subparsers(required=True, metavar="action")
+
+
+def or_none(read: Callable[[str], Result]) -> Callable[[str], Result | str]:
+    """A reader that also takes `none`."""
+    return lambda text: NONE if text == NONE else read(text)
+
+
+def count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if not 1 <= value <= 1_000_000_000_000:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more")
+    return value
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 to 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 31_536_000:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds up to a year")
+    return value
+
+
+def nano(text: str) -> int:
+    """Dollars as nano-dollars, exactly."""
+    try:
+        value = Decimal(text.removeprefix("$")) * _NANO_PER_DOLLAR
+    except InvalidOperation:
+        value = Decimal(-1)
+    if not value.is_finite() or value < 0 or value > 10**18 or value != value.to_integral_value():
+        raise argparse.ArgumentTypeError(f"`{text}` is not an amount in dollars")
+    return int(value)
+
+
+def aware_moment(text: str) -> datetime:
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError:
+        value = None
+    if value is None or value.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a time with a zone, ISO 8601")
+    return value
+
+
+def age_ms(written: str) -> int:
+    """`90d`, `12w`, `2y`; raise ArgumentTypeError for anything else."""
+    found = re.fullmatch(r"([1-9][0-9]{0,4})([dwy])", written)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"`{written}` is not a number of days, weeks or years")
+    return int(found[1]) * UNITS_MS[found[2]]
+
+
+def moment_ms(written: str) -> int:
+    try:
+        found = datetime.fromisoformat(written)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"`{written}` is not an RFC 3339 time") from None
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def shown(value: object) -> str:
+    """A value as commands print it; None is `none`."""
+    if value is None:
+        return NONE
+    return value.isoformat() if isinstance(value, datetime) else str(value)

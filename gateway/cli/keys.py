@@ -1,0 +1,96 @@
+"""python -m gateway keys create | list | rotate | revoke"""
+
+import argparse
+import sys
+from typing import get_args
+
+from gateway.base.clock import Clock
+from gateway.base.grants import KeyScope
+from gateway.cli.arguments import NONE, Commands, add_actions, aware_moment, or_none, seconds, shown
+from gateway.cli.in_ledger import run_in_ledger
+from gateway.ledger.keys import Keys, new_key
+from gateway.ledger.workspaces import DEFAULT_WORKSPACE
+from gateway.limits.keyring import EFFECTIVE_SECONDS
+
+_DAY_SECONDS = 86_400.0
+
+
+def add_commands(commands: Commands) -> None:
+    actions = add_actions(commands, "keys", "manage API keys")
+    create = actions.add_parser("create", help="make a key and print it, this once")
+    create.add_argument("--workspace", default=DEFAULT_WORKSPACE, help="created when absent")
+    create.add_argument("--name", default="unnamed")
+    create.add_argument("--scope", choices=get_args(KeyScope), default="inference")
+    create.add_argument(
+        "--expires-at", type=aware_moment, metavar="TIME", help="such as 2027-01-31T00Z"
+    )
+    create.set_defaults(run=_create_key)
+    listed = actions.add_parser("list", help="list keys, without their secrets")
+    listed.add_argument("--workspace")
+    listed.set_defaults(run=_list_keys)
+    rotate = actions.add_parser("rotate", help="make a key's successor and print it, this once")
+    rotate.add_argument("id")
+    rotate.add_argument(
+        "--grace-seconds",
+        type=or_none(seconds),
+        default=_DAY_SECONDS,
+        help="how long the old key works on (a day); `none`: until it is revoked",
+    )
+    rotate.set_defaults(run=_rotate_key)
+    revoke = actions.add_parser("revoke", help="end a key")
+    revoke.add_argument("id")
+    revoke.set_defaults(run=_revoke_key)
+
+
+def _create_key(options: argparse.Namespace) -> int:
+    key, now = new_key(), Clock().wall()
+    if options.expires_at is not None and options.expires_at <= now:
+        print("--expires-at: must be in the future", file=sys.stderr)
+        return 2
+    key_id = run_in_ledger(
+        lambda ledger: Keys(ledger).create(
+            key,
+            options.workspace,
+            options.name,
+            now,
+            scope=options.scope,
+            expires_at=options.expires_at,
+        )
+    )
+    print(key_id, key)
+    return 0
+
+
+def _list_keys(options: argparse.Namespace) -> int:
+    now = Clock().wall()
+    for key in run_in_ledger(lambda ledger: Keys(ledger).all(options.workspace)):
+        state = "active" if key.works(now) else "revoked" if key.revoked_at else "expired"
+        print(
+            key.id,
+            key.workspace,
+            key.name,
+            state,
+            key.created_at.isoformat(),
+            key.scope,
+            f"expires={shown(key.expires_at)}",
+            f"last_used={shown(key.last_used_at)}",
+        )
+    return 0
+
+
+def _rotate_key(options: argparse.Namespace) -> int:
+    key, now = new_key(), Clock().wall()
+    grace = None if options.grace_seconds == NONE else options.grace_seconds
+    made = run_in_ledger(lambda ledger: Keys(ledger).rotate(options.id, key, now, grace))
+    print(made.id, key)
+    until = "until it is revoked" if grace is None else f"for {grace:g} more seconds"
+    print(f"`{options.id}` works {until}", file=sys.stderr)
+    return 0
+
+
+def _revoke_key(options: argparse.Namespace) -> int:
+    if run_in_ledger(lambda ledger: Keys(ledger).revoke(options.id, Clock().wall())):
+        print(f"revoked; every gateway refuses it within {EFFECTIVE_SECONDS} seconds")
+        return 0
+    print(f"no active key `{options.id}`", file=sys.stderr)
+    return 1

@@ -1,0 +1,48 @@
+"""python -m gateway migrate: brings the database up to date"""
+
+import argparse
+import asyncio
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+
+from gateway.base.settings import DatabaseSettings, load_database
+from gateway.cli.arguments import Commands
+from gateway.ledger.database import translated, with_ledger
+from gateway.ledger.upkeep import sum_once
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def add_commands(commands: Commands) -> None:
+    commands.add_parser("migrate", help="bring the database up to date").set_defaults(run=_migrate)
+
+
+def _migrate(_: argparse.Namespace) -> int:
+    migrate(load_database())
+    return 0
+
+
+def migrate(settings: DatabaseSettings) -> None:
+    """Upgrade to the newest schema. A second migrator waits and then finds nothing to do."""
+    config = Config(toml_file=ROOT / "pyproject.toml")
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.attributes["url"] = settings.ledger_url
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with _lock(settings.sqlite_path or settings.data / "migrate"), translated():
+        command.upgrade(config, "head")
+        if settings.sqlite_path is not None:
+            settings.sqlite_path.chmod(0o600)
+        asyncio.run(with_ledger(settings.ledger_url, sum_once))
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One migrator at a time on this machine; PostgreSQL has a lock of its own in `env.py`."""
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
