@@ -74,7 +74,7 @@ _READ_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class Foundation:
     """What the parts are built on."""
 
     metrics: Metrics
@@ -106,7 +106,9 @@ def create_app(
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             metrics = Metrics()
-            base = Base(metrics, make_supervisor(clock.monotonic, metrics.count_loop_end), clock)
+            base = Foundation(
+                metrics, make_supervisor(clock.monotonic, metrics.count_loop_end), clock
+            )
             app.state.services = await _start(stack, settings, base, catalogue, prices)
             yield
 
@@ -158,7 +160,7 @@ def _services(state: State) -> Services:
 async def _start(
     stack: AsyncExitStack,
     settings: Settings,
-    base: Base,
+    base: Foundation,
     catalogue: Catalogue,
     prices: PriceBook,
 ) -> Services:
@@ -294,7 +296,7 @@ def _open_ledgers(stack: AsyncExitStack, settings: Settings) -> Ledgers:
     )
 
 
-def _open_journal(stack: AsyncExitStack, settings: Settings, base: Base) -> Journal:
+def _open_journal(stack: AsyncExitStack, settings: Settings, base: Foundation) -> Journal:
     journal = Journal(settings.data / "journal", settings.journal_max_bytes, base.supervisor.guard)
     stack.push_async_callback(journal.stop)
     base.metrics.watch_journal(
@@ -307,7 +309,7 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, base: Base) -> Jour
 
 
 async def _start_fleet(
-    stack: AsyncExitStack, settings: Settings, weights: Weights, base: Base
+    stack: AsyncExitStack, settings: Settings, weights: Weights, base: Foundation
 ) -> Fleet:
     http = EngineHttp()
     stack.push_async_callback(http.aclose)

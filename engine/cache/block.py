@@ -17,7 +17,7 @@ class Home(Protocol):
     def requeue(self, block: "Block") -> None: ...
 
 
-class Queue(Protocol):
+class BlockQueue(Protocol):
     """A queue of unreferenced blocks: a class of `free_list`."""
 
     def append(self, block: "Block") -> None: ...
@@ -33,11 +33,11 @@ class Share(Protocol):
     @property
     def owner(self) -> Digest: ...
     @property
-    def cached(self) -> Queue: ...
+    def cached(self) -> BlockQueue: ...
     @property
-    def stale(self) -> Queue: ...
+    def stale(self) -> BlockQueue: ...
     @property
-    def best_effort(self) -> Queue: ...
+    def best_effort(self) -> BlockQueue: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class Block:
     dependents: "set[Entry]" = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
     share: Share | None = None
-    queue: Queue | None = None
+    queue: BlockQueue | None = None
     before: "Block | None" = None
     after: "Block | None" = None
 

@@ -63,7 +63,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class CacheResult:
     """The result of a request: its counters, and what the engine holds of its prefix."""
 
     usage: InputUsage
@@ -169,7 +169,7 @@ class PrefixCache:
             _release(acquired)
             raise
 
-    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> Written:
+    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> CacheResult:
         """Write the breakpoints' entries and tie the names to the blocks.
 
         The counters are final.
@@ -181,7 +181,7 @@ class PrefixCache:
         reason = "in_progress_race" if self._was_overtaken(query, found, now) else found.miss_reason
         reports = {mark.segment: self._write_mark(query, mark, table, now) for mark in found.marks}
         receipt, held = self._hold_names(query, table, now)
-        return Written(
+        return CacheResult(
             usage=bill(found.marks, len(query.tokens), found.read, found.reused),
             breakpoints=[
                 reports.get(point.segment) or self._not_written(query, point)

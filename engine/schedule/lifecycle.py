@@ -37,7 +37,7 @@ class Publish(Protocol):
     def __call__(self, events: list[Event]) -> None: ...
 
 
-class Queue(Protocol):
+class SequenceQueue(Protocol):
     """Who waits and runs: the scheduler, or what stands for one that is not ours."""
 
     @property
@@ -56,7 +56,7 @@ class Lifecycle:
     def __init__(
         self,
         cache: PrefixCache,
-        scheduler: Queue,
+        scheduler: SequenceQueue,
         books: Books,
         clock: Clock,
         *,

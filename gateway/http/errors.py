@@ -25,10 +25,10 @@ from gateway.base.errors import (
 from gateway.base.grants import NO_LIMITS
 from gateway.base.logs import get_logger
 from gateway.dialects.anthropic.errors import detail_of
-from gateway.dialects.anthropic.limits import limit_headers as anthropic_limits
+from gateway.dialects.anthropic.limit_headers import limit_headers as anthropic_limits
 from gateway.dialects.anthropic.response import ErrorBody, StreamError
 from gateway.dialects.openai import errors as openai
-from gateway.dialects.openai.limits import limit_headers as openai_limits
+from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
 from gateway.prompt.ask import Principal
 
 _BY_STATUS: dict[int, type[GatewayError]] = {

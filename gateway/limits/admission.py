@@ -67,7 +67,7 @@ class _Account:
 
 
 @dataclass(slots=True)
-class Place:
+class AdmittedTurn:
     """One turn's place. Once `is_open` is set, the turn's close counts its use."""
 
     is_open: bool = False
@@ -96,7 +96,7 @@ class Admission:
     @contextmanager
     def admitted(
         self, turn_id: str, principal: Principal, estimate: int, backlog: int
-    ) -> Iterator[Place]:
+    ) -> Iterator[AdmittedTurn]:
         """Hold one place for a turn. `estimate` is in tokens.
 
         Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
@@ -109,7 +109,7 @@ class Admission:
         self._in_flight += 1
         account.in_flight += 1
         account.num_uncounted += 1
-        place = Place()
+        place = AdmittedTurn()
         try:
             yield place
         finally:

@@ -203,7 +203,7 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
-def limits(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
+def timeouts(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
     """Timeouts for connecting and for each wait for the next bytes. The total time has none."""
     return aiohttp.ClientTimeout(sock_connect=connect_seconds, sock_read=read_seconds)
 

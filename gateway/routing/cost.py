@@ -144,7 +144,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class PromptSizes(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to be placed.
 
     `ends` are shallowest first, with sizes in tokens as far as they are known; `tokens` is the
@@ -175,7 +175,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place(
-    prompt: Prompt, candidates: Sequence[Candidate], weights: Weights, now: float
+    prompt: PromptSizes, candidates: Sequence[Candidate], weights: Weights, now: float
 ) -> Placement:
     """Choose the cheapest candidate. There must be at least one."""
     mean = sum(candidate.load.recent(now) for candidate in candidates) / len(candidates)
@@ -192,7 +192,7 @@ def place(
 
 
 def _offer(
-    prompt: Prompt, candidate: Candidate, weights: Weights, fair: float, now: float
+    prompt: PromptSizes, candidate: Candidate, weights: Weights, fair: float, now: float
 ) -> Offer:
     holdings, load = candidate.holdings, candidate.load
     held = NOTHING if holdings.is_stale(now) else holdings.coverage(prompt.ends, now)
@@ -209,7 +209,7 @@ def _offer(
     return Offer(coverage=held, to_prefill=to_prefill, cost=cost)
 
 
-def _first_unheld(prompt: Prompt, offers: Sequence[Offer]) -> str:
+def _first_unheld(prompt: PromptSizes, offers: Sequence[Offer]) -> str:
     """The first prefix of the prompt that no engine holds."""
     held = max(offer.coverage.held for offer in offers)
     if held == 0 and prompt.affinity is not None:

@@ -38,7 +38,7 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import get_logger
 from gateway.routing.breaker import Breaker
-from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, limits
+from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
 from gateway.routing.cost import Load, Weights
 from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import MAX_NAMES, ResidencyIndex
@@ -53,10 +53,10 @@ _CONTROL_SECONDS = 3.0
 _SILENCE_SECONDS = 16.0
 _MAX_EVENT_BYTES = 256 << 20
 _COUNT_SECONDS = 60.0
-_CONTROL = limits(_CONTROL_SECONDS, _CONNECT_SECONDS)
-_GENERATE = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
-_COUNT = limits(_COUNT_SECONDS, _CONNECT_SECONDS)
-_EVENTS = limits(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_CONTROL = timeouts(_CONTROL_SECONDS, _CONNECT_SECONDS)
+_GENERATE = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
+_COUNT = timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
+_EVENTS = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
 _event = msgspec.json.Decoder(EventFrame)

@@ -9,7 +9,7 @@ from engine.protocol import Description, Started
 from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoEngineReady
 from gateway.prompt.ask import Ask
 from gateway.routing.breaker import Breaker
-from gateway.routing.cost import Candidate, Load, Placement, Prompt, Weights, place
+from gateway.routing.cost import Candidate, Load, Placement, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 
 # The assumed rate of a model that has not answered yet: 4 bytes a token, weighted as so many
@@ -55,7 +55,7 @@ class TokenRates:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[HeldT]):
+class Route(Generic[HeldT]):
     """The engine for a turn, the tokens it was expected to hold, and the most that any engine held.
 
     `tokens` is the whole prompt. All are estimates, in tokens.
@@ -84,7 +84,7 @@ class Router:
 
     def choose(
         self, ask: Ask, ready: Iterable[EngineT], now: float, tried: Collection[str] = ()
-    ) -> Choice[EngineT]:
+    ) -> Route[EngineT]:
         """Choose the cheapest engine that can serve the turn.
 
         Engines with URLs in `tried` are left out.
@@ -106,7 +106,7 @@ class Router:
         held = [engine.holdings.coverage(prompt.ends, now).held for engine in elsewhere]
         return _choice(taking[placement.chosen], prompt, placement, held)
 
-    def _prompt(self, ask: Ask, model: str) -> Prompt:
+    def _prompt(self, ask: Ask, model: str) -> PromptSizes:
         """The request's names in their order, with estimated depths in tokens."""
         rate = self.rates.of(model)
         plan = ask.plan
@@ -117,13 +117,13 @@ class Router:
         affinity = None
         if ask.routing_key is not None:
             affinity = f"{ask.principal.scope} {ask.routing_key}"
-        return Prompt(ends=ends, tokens=ends[-1].size if ends else 1, affinity=affinity)
+        return PromptSizes(ends=ends, tokens=ends[-1].size if ends else 1, affinity=affinity)
 
 
 def _choice(
-    engine: EngineT, prompt: Prompt, placement: Placement, elsewhere: list[int]
-) -> Choice[EngineT]:
-    return Choice(
+    engine: EngineT, prompt: PromptSizes, placement: Placement, elsewhere: list[int]
+) -> Route[EngineT]:
+    return Route(
         engine=engine,
         ends=prompt.ends,
         tokens=prompt.tokens,

@@ -17,7 +17,7 @@ _BEST_EFFORT_SECONDS = (40.0, 400.0)
 
 
 @dataclass(slots=True)
-class Held:
+class SampleEntry:
     """An entry, readable from `ready_ms` until the earlier of `until_ms` and `evicted_ms`."""
 
     tokens: int
@@ -33,14 +33,14 @@ class Held:
 
 
 @dataclass(slots=True)
-class EngineMemory:
+class SampleCache:
     """One engine over the month. `downs` are its downtimes, as ranges in ms."""
 
     machine: Machine
     first_ms: int
     downs: list[tuple[int, int]]
     epochs: list[str]
-    entries: dict[str, Held] = field(default_factory=dict)
+    entries: dict[str, SampleEntry] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     _epoch: int = 0
 
@@ -95,7 +95,7 @@ class EngineMemory:
         if self._num_leased(ms) > _LEASED_ENTRIES:
             evicted = ms + int(chance.uniform(*_BEST_EFFORT_SECONDS) * 1000)
         until = ms + TTL_SECONDS[ttl] * 1000
-        self.entries[key] = Held(tokens, ttl, ready_ms, until, evicted)
+        self.entries[key] = SampleEntry(tokens, ttl, ready_ms, until, evicted)
 
     def _num_leased(self, ms: int) -> int:
         if len(self.entries) <= _LEASED_ENTRIES:

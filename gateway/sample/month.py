@@ -16,8 +16,8 @@ from gateway.prices.book import PriceBook
 from gateway.prices.sheets import PriceSheets
 from gateway.sample.arrivals import Arrival, arrivals, day_of, start_of
 from gateway.sample.cast import ENGINE_MODEL, MACHINES, PRICED_AS
-from gateway.sample.memory import EngineMemory
-from gateway.sample.prompts import Talk, Written, write
+from gateway.sample.memory import SampleCache
+from gateway.sample.prompts import SamplePrompt, Talk, write
 from gateway.sample.serving import serve
 
 # Days on which the system prompts changed, so that everything is written anew.
@@ -25,7 +25,7 @@ _DEPLOYMENTS = (4, 11, 18, 25)
 _ELSEWHERE = 0.02
 _INSTANCE = "5a3b1e00"
 
-Engines = dict[str, EngineMemory]
+Engines = dict[str, SampleCache]
 
 
 def scope_of(workspace: str) -> str:
@@ -54,7 +54,7 @@ class Month:
         for arrival in arrivals(self.until, self.num_turns, chance):
             yield self._record(arrival, engines, chance)
 
-    def _memories(self, chance: random.Random) -> Iterator[EngineMemory]:
+    def _memories(self, chance: random.Random) -> Iterator[SampleCache]:
         for machine in MACHINES:
             downs = [
                 (start, start + int(minutes * 60_000))
@@ -62,7 +62,7 @@ class Month:
                 for start in [start_of(self.until, day, hour)]
             ]
             epochs = [f"{chance.getrandbits(128):032x}" for _ in range(len(downs) + 1)]
-            yield EngineMemory(machine, start_of(self.until, machine.first_day, 0), downs, epochs)
+            yield SampleCache(machine, start_of(self.until, machine.first_day, 0), downs, epochs)
 
     def _record(self, arrival: Arrival, engines: Engines, chance: random.Random) -> TurnRecord:
         app = arrival.app
@@ -93,8 +93,8 @@ class Month:
         return record
 
     def _route(
-        self, arrival: Arrival, written: Written, engines: Engines, chance: random.Random
-    ) -> EngineMemory | None:
+        self, arrival: Arrival, written: SamplePrompt, engines: Engines, chance: random.Random
+    ) -> SampleCache | None:
         """Mostly the engine that holds most of the prompt; None while no engine is up."""
         app, ms = arrival.app, arrival.ms
         up = [
@@ -111,7 +111,7 @@ class Month:
         return holder if chance.random() > _ELSEWHERE else chance.choice(up)
 
 
-def _opened(arrival: Arrival, written: Written, suffix: str) -> TurnRecord:
+def _opened(arrival: Arrival, written: SamplePrompt, suffix: str) -> TurnRecord:
     app = arrival.app
     return TurnRecord(
         id=f"msg_{_INSTANCE}{suffix}",

@@ -19,7 +19,7 @@ SCAFFOLD_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkedPrefix:
     """A marked prefix: its name, its length in tokens, and the TTL that it was marked with."""
 
     key: str
@@ -49,7 +49,7 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SamplePrompt:
     """A prompt as the gateway sees it.
 
     `keys` are the names at its segment ends, `marks` those at its breakpoints.
@@ -58,7 +58,7 @@ class Written:
     prompt: Prompt
     prefixes: list[Prefix]
     lengths: list[int]
-    marks: list[Mark]
+    marks: list[MarkedPrefix]
 
     @property
     def tokens(self) -> int:
@@ -87,7 +87,7 @@ class Written:
         )
 
 
-def write(arrival: Arrival, talk: Talk, version: int, scope: str) -> Written:
+def write(arrival: Arrival, talk: Talk, version: int, scope: str) -> SamplePrompt:
     """`version` counts the deployments that changed the system prompt."""
     app = arrival.app
     stamp = f"now {arrival.ms}: " if app.stamps else ""
@@ -104,7 +104,7 @@ def write(arrival: Arrival, talk: Talk, version: int, scope: str) -> Written:
     marks = []
     if app.system_ttl is not None:
         end = app.num_tools
-        marks.append(Mark(prefixes[end].name.digest, lengths[end], app.system_ttl))
+        marks.append(MarkedPrefix(prefixes[end].name.digest, lengths[end], app.system_ttl))
     if app.turn_ttl is not None:
-        marks.append(Mark(prefixes[-1].name.digest, lengths[-1], app.turn_ttl))
-    return Written(prompt, prefixes, lengths, marks)
+        marks.append(MarkedPrefix(prefixes[-1].name.digest, lengths[-1], app.turn_ttl))
+    return SamplePrompt(prompt, prefixes, lengths, marks)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from engine.protocol import InputUsage
 from gateway.base.record import TurnRecord
 from gateway.sample.arrivals import Arrival, weight
-from gateway.sample.memory import EngineMemory
-from gateway.sample.prompts import Mark, Written
+from gateway.sample.memory import SampleCache
+from gateway.sample.prompts import MarkedPrefix, SamplePrompt
 
 MIN_CACHE_TOKENS = 1024
 # The time that gateway and network add to the engine's own.
@@ -19,8 +19,8 @@ _TIMEOUT, _GONE, _LENGTH, _TOOL_USE = 0.0012, 0.008, 0.02, 0.6
 def serve(
     record: TurnRecord,
     arrival: Arrival,
-    written: Written,
-    place: EngineMemory,
+    written: SamplePrompt,
+    place: SampleCache,
     chance: random.Random,
 ) -> str | None:
     """Fill in the counts that the engine would have sent.
@@ -48,7 +48,7 @@ def serve(
 
 
 def _read(
-    written: Written, marks: list[Mark], place: EngineMemory, ms: int
+    written: SamplePrompt, marks: list[MarkedPrefix], place: SampleCache, ms: int
 ) -> tuple[int, str | None]:
     """The longest entry that a breakpoint finds: at its position or up to 20 positions back."""
     keys = written.keys
@@ -61,9 +61,9 @@ def _read(
 
 def _why(
     arrival: Arrival,
-    written: Written,
-    marks: list[Mark],
-    place: EngineMemory,
+    written: SamplePrompt,
+    marks: list[MarkedPrefix],
+    place: SampleCache,
     key: str | None,
 ) -> str | None:
     """Why the last marker was not read, as far as the engine knows.
@@ -87,7 +87,7 @@ def _why(
 
 
 def _automatic(
-    arrival: Arrival, written: Written, reason: str | None, chance: random.Random
+    arrival: Arrival, written: SamplePrompt, reason: str | None, chance: random.Random
 ) -> int:
     """Unmarked reuse: of content that happens to be in memory, or that another turn computes."""
     end = written.lengths[arrival.app.num_tools]
@@ -98,7 +98,9 @@ def _automatic(
     return 0
 
 
-def _usage(written: Written, marks: list[Mark], read: int, automatic: int) -> InputUsage:
+def _usage(
+    written: SamplePrompt, marks: list[MarkedPrefix], read: int, automatic: int
+) -> InputUsage:
     writes, position = {"5m": 0, "1h": 0}, read
     for mark in marks:
         if mark.tokens > position:
@@ -118,7 +120,7 @@ def _take_time(
     record: TurnRecord,
     arrival: Arrival,
     computed: int,
-    place: EngineMemory,
+    place: SampleCache,
     chance: random.Random,
 ) -> None:
     """Set the times: the queue by the hour's traffic, the prefill by the computed tokens."""
@@ -130,7 +132,7 @@ def _take_time(
     record.first_token_seconds = record.queue_seconds + record.prefill_seconds + overhead
 
 
-def _end(record: TurnRecord, arrival: Arrival, place: EngineMemory, chance: random.Random) -> None:
+def _end(record: TurnRecord, arrival: Arrival, place: SampleCache, chance: random.Random) -> None:
     """Set the outcome and the duration. Turns fail when their engine goes down."""
     output = chance.randint(*arrival.app.answer)
     fate = chance.random()

@@ -36,7 +36,7 @@ from gateway.prompt.plan import sure_bytes
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
-from gateway.routing.router import Choice, Router
+from gateway.routing.router import Route, Router
 from gateway.turn.gate import Gate
 
 MAX_ATTEMPTS = 3
@@ -60,7 +60,7 @@ class Dispatch:
 
     ask: Ask
     record: TurnRecord
-    choice: Choice[Engine] | None = None
+    choice: Route[Engine] | None = None
     generation: Generation | None = None
     may_run: bool = False
     has_started: bool = False
@@ -205,7 +205,7 @@ class Dispatcher:
             # The journal has the attempt first: after a kill this attempt's counts are the turn's.
             await self.journal.rewrite(record)
 
-    async def _choose(self, dispatch: Dispatch) -> Choice[Engine]:
+    async def _choose(self, dispatch: Dispatch) -> Route[Engine]:
         """Choose the best engine that is not crowded.
 
         If all engines that could take the turn are full, the turn waits, before the other turns of
@@ -236,7 +236,7 @@ class Dispatcher:
         is_first = isinstance(failure, NoEngineReady) and not dispatch.tried
         return is_first and self.gate.is_unsure(dispatch.ask.model.engine_model)
 
-    def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Choice[Engine]:
+    def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Route[Engine]:
         now, tried = self.clock.monotonic(), dispatch.tried
         out = [*tried, *avoided] if avoided else tried
         return self.router.choose(dispatch.ask, self.fleet.ready, now, out)

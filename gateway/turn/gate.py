@@ -82,7 +82,7 @@ class Gate:
         self._admission = admission
         self._wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
-        self._queue: FairQueue[_Place] = FairQueue()
+        self._queue: FairQueue[_WaitingTurn] = FairQueue()
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
@@ -171,7 +171,7 @@ class Gate:
             ask.principal.workspace,
             ask.model.engine_model,
             ask.estimated_tokens,
-            _Place(future, ask.prompt_tokens),
+            _WaitingTurn(future, ask.prompt_tokens),
             is_charged,
         )
         try:
@@ -267,7 +267,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _WaitingTurn:
     """A turn that waits in the queue."""
 
     future: asyncio.Future[Passing]

@@ -41,7 +41,7 @@ class Findings:
 
 
 @dataclass(slots=True)
-class Turn:
+class RunningTurn:
     """The state of one running turn."""
 
     id: TurnId
@@ -133,7 +133,7 @@ class TurnService:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
 
-    async def _open(self, ask: Ask, turn_id: TurnId) -> Turn:
+    async def _open(self, ask: Ask, turn_id: TurnId) -> RunningTurn:
         now = self.clock.wall()
         record = TurnRecord(
             id=turn_id,
@@ -157,9 +157,9 @@ class TurnService:
             self.billing.charge(record)
             self.journal.close_soon(record)
             raise
-        return Turn(turn_id, ask, Meter(record), Dispatch(ask, record))
+        return RunningTurn(turn_id, ask, Meter(record), Dispatch(ask, record))
 
-    def _note(self, turn: Turn, frame: Frame) -> None:
+    def _note(self, turn: RunningTurn, frame: Frame) -> None:
         match frame:
             case Started():
                 turn.meter.started(frame, self._seconds(turn))
@@ -171,7 +171,7 @@ class TurnService:
             case Done():
                 turn.meter.done(frame)
 
-    def _explain(self, turn: Turn, started: Started) -> None:
+    def _explain(self, turn: RunningTurn, started: Started) -> None:
         """Complete the turn's findings, and remember the turn for later comparisons."""
         ask, engine = turn.ask, turn.dispatch.engine
         turn.findings.engine = engine.name
@@ -194,7 +194,7 @@ class TurnService:
         turn.record.miss_reason = findings.miss_reason = reason
         self.residency.learn(engine.name, started, ask.plan.names, self.clock.monotonic())
 
-    async def _close(self, turn: Turn) -> None:
+    async def _close(self, turn: RunningTurn) -> None:
         """Close the record durably before the last event goes out.
 
         If that fails, the event never goes out.
@@ -204,7 +204,7 @@ class TurnService:
         turn.is_closed = True
         await self.journal.close(turn.record)
 
-    def _leave(self, turn: Turn) -> None:
+    def _leave(self, turn: RunningTurn) -> None:
         """Handle every other end of a turn.
 
         This never awaits: it may run while the client's task is cancelled.
@@ -230,7 +230,7 @@ class TurnService:
             if not is_unsure(error):
                 raise
 
-    def _seconds(self, turn: Turn) -> float:
+    def _seconds(self, turn: RunningTurn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
 
 

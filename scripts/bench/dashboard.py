@@ -22,7 +22,7 @@ from playwright.sync_api import Browser
 
 from scripts.docs.dashboard_stack import (
     PAGES,
-    Stack,
+    DashboardStack,
     chromium,
     open_page,
     running,
@@ -53,7 +53,7 @@ def main() -> int:
     return 0 if is_good else 1
 
 
-def time_pages(browser: Browser, stack: Stack, runs: int) -> bool:
+def time_pages(browser: Browser, stack: DashboardStack, runs: int) -> bool:
     """Print a line for each page; whether all were soon enough."""
     print(
         f"\nload of the machine (1 minute): {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
@@ -74,7 +74,7 @@ def time_pages(browser: Browser, stack: Stack, runs: int) -> bool:
     return max(worst.values()) < PAINT_SECONDS
 
 
-def first_paints(browser: Browser, stack: Stack, name: str) -> dict[str, float]:
+def first_paints(browser: Browser, stack: DashboardStack, name: str) -> dict[str, float]:
     """Seconds, in a browser of its own, by kind."""
     page = signed_in(browser, stack, viewport={"width": 1200, "height": 1000})
     found = {
@@ -87,7 +87,7 @@ def first_paints(browser: Browser, stack: Stack, name: str) -> dict[str, float]:
     return found
 
 
-def count_sessions(browser: Browser, stack: Stack, seconds: float) -> bool:
+def count_sessions(browser: Browser, stack: DashboardStack, seconds: float) -> bool:
     """Open the sessions, wait, and print what they cost."""
     pages = []
     for number in range(NUM_SESSIONS):

@@ -48,7 +48,7 @@ SENTENCE = "Leases end when their time is over, and no sooner. "
 
 
 @dataclass(slots=True)
-class Cost:
+class CpuCost:
     """One subject's measurements, a value a round; CPU in seconds, rates by second."""
 
     rounds: list[dict[str, float]] = field(default_factory=list)
@@ -141,8 +141,8 @@ def _direct(engine: Server) -> Subject:
     return Subject("direct", lambda: engine_stub())
 
 
-async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> Cost:
-    cost, share = Cost(), 8 if subject.is_slow else 1
+async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> CpuCost:
+    cost, share = CpuCost(), 8 if subject.is_slow else 1
     small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     large = [subject.request(server, conversation(subject, n)) for n in range(50)]
     await drive(server.port, small, CONNECTIONS, 512 // share)
@@ -247,7 +247,7 @@ HEADINGS = (
 )
 
 
-def _row(name: str, cost: Cost, direct: Load, server: Server) -> str:
+def _row(name: str, cost: CpuCost, direct: Load, server: Server) -> str:
     p50 = cost.median("p50") - direct.percentile(0.5)
     p99 = cost.median("p99") - direct.percentile(0.99)
     return (

@@ -21,7 +21,7 @@ from engine.cache.entries import Entries
 from engine.cache.ids import TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import CacheQuery, PrefixCache, Written
+from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.table import BlockTable
 from engine.protocol import MAX_NAMES, Breakpoint, HeldName, Message, Prompt, TextPart
 from engine.schedule.scheduler import PrefillChunk
@@ -141,7 +141,7 @@ def new_cache(num_blocks: int) -> PrefixCache:
     return PrefixCache(pool, Entries(pool, lease_share=0.9), hasher)
 
 
-def write_prefix(cache: PrefixCache, prefix: Sequence[TokenId]) -> Written:
+def write_prefix(cache: PrefixCache, prefix: Sequence[TokenId]) -> CacheResult:
     """One request computes it, marked at its end, and is over."""
     query = new_query(cache, [*prefix, 7], len(prefix), [], now=0.0)
     found = cache.look_up(query)

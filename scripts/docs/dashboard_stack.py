@@ -35,14 +35,14 @@ SHOWN = '[data-testid="stMetric"], [data-testid="stDataFrame"], [data-testid="st
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class DashboardStack:
     gateway: str
     dashboard: str
     dashboard_pid: int
 
 
 @contextmanager
-def running(data: Path, *, engine: bool = False) -> Iterator[Stack]:
+def running(data: Path, *, engine: bool = False) -> Iterator[DashboardStack]:
     """A gateway over `data`, a dashboard, and a synthetic engine where one is wanted."""
     settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def running(data: Path, *, engine: bool = False) -> Iterator[Stack]:
         dashboard = stack.enter_context(serving_dashboard(gateway.url))
         for server in (*engines, gateway, dashboard):
             server.wait()
-        yield Stack(gateway.url, dashboard.url, dashboard.pid)
+        yield DashboardStack(gateway.url, dashboard.url, dashboard.pid)
 
 
 def seed(data: Path, num_turns: int) -> None:
@@ -97,7 +97,9 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def signed_in(browser: Browser, stack: Stack, key: str = ADMIN_KEY, **options: Any) -> Page:
+def signed_in(
+    browser: Browser, stack: DashboardStack, key: str = ADMIN_KEY, **options: Any
+) -> Page:
     """A page in a context of its own; `options` are the context's."""
     page = browser.new_context(locale="en-GB", timezone_id="UTC", **options).new_page()
     page.goto(f"{stack.dashboard}/login")
@@ -107,7 +109,7 @@ def signed_in(browser: Browser, stack: Stack, key: str = ADMIN_KEY, **options: A
     return page
 
 
-def open_page(page: Page, stack: Stack, name: str, time_range: str) -> float:
+def open_page(page: Page, stack: DashboardStack, name: str, time_range: str) -> float:
     """Go there; return the seconds until it shows its numbers and its script has ended."""
     started = time.perf_counter()
     page.goto(f"{stack.dashboard}/{name}?range={time_range}", wait_until="domcontentloaded")

@@ -22,7 +22,7 @@ from scripts.docs.dashboard_stack import (
     API_KEY,
     PAGES,
     ROOT,
-    Stack,
+    DashboardStack,
     chromium,
     open_page,
     running,
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def shoot_all(
-    browser: Browser, stack: Stack, names: list[str], time_range: str, out: Path
+    browser: Browser, stack: DashboardStack, names: list[str], time_range: str, out: Path
 ) -> list[str]:
     problems: list[str] = []
     for theme in ("light", "dark"):

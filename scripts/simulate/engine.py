@@ -15,7 +15,7 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool, NoFreeBlocks
-from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache, Written
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
 from engine.cache.table import BlockTable
 from engine.protocol import Breakpoint, ChainGone, Event, HeldName, LeaseEnded, Ttl
 
@@ -63,7 +63,7 @@ class Job:
     arrived_at: float
     found: Found
     table: BlockTable
-    written: Written | None = None
+    written: CacheResult | None = None
     began_at: float = 0.0
 
 

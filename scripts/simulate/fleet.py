@@ -11,7 +11,7 @@ from itertools import count
 import msgspec
 
 from engine.protocol import Event, InputUsage, Started
-from gateway.routing.cost import Candidate, Load, Prompt, Weights, place
+from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 from scripts.simulate.engine import Job, Request, SimulatedEngine
 
@@ -110,7 +110,7 @@ class Gateway:
         for candidate in self.candidates:
             candidate.holdings.heard_at = now  # heartbeats
         placement = place(
-            Prompt(ends=ends, tokens=request.tokens), self.candidates, self.weights, now
+            PromptSizes(ends=ends, tokens=request.tokens), self.candidates, self.weights, now
         )
         candidate = self.candidates[placement.chosen]
         candidate.load.assign(turn, int(placement.offer.to_prefill), now)

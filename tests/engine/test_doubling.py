@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from engine.backends.prepare.composition import decode_prepared
-from engine.backends.prepare.prepared import Limits, Prepared
+from engine.backends.prepare.prepared import Prepared, RequestLimits
 from engine.backends.prepare.preparer import Preparer
 from engine.backends.queries import new_samples, query_of
 from engine.backends.synthetic import SyntheticRunner
@@ -50,7 +50,7 @@ from scripts.bench.doubling_requests import Subject
 
 CONTEXT = 1 << 18
 BLOCK = 16
-LIMITS = Limits()
+LIMITS = RequestLimits()
 
 
 class OneEngine:

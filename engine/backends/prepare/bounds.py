@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from engine.backends.prepare.prepared import Limits
+from engine.backends.prepare.prepared import RequestLimits
 from engine.errors import InvalidRequest, PromptTooLong, SchemaRefused
 from engine.protocol import Description, GenerateRequest, Prompt, ToolUsePart
 
 
-def check_size(prompt: Prompt, limits: Limits) -> None:
+def check_size(prompt: Prompt, limits: RequestLimits) -> None:
     """Raises InvalidRequest for more segments than an engine takes."""
     if prompt.num_segments > limits.segments:
         raise InvalidRequest(f"prompt: at most {limits.segments} tools, blocks and parts")
@@ -30,7 +30,7 @@ def check_length(prompt: Prompt, description: Description) -> None:
         raise PromptTooLong(-(-num_bytes // longest), room)
 
 
-def check_demand(request: GenerateRequest, limits: Limits) -> None:
+def check_demand(request: GenerateRequest, limits: RequestLimits) -> None:
     """Raises InvalidRequest for too many or too long stop strings, and for schemas beyond bounds.
 
     Only schemas that the output must keep to are bounded here: others are text of the prompt.

@@ -7,7 +7,7 @@ import msgspec
 
 from engine.backends.base import Body, Renderer
 from engine.backends.prepare.pool import PreparePool
-from engine.backends.prepare.prepared import Limits, Prepared, Start, WorkerSpec
+from engine.backends.prepare.prepared import Prepared, RequestLimits, Start, WorkerSpec
 from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.process import WorkerProcess
 from engine.backends.prepare.thread import WorkerThread
@@ -22,7 +22,7 @@ def new_preparation(
     renderer: Renderer, spec: WorkerSpec | None, description: Description, settings: Settings
 ) -> PreparePool:
     """Worker processes, or one thread where the renderer can't be loaded by another process."""
-    limits = Limits(
+    limits = RequestLimits(
         segments=settings.max_segments,
         stops=settings.max_stops,
         schema_bytes=settings.max_schema_bytes,

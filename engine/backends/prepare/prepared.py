@@ -27,7 +27,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much one request may ask for. `schema_*` bound the schemas that its output must keep to.
 
     `stop_bytes` are all stop strings together, as UTF-8; `schema_bytes` all schemas, as JSON.
@@ -49,7 +49,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: WorkerSpec
     description: Description
-    limits: Limits
+    limits: RequestLimits
     memory_bytes: int
     seconds: float
 

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.backends.bodies import decoder_of
 from engine.backends.prepare.bounds import check_demand, check_length, check_size
-from engine.backends.prepare.prepared import Answer, Counted, Limits, Prepared, Refused
+from engine.backends.prepare.prepared import Answer, Counted, Prepared, Refused, RequestLimits
 from engine.backends.queries import check_prompt, check_request, prepare
 from engine.errors import EngineError, InvalidRequest, TooCostly
 from engine.protocol import (
@@ -29,7 +29,7 @@ _decode_generate = decoder_of(GenerateRequest)
 _decode_count = decoder_of(CountRequest)
 
 
-class Renderer(Protocol):
+class PromptRenderer(Protocol):
     """As `engine.backends.base.Renderer`, of which a worker uses less."""
 
     def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...
@@ -39,7 +39,9 @@ class Renderer(Protocol):
 class Preparer:
     """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
 
-    def __init__(self, renderer: Renderer, description: Description, limits: Limits) -> None:
+    def __init__(
+        self, renderer: PromptRenderer, description: Description, limits: RequestLimits
+    ) -> None:
         self._renderer = renderer
         self._description = description
         self._limits = limits

@@ -22,7 +22,7 @@ from engine.backends.prepare.prepared import (
     Stopped,
     WorkerSpec,
 )
-from engine.backends.prepare.preparer import Preparer, Renderer
+from engine.backends.prepare.preparer import Preparer, PromptRenderer
 from engine.backends.synthetic import SyntheticRenderer
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
@@ -67,7 +67,7 @@ def main() -> int:
     return 0
 
 
-def new_renderer(spec: WorkerSpec) -> Renderer:
+def new_renderer(spec: WorkerSpec) -> PromptRenderer:
     if spec.kind == "synthetic":
         return SyntheticRenderer()
     formats = FormatChoice(tools=spec.tool_format, reasoning=spec.reasoning_format)

@@ -96,7 +96,7 @@ class Metadata(Strict):
     user_id: str | None = None
 
 
-class Diagnostics(Strict):
+class DiagnosticsRequest(Strict):
     previous_message_id: str | None = None
 
 
@@ -123,7 +123,7 @@ class CountTokensRequest(Strict):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Count
     container: Any = None
-    diagnostics: Diagnostics | None = None
+    diagnostics: DiagnosticsRequest | None = None
     fallback_credit_token: Any = None
     fallbacks: Any = None
     inference_geo: str | None = None

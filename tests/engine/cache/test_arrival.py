@@ -4,7 +4,7 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache, Written
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
 from engine.protocol import Breakpoint, Ttl
 
 SIZE = 4
@@ -35,7 +35,9 @@ class Late:
         self.entries.expire(now)
         return self.cache.look_up(query)
 
-    def run(self, tokens: list[int], *, arrived_at: float, now: float, ttl: Ttl = "5m") -> Written:
+    def run(
+        self, tokens: list[int], *, arrived_at: float, now: float, ttl: Ttl = "5m"
+    ) -> CacheResult:
         query = self.query(tokens, arrived_at, ttl)
         found = self.look_up(query, now)
         table = self.cache.new_table(query)

@@ -36,7 +36,7 @@ PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (beta.BetaSystemMessageOutputConfigParam, request.MessageOutputConfig),
     (ga.CacheControlEphemeralParam, content.CacheControl),
     (beta.BetaCacheControlEphemeralParam, content.CacheControl),
-    (ga.DiagnosticsParam, request.Diagnostics),
+    (ga.DiagnosticsParam, request.DiagnosticsRequest),
     (ga.MetadataParam, request.Metadata),
     (ga.OutputConfigParam, request.OutputConfig),
     (beta.BetaOutputConfigParam, request.OutputConfig),

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.base.errors import EngineLost, EngineTimeout
-from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, limits
+from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -29,7 +29,7 @@ async def asked(serve: Serve, read_seconds: float) -> AsyncIterator[EngineRespon
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     async with server, EngineHttp() as http:
-        response = await http.send("GET", url, {}, None, limits(read_seconds, 20.0))
+        response = await http.send("GET", url, {}, None, timeouts(read_seconds, 20.0))
         yield response
         response.close()
 
@@ -98,7 +98,7 @@ async def test_where_nobody_listens_nothing_was_sent() -> None:
     await server.wait_closed()
     async with EngineHttp() as http:
         with pytest.raises(CannotConnect):
-            await http.send("GET", f"http://127.0.0.1:{port}/", {}, None, limits(20.0, 20.0))
+            await http.send("GET", f"http://127.0.0.1:{port}/", {}, None, timeouts(20.0, 20.0))
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import ChainHeld, HeldName, Snapshot, Tier
-from gateway.routing.cost import Candidate, Load, Prompt, Weights, place
+from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 
 WEIGHTS = Weights()
@@ -15,9 +15,9 @@ NOW = 10.0
 SIZES = [1000, 2000, 4000, 8000]
 
 
-def prompt(name: str = "p", affinity: str | None = None) -> Prompt:
+def prompt(name: str = "p", affinity: str | None = None) -> PromptSizes:
     ends = [PrefixEnd(f"{name}.{i}", size) for i, size in enumerate(SIZES)]
-    return Prompt(ends=ends, tokens=SIZES[-1], affinity=affinity)
+    return PromptSizes(ends=ends, tokens=SIZES[-1], affinity=affinity)
 
 
 def engine(

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gateway.base.errors import EngineTimeout
-from gateway.routing.client import EngineHttp, limits
+from gateway.routing.client import EngineHttp, timeouts
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"
 SILENCE_SECONDS = 1.0
@@ -46,7 +46,7 @@ async def read(talker: Talker) -> list[bytes]:
 
     async with EngineHttp() as http:
         response = await http.send(
-            "GET", f"http://127.0.0.1:{talker.port}/", {}, None, limits(SILENCE_SECONDS, 20.0)
+            "GET", f"http://127.0.0.1:{talker.port}/", {}, None, timeouts(SILENCE_SECONDS, 20.0)
         )
         asyncio.get_running_loop().call_later(SILENCE_SECONDS / 4, hold_up)
         pieces = []

@@ -8,7 +8,7 @@ from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Los
 from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
-from engine.cache.prefix_cache import CacheQuery, Found, Written
+from engine.cache.prefix_cache import CacheQuery, CacheResult, Found
 from engine.protocol import Breakpoint, HeldName
 
 SIZE = 4
@@ -47,7 +47,7 @@ class Books:
         asked: tuple[Found, Directive],
         hit_tokens: int = 0,
         state: HoldState = "leased",
-    ) -> Written:
+    ) -> CacheResult:
         found, directive = asked
         held = [
             Held(key=want.key, state=state, tokens=want.tokens if state != "none" else 0)
