@@ -1,12 +1,18 @@
-from engine.protocol import BreakpointReport, InputUsage, Name, Receipt, Started
+from engine.protocol import BreakpointReport, EntryState, InputUsage, Name, Receipt, Started
 from gateway.turn.why_missed import LastHolders
 
 A = "a" * 16
 NAMES = [Name(A, 0)]
 
 
-def started(epoch: str, seconds: float | None = 300.0, segment: int = 0) -> Started:
-    report = BreakpointReport(segment=segment, state="leased", expires_in_seconds=seconds)
+def started(epoch: str, state: EntryState | None = "leased", segment: int = 0) -> Started:
+    """`state` None: no entry stands at that segment."""
+    report = BreakpointReport(
+        segment=segment,
+        state=state or "none",
+        ttl="5m" if state else None,
+        expires_in_seconds=300.0 if state == "leased" else None,
+    )
     return Started(
         request_id="r",
         epoch=epoch,
@@ -42,6 +48,13 @@ def test_another_engine_holds_it_unless_it_was_restarted_too() -> None:
     epochs["one"] = "e2"
     assert residency.explain("two", "x", [A], 1.0) == "engine_restart"
     assert residency.explain("two", "x", [A], 301.0) == "ttl_expired"
+
+
+def test_an_entry_without_a_lease_is_remembered_for_its_ttl() -> None:
+    residency = make({})
+    residency.learn("one", started("e1", "best_effort"), NAMES, 0.0)
+    assert residency.explain("one", "e2", [A], 299.0) == "engine_restart"
+    assert residency.explain("one", "e2", [A], 300.0) == "ttl_expired"
 
 
 def test_the_deepest_known_prefix_decides() -> None:
