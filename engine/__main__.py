@@ -68,7 +68,7 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
     if settings.backend == "vllm":
         from engine.backends.vllm.backend import VllmBackend
 
-        return lambda host: VllmBackend(settings, clock, host.crash)
+        return lambda host: VllmBackend(settings, clock, host.crash, host.supervisor)
     load_parts = _load_parts(settings)
     return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
 

@@ -1,6 +1,6 @@
 """The engine's metrics in Prometheus text. Names no tenant and no content."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -95,9 +95,24 @@ def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:
             yield GaugeMetricFamily(name, text, value)
 
 
-def render(stats: Stats) -> bytes:
-    """The exposition text of one moment."""
+class _LoopCollector(Collector):
+    def __init__(self, ends: Mapping[str, int]) -> None:
+        self._ends = ends
+
+    def collect(self) -> Iterable[Metric]:
+        ended = CounterMetricFamily(
+            "engine_loop_ends", "Loops of the process that ended by an error", labels=["loop"]
+        )
+        for name, amount in sorted(self._ends.items()):
+            ended.add_metric([name], amount)
+        yield ended
+
+
+def render(stats: Stats | None, loop_ends: Mapping[str, int]) -> bytes:
+    """The exposition text of one moment. `stats` is None while the engine has none."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StatsCollector(stats))
+    if stats is not None:
+        registry.register(_StatsCollector(stats))
+    registry.register(_LoopCollector(loop_ends))
     ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -44,6 +44,7 @@ HOMES = {
 BROAD_EXCEPT_ALLOWED = {
     "engine/schedule/loop.py",
     "engine/serve/health.py",
+    "engine/supervisor.py",
     "engine/serve/server.py",
     "gateway/http/errors.py",
     "gateway/base/background.py",

@@ -59,7 +59,7 @@ MAX_THREADS = 4
 class Loop(Protocol):
     """Whatever steps the engine; `call` runs a function between two steps, from any thread."""
 
-    def start(self, on_crash: Callable[[Exception], None]) -> None: ...
+    def start(self, on_crash: Callable[[BaseException], None]) -> None: ...
     def stop(self) -> None: ...
     def call(self, function: Callable[[], T]) -> "Future[T]": ...
 
@@ -72,7 +72,7 @@ class LoopedBackend:
         settings: Settings,
         clock: Clock,
         load_parts: Callable[[Settings, Progress], Parts],
-        on_crash: Callable[[Exception], None],
+        on_crash: Callable[[BaseException], None],
     ) -> None:
         self._settings = settings
         self._clock = clock

@@ -84,7 +84,7 @@ class EngineLoop:
 
     # The thread.
 
-    def start(self, on_crash: Callable[[Exception], None]) -> None:
+    def start(self, on_crash: Callable[[BaseException], None]) -> None:
         """Run until `stop`; `on_crash` hears of an error that ends the loop."""
         self._thread = threading.Thread(
             target=self._run, args=(on_crash,), name="engine-loop", daemon=True
@@ -114,11 +114,12 @@ class EngineLoop:
         self._inbox.put(run)
         return future
 
-    def _run(self, on_crash: Callable[[Exception], None]) -> None:
+    def _run(self, on_crash: Callable[[BaseException], None]) -> None:
         try:
             while self._take_calls():
                 self.step()
-        except Exception as error:  # noqa: BLE001 - the edge of the thread: the process must know
+        # A panic of a library in Rust is no Exception.
+        except BaseException as error:  # noqa: BLE001 - the edge of the thread: the process ends
             on_crash(error)
 
     def _take_calls(self) -> bool:

@@ -2,75 +2,104 @@
 
 import asyncio
 import gc
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from engine.backends.base import Backend
+from engine.supervisor import Supervisor, trace_of
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Readiness:
-    """`progress` is the fraction of the load that is done, 0 to 1."""
+    """`progress` is the fraction of the load that is done, 0 to 1.
+
+    `failing` names the loops that end again and again. The engine is not ready meanwhile.
+    """
 
     stage: str = "starting"
     progress: float = 0.0
     ready: bool = False
+    failing: list[str] = field(default_factory=list)
 
 
 class ServedEngine:
     """`on_failure` is called when the load or the engine thread fails: the process must end."""
 
-    def __init__(self, on_failure: Callable[[], None]) -> None:
-        self.readiness = Readiness()
+    def __init__(
+        self, on_failure: Callable[[], None], supervisor: Supervisor | None = None
+    ) -> None:
+        self.supervisor = supervisor or Supervisor()
+        self._readiness = Readiness()
         self._on_failure = on_failure
         self._backend: Backend | None = None
 
     @asynccontextmanager
     async def running(self, backend: Backend) -> AsyncIterator[None]:
         self._backend = backend
+        asyncio.get_running_loop().set_exception_handler(self.supervisor.note_unhandled)
         loading = asyncio.create_task(self._load(backend))
         try:
             yield
         finally:
-            self.readiness.ready = False
+            self._readiness.ready = False
             loading.cancel()
             with suppress(asyncio.CancelledError):
                 await loading
+            await self.supervisor.stop()
             await backend.stop()
+
+    def note_loaded(self) -> None:
+        self._readiness.stage, self._readiness.progress = "ready", 1.0
+        self._readiness.ready = True
 
     def end_events(self) -> None:
         """The process is about to end: streams of events end now, what runs goes on."""
         if self._backend is not None:
             self._backend.end_events()
 
-    def crash(self, error: Exception) -> None:
-        """The engine's thread ended: called from it."""
-        log.error("engine failed", error=repr(error), exc_info=error)
-        self.readiness.ready = False
-        self.readiness.stage = "failed"
+    @property
+    def readiness(self) -> Readiness:
+        """Of this moment."""
+        failing = self.supervisor.failing
+        is_ready = self._readiness.ready and not failing
+        return replace(self._readiness, ready=is_ready, failing=failing)
+
+    def crash(self, error: BaseException) -> None:
+        """The engine's thread, or what it computes with, ended. Called from any thread.
+
+        The first call is logged, in one line, and ends the process. Others have no effect.
+        """
+        self._fail(type(error).__name__, trace_of(error))
+
+    def _fail(self, what: str, trace: str) -> None:
+        if self._readiness.stage == "failed":
+            return
+        self._readiness.ready, self._readiness.stage = False, "failed"
+        log.error("engine failed", error=what, trace=trace)
         self._on_failure()
 
     async def _load(self, backend: Backend) -> None:
         try:
             await asyncio.to_thread(backend.load, self._progress)
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
-            self.crash(error)
+            # No request was taken yet, so the messages may be told.
+            self._fail(repr(error), "".join(traceback.format_exception(error)))
         else:
             # What loading made stays: without this each full collection walks over all of it and
             # every request of that moment waits.
             gc.collect()
             gc.freeze()
-            self.readiness.stage, self.readiness.progress = "ready", 1.0
-            self.readiness.ready = True
+            self.note_loaded()
             log.info("ready", **_summary(backend))
 
     def _progress(self, stage: str, fraction: float) -> None:
-        self.readiness.stage, self.readiness.progress = stage, fraction
+        self._readiness.stage, self._readiness.progress = stage, fraction
 
 
 def _summary(backend: Backend) -> dict[str, object]:

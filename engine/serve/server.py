@@ -42,6 +42,7 @@ from engine.protocol import (
 )
 from engine.serve.health import ServedEngine
 from engine.serve.presence import CallerLeft, while_connected
+from engine.supervisor import trace_of
 
 log = structlog.get_logger()
 
@@ -144,7 +145,8 @@ async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]
 async def render_metrics(
     backend: EngineBackend, host: NamedDependency[ServedEngine]
 ) -> Response[bytes]:
-    text = metrics.render(await backend.stats()) if host.readiness.ready else b""
+    stats = await backend.stats() if host.readiness.stage == "ready" else None
+    text = metrics.render(stats, host.supervisor.ends)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -204,7 +206,7 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
             # Its body had not come whole, so nothing was begun, and nobody reads this.
             code, message, status = "invalid_request", "the body ended early", 499
         case _:
-            log.error("call failed", exc_info=error)
+            log.error("call failed", trace=trace_of(error))
             code, message, status = "internal", "internal error", 500
     return Response(ErrorReply(code, message, is_public), status_code=status)
 

@@ -162,7 +162,7 @@ async def running_backend(settings: Settings) -> AsyncIterator[LoopedBackend]:
         await backend.stop()
 
 
-def _crash(error: Exception) -> None:
+def _crash(error: BaseException) -> None:
     print(f"the engine's thread ended: {error!r}", file=sys.stderr)
     os._exit(1)
 

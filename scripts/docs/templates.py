@@ -202,7 +202,7 @@ async def usages(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[Inpu
         step_tokens=512,
         block_bytes=1,
     )
-    crashes: list[Exception] = []
+    crashes: list[BaseException] = []
     backend = LoopedBackend(Settings(**SETTINGS), ManualClock(), lambda *_: parts, crashes.append)
     backend.load(lambda _stage, _fraction: None)
     try:

@@ -79,7 +79,7 @@ def test_a_bound_that_an_engine_has_not_is_not_exposed() -> None:
         counters=Counters(),
         leases=LeaseStats(blocks=3, max_blocks=4),
     )
-    assert samples(render(stats).decode()) == {
+    assert samples(render(stats, {}).decode()) == {
         "engine_leased_blocks": 3,
         "engine_max_leased_blocks": 4,
         "engine_idle_leases_yielded_total": 0,

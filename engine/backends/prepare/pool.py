@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.backends.prepare.prepared import Answer, Kind, Refused
-from engine.errors import EngineError, Overloaded, rebuilt
+from engine.errors import Overloaded, rebuilt
 
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Of bodies, all scopes together; a scope may have half of it."""
@@ -80,17 +80,18 @@ class PreparePool:
         """The answer of a worker. Raises Overloaded, TooCostly and what the worker refuses."""
         job = _Job(scope_of(body), len(body), asyncio.get_running_loop().create_future())
         worker = await self._wait(job)
+        is_left = False
         try:
             answer = await worker.run(kind, body)
         except asyncio.CancelledError:
+            is_left = True
             task = asyncio.create_task(self._recover(worker, job.scope))
             self._recovering.add(task)
             task.add_done_callback(self._recovering.discard)
             raise
-        except EngineError:
-            self._give_back(worker, job.scope)
-            raise
-        self._give_back(worker, job.scope)
+        finally:
+            if not is_left:
+                self._give_back(worker, job.scope)
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
         return answer
@@ -181,8 +182,10 @@ class PreparePool:
         self._grant()
 
     async def _recover(self, worker: Worker, scope: bytes) -> None:
-        await worker.recover()
-        self._give_back(worker, scope)
+        try:
+            await worker.recover()
+        finally:
+            self._give_back(worker, scope)
 
 
 def scope_of(body: bytes) -> bytes:

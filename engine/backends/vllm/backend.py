@@ -23,6 +23,7 @@ from engine.protocol import BlockStats, Capability, Counters, Description, Lease
 from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
+from engine.supervisor import Supervisor
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.longest import longest_token_bytes
@@ -46,10 +47,12 @@ class VllmBackend(LoopedBackend):
         self,
         settings: Settings,
         clock: Clock,
-        on_crash: Callable[[Exception], None],
+        on_crash: Callable[[BaseException], None],
+        supervisor: Supervisor,
         load_parts: "Callable[[Settings, Progress], VllmParts] | None" = None,
     ) -> None:
         super().__init__(settings, clock, self._never, on_crash)
+        self._supervisor = supervisor
         self._load_vllm = load_parts or load_vllm
         self._vllm: _Vllm | None = None
 
@@ -123,7 +126,9 @@ class VllmBackend(LoopedBackend):
             max_context_tokens=description.max_context_tokens,
             publish=self._events.publish,
         )
-        loop = VllmLoop(parts.core, cache, turns, lifecycle, self._clock, self._event_loop)
+        loop = VllmLoop(
+            parts.core, cache, turns, lifecycle, self._clock, self._event_loop, self._supervisor
+        )
         self._vllm = _Vllm(parts.core, parts.counts)
         preparation = new_preparation(parts.renderer, parts.worker, description, settings)
         return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)

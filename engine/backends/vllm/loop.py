@@ -18,6 +18,7 @@ from engine.backends.vllm.turns import Turns
 from engine.clock import Clock, ManualClock
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.request import SequenceState
+from engine.supervisor import Supervisor
 from engine.text.formats.turn_parser import TurnParser
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class VllmLoop:
         lifecycle: Lifecycle,
         clock: Clock,
         event_loop: asyncio.AbstractEventLoop,
+        supervisor: Supervisor,
     ) -> None:
         self.lifecycle = lifecycle
         self._core = core
@@ -46,13 +48,14 @@ class VllmLoop:
         self._turns = turns
         self._clock = clock
         self._event_loop = event_loop
-        self._on_crash: Callable[[Exception], None] = lambda error: None
+        self._supervisor = supervisor
+        self._on_crash: Callable[[BaseException], None] = lambda error: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._served: dict[SequenceState, tuple[asyncio.Task[None], str]] = {}
         self._is_stopped = False
         turns.serve, turns.drop = self._serve, self._drop
 
-    def start(self, on_crash: Callable[[Exception], None]) -> None:
+    def start(self, on_crash: Callable[[BaseException], None]) -> None:
         """`on_crash` hears of an error that vLLM can't go on after."""
         self._on_crash = on_crash
         self._event_loop.call_soon_threadsafe(self._watch)
@@ -141,8 +144,8 @@ class VllmLoop:
 
     def _watch(self) -> None:
         self._spawn(self._check())
-        self._spawn(self._watch_time())
         self._spawn(self._watch_losses())
+        self._supervisor.start("expiry", self._watch_time)
 
     async def _check(self) -> None:
         """Asked once at the start: a scheduler that is not as we know it ends the engine here."""
@@ -157,7 +160,10 @@ class VllmLoop:
             self._tell()
 
     async def _watch_losses(self) -> None:
-        """Only a step loses anything: while nobody runs there is nothing to ask, but once after."""
+        """Only a step loses anything: while nobody runs there is nothing to ask, but once after.
+
+        An error ends the process: vLLM tells a loss once, and no lease may stand on what is lost.
+        """
         was_busy = False
         while True:
             await asyncio.sleep(LOSS_SECONDS)
@@ -176,7 +182,7 @@ class VllmLoop:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and not self._is_stopped:
+        if error is not None and not self._is_stopped:
             self._on_crash(error)
 
 

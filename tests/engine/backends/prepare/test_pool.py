@@ -29,6 +29,9 @@ class Worker:
         if b"costly" in body:
             self.is_busy = False
             raise TooCostly("time")
+        if b"broken" in body:
+            self.is_busy = False
+            raise OSError("too many open files")
         await self._gates[scope_of(body)].wait()
         self.is_busy = False
         return Stopped()
@@ -94,6 +97,18 @@ async def test_one_scope_never_has_the_last_worker() -> None:
         b.gates[b"a"].set()
         await asyncio.gather(*held)
         assert len(b.workers) == 3
+
+
+async def test_a_worker_that_fails_in_a_way_that_nobody_expects_is_free_again() -> None:
+    async with bench(1) as b:
+        b.gates[b"b"].set()
+        for more in ("broken", "held"):
+            task = b.send("a", more)
+            await b.settle()
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.wait_for(b.send("b"), 60)
+        assert len(b.workers) == 1
 
 
 async def test_a_request_that_is_given_up_while_it_waits_costs_no_worker() -> None:

@@ -1,0 +1,163 @@
+"""What an engine says and does when its thread, or a loop of its process, ends by an error."""
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+from engine.backends.vllm.core import StepCounts, VllmCore
+from engine.backends.vllm.directive import LOSSES, CoreStats
+from engine.backends.vllm.loop import VllmLoop
+from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
+from engine.backends.vllm.turns import Turns
+from engine.cache.digests import ChainHasher
+from engine.clock import ManualClock
+from engine.metrics import render
+from engine.schedule.books import Books
+from engine.schedule.lifecycle import Lifecycle
+from engine.serve.health import ServedEngine
+from engine.supervisor import CALLBACKS, STEADY_SECONDS, Supervisor, trace_of
+from scripts.stack import free_port, python, start, wait_until_ready
+from tests.conformance.engines import prompt
+from tests.engine.serve.failing_engine import PANIC_TOKENS, SECRET_WORD
+
+EXIT_SECONDS = 180.0
+SECRET = "a-secret-of-some-length"
+
+
+@pytest.mark.parametrize(
+    ("num_words", "error"), [(2, "KeyError"), (4 * PANIC_TOKENS, "Panic")], ids=["error", "panic"]
+)
+def test_the_end_of_the_engines_thread_ends_the_process_with_one_line_without_content(
+    num_words: int, error: str, tmp_path: Path
+) -> None:
+    port, log = free_port(), tmp_path / "log"
+    environment = {
+        "ENGINE_SECRET": SECRET,
+        "ENGINE_PORT": str(port),
+        "ENGINE_GRACE_SECONDS": "1",
+        "ENGINE_LOG_LEVEL": "error",
+    }
+    process = start(python("tests.engine.serve.failing_engine"), environment, log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url, process, "/readyz", log)
+        body = {
+            "request_id": "r",
+            "scope": "scope",
+            "prompt": msgspec.to_builtins(prompt(f"{SECRET_WORD} " * num_words)),
+            "sampling": {"max_tokens": 1},
+        }
+        headers = {"authorization": f"Bearer {SECRET}"}
+        with suppress(httpx.RemoteProtocolError):
+            httpx.post(f"{url}/v1/generate", json=body, headers=headers, timeout=EXIT_SECONDS)
+        assert process.wait(EXIT_SECONDS) == 1
+    finally:
+        process.kill()
+    text = log.read_text("utf-8")
+    (said,) = [json.loads(line) for line in text.splitlines() if '"engine failed"' in line]
+    assert said["error"] == error
+    assert "in execute" in said["trace"] and said["trace"].rstrip().endswith(error)
+    assert SECRET_WORD not in text
+
+
+class BrokenClock(ManualClock):
+    """Tells the time, unless it is broken."""
+
+    is_broken = False
+
+    def now(self) -> float:
+        if self.is_broken:
+            raise ValueError("no time")
+        return super().now()
+
+
+class SilentLlm:
+    """vLLM that runs nothing and lost nothing."""
+
+    def __init__(self) -> None:
+        self.engine_core = self
+
+    async def call_utility_async(self, name: str, *_: object) -> object:
+        if name == LOSSES:
+            return []
+        return dict.fromkeys(CoreStats.__struct_fields__, 0)
+
+
+def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmLoop:
+    """vLLM's loop, of its own parts, over nothing that computes."""
+    pool = MirrorPool(8, 16)
+    cache = HeldCache(pool, HeldEntries(pool, ttl_scale=1), ChainHasher(bytes(32), 16))
+    turns = Turns(cache, StepCounts(), max_leased_blocks=4)
+    lifecycle = Lifecycle(
+        cache,
+        turns,
+        Books(),
+        clock,
+        epoch="e",
+        max_waiting=1,
+        max_context_tokens=64,
+        publish=lambda events: None,
+    )
+    core = VllmCore(llm, 100, takes_seeds=True)
+    return VllmLoop(core, cache, turns, lifecycle, clock, asyncio.get_running_loop(), supervisor)
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_fails_is_restarted_and_the_engine_is_not_ready_and_says_which() -> None:
+    clock, now, crashes = BrokenClock(), [0.0], list[BaseException]()
+    supervisor = Supervisor(lambda: now[0])
+    host = ServedEngine(lambda: None, supervisor)
+    host.note_loaded()
+    loop_of(clock, supervisor, SilentLlm()).start(crashes.append)
+    await anyio.sleep(0.05)
+    assert host.readiness.ready and host.readiness.failing == []
+    clock.is_broken = True
+    with anyio.fail_after(60):
+        while not host.readiness.failing:
+            await anyio.sleep(0.05)
+    told = host.readiness
+    assert (told.ready, told.stage, told.failing) == (False, "ready", ["expiry"])
+    num_ends = supervisor.ends["expiry"]
+    assert num_ends >= 3
+    assert f'engine_loop_ends_total{{loop="expiry"}} {num_ends}' in render(
+        None, supervisor.ends
+    ).decode().replace(".0", "")
+    clock.is_broken = False
+    await anyio.sleep(2)  # longer than its pause: it runs again
+    assert not host.readiness.ready, "it must run for a while before it counts as well"
+    now[0] += STEADY_SECONDS
+    assert host.readiness.ready and host.readiness.failing == []
+    await supervisor.stop()
+    assert not crashes
+
+
+@pytest.mark.anyio
+async def test_an_error_that_no_caller_takes_is_counted_and_logged_without_content(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    supervisor = Supervisor()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(supervisor.note_unhandled)
+    loop.call_soon(lambda: {}[SECRET_WORD])
+    await anyio.sleep(0.05)
+    assert supervisor.ends[CALLBACKS] == 1
+    said = capsys.readouterr().out
+    assert "KeyError" in said and SECRET_WORD not in said
+
+
+def test_a_trace_has_causes_and_the_messages_of_the_machine_alone() -> None:
+    try:
+        try:
+            raise ValueError(SECRET_WORD)
+        except ValueError as cause:
+            raise RuntimeError("CUDA error: out of memory") from cause
+    except RuntimeError as error:
+        trace = trace_of(error)
+    assert "ValueError\n" in trace and "RuntimeError: CUDA error: out of memory" in trace
+    assert SECRET_WORD not in trace
