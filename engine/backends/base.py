@@ -1,4 +1,4 @@
-"""What the server asks of an engine, whichever it is.
+"""The interface between the server and every engine.
 
 The lifecycle, in this order; the server keeps it and every backend MUST:
 1. construction is cheap and touches nothing outside;
@@ -75,7 +75,7 @@ class Backend(Protocol):
 class Renderer(Protocol):
     """Prompt to tokens, tokens to deltas. `render` may be slow: workers do it.
 
-    What is remembered of a render is kept apart by `scope`: its speed tells nobody anything.
+    The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
     `parsers` makes one for each choice. It compiles what a request demands once, without the
     interpreter's lock, and raises InvalidRequest.
     """
@@ -87,12 +87,11 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a loaded engine consists of; `description` lacks only the epoch.
+    """The parts of a loaded engine. `description` lacks only the epoch.
 
-    `step_tokens` is what it computes in one step where the settings say nothing: a step is as long
-    as others' decode and every cancel may have to wait, so it should take about 0.1 s. A copy of
-    one block moves `block_bytes`. `worker` says how a worker process makes the same renderer; None
-    where it can't.
+    `step_tokens` is the default of tokens computed in one step. Decoding and cancelling wait for a
+    step, so it should take about 0.1 s. A copy of one block moves `block_bytes`. `worker` says how
+    a worker process makes the same renderer; None if it can't.
     """
 
     runner: Runner

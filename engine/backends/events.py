@@ -1,7 +1,7 @@
 """The event log: numbers events, keeps some for replay, and feeds subscribers.
 
-Lives on the event loop's thread. A subscriber that falls behind is ended, never waited for; closing
-the log ends all of them, and any that comes later.
+It is used on the event loop's thread. A subscriber that falls behind is ended. Closing the log ends
+all subscribers, and any later one.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class EventLog:
                 self._offer(subscriber, numbered)
 
     def close(self) -> None:
-        """Subscribers get what was published for them before, and the end."""
+        """End all subscribers, after the events that were published before."""
         self._is_closed = True
         while self._subscribers:
             self._end(next(iter(self._subscribers)))
@@ -45,7 +45,10 @@ class EventLog:
         after: int | None,
         snapshot: Callable[[], Awaitable[Snapshot]],
     ) -> AsyncIterator[EventFrame]:
-        """What was missed (or a snapshot), then events as they come, until closed or too slow."""
+        """Yield the missed events (or a snapshot), then new ones.
+
+        The stream ends when the log closes or the subscriber is too slow.
+        """
         if self._is_closed:
             return
         mine: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=MAX_BEHIND)

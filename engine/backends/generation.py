@@ -11,8 +11,9 @@ HEARTBEAT_SECONDS = 5.0
 class QueuedGeneration:
     """An async iterator of frames, None for a heartbeat.
 
-    The number of frames is bounded by `max_tokens` or the context, so the queue is not. However the
-    reader goes away (cancelled, closed, or never having read a frame), the request is cancelled.
+    `max_tokens` or the context bounds the number of frames, so the queue has no bound of its own.
+    When the reader goes away (cancelled, closed, or without reading a frame), the request is
+    cancelled.
     """
 
     def __init__(self, event_loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> None:

@@ -7,12 +7,13 @@ Sampling, scheduling and clocks are not known here; times are handed in.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.cache.billing import bill
 from engine.cache.block import Block, Entry
 from engine.cache.digests import ChainHasher, PromptDigests
 from engine.cache.entries import Entries, Refresh
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
-from engine.cache.lookup import Mark, Segment, bill, eligible, longest_hit
+from engine.cache.lookup import Mark, Segment, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (

@@ -1,4 +1,4 @@
-"""The engine's own books: totals, and every request's final counts until they are acknowledged."""
+"""The engine's totals, and every request's final counts until they are acknowledged."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ MAX_UNACKNOWLEDGED = 65_536
 
 @dataclass(slots=True)
 class Books:
-    """`prefill_seconds` sums what started requests spent between admission and first token."""
+    """`prefill_seconds` sums the times of started requests between admission and first token."""
 
     totals: dict[str, int] = field(default_factory=dict)
     prefill_seconds: float = 0.0

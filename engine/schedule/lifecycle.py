@@ -1,4 +1,4 @@
-"""What happens to a request between the scheduler's decisions: from submit to its final counts."""
+"""A request's life beside the scheduler's decisions: from submit to its final counts."""
 
 import math
 from collections.abc import Iterable, Sized
@@ -32,13 +32,13 @@ from engine.schedule.scheduler import new_boundaries
 
 
 class Publish(Protocol):
-    """Takes a step's events, in order, from the engine's thread; must not block."""
+    """Takes a step's events, in order, on the engine's thread. It must not block."""
 
     def __call__(self, events: list[Event]) -> None: ...
 
 
 class SequenceQueue(Protocol):
-    """Who waits and runs: the scheduler, or what stands for one that is not ours."""
+    """The waiting and running sequences: our scheduler, or a stand-in for vLLM's."""
 
     @property
     def waiting(self) -> Sized: ...
@@ -48,7 +48,7 @@ class SequenceQueue(Protocol):
     def has(self, sequence: SequenceState) -> bool: ...
 
     def remove(self, sequence: SequenceState) -> None:
-        """Take a sequence out, wherever it is, and give its blocks back."""
+        """Take a waiting or running sequence out, and give its blocks back."""
         ...
 
 
@@ -80,9 +80,9 @@ class Lifecycle:
     # In.
 
     def submit(self, request: RequestState, sample: list[SampleParams]) -> None:
-        """Take a request in; look-up happens here, on the state at its arrival.
+        """Take a request in. The look-up happens here, on the state at its arrival.
 
-        Raises DuplicateRequest and Overloaded, and has then changed nothing.
+        Raises DuplicateRequest and Overloaded, with nothing changed.
         """
         request_id = request.request_id
         if request_id in self._requests or self._accounts.has(request_id):
@@ -107,7 +107,7 @@ class Lifecycle:
         self._scheduler.add(request.leader)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request now; False when it is not here. Blocks are free when this returns."""
+        """End a request now. False if it is not here. Its blocks are free when this returns."""
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -121,7 +121,7 @@ class Lifecycle:
         return True
 
     def fail(self, sequence: SequenceState, message: str) -> None:
-        """End a choice that the engine can't compute, and the request if it has not begun."""
+        """End a choice that the engine can't compute, and its request if that has not begun."""
         if sequence.request.started_at is None:
             self._fail(sequence.request, "internal", message)
         else:
@@ -129,7 +129,7 @@ class Lifecycle:
             self._finish(sequence)
 
     def drop(self, scope: str, key: Digest | None) -> DropReply:
-        """Operator's drop of one entry or of all of a scope."""
+        """Drop one entry or all entries of a scope, for an operator."""
         dropped = self._cache.entries.drop(scope, key)
         self.publish()
         return DropReply(dropped)
@@ -144,7 +144,7 @@ class Lifecycle:
     # Along the way.
 
     def fork_choices(self, leader: SequenceState) -> None:
-        """All but the last prompt token are computed: the other choices share it from here."""
+        """All prompt tokens but the last are computed. From here the other choices share them."""
         request = leader.request
         num_shared = len(request.query.tokens) - 1
         if leader is not request.leader or request.is_forked:
@@ -156,7 +156,7 @@ class Lifecycle:
                 self._scheduler.add_fork(sequence)
 
     def start_if_first(self, sequence: SequenceState) -> None:
-        """The prompt is computed: write the entries; from this frame on they are readable."""
+        """The prompt is computed: write the entries. From this frame on they are readable."""
         request = sequence.request
         if request.started_at is not None:
             return
@@ -183,7 +183,7 @@ class Lifecycle:
             sequence.finish = "length"
 
     def take_token(self, sequence: SequenceState, token: TokenId) -> None:
-        """One sampled token: parse, emit, decide whether it was the last."""
+        """Take one sampled token: parse it, emit its deltas, decide whether it was the last."""
         request = sequence.request
         max_tokens = request.request.sampling.max_tokens
         sequence.tokens.append(token)
@@ -201,7 +201,7 @@ class Lifecycle:
                 self._finish(sequence)
 
     def publish(self) -> None:
-        """Tell what became of leases and names since the last time, and of this step's writes."""
+        """Publish the changes of leases and names since the last time, and this step's writes."""
         ended = self._cache.entries.leases.take_ended()
         gone, host = self._cache.pool.take_evicted_names(), self._cache.host
         for lease in ended:
@@ -225,7 +225,7 @@ class Lifecycle:
     # Out.
 
     def _finish(self, sequence: SequenceState) -> None:
-        """Close one choice; the last one closes the request."""
+        """Close one choice. The last one closes the request."""
         request, reason = sequence.request, sequence.finish
         assert reason is not None
         if request.started_at is None:
@@ -260,7 +260,7 @@ class Lifecycle:
         )
 
     def _fail(self, request: RequestState, code: ErrorCode, message: str) -> None:
-        """The end of a request whose response never began: nothing was written."""
+        """End a request whose response never began. Nothing was written."""
         for sequence in request.sequences:
             if self._scheduler.has(sequence):
                 self._scheduler.remove(sequence)
@@ -286,7 +286,7 @@ class Lifecycle:
 
 
 def _say(sequence: SequenceState, deltas: Iterable[Delta]) -> None:
-    """Parsers know nothing of choices: the deltas are marked here."""
+    """Emit deltas, marked with their choice, which parsers don't know."""
     for delta in deltas:
         choice = sequence.choice
         sequence.request.emit(msgspec.structs.replace(delta, choice=choice) if choice else delta)

@@ -1,7 +1,7 @@
 """The engine's loop: one thread that owns the cache, the scheduler and the runner.
 
-`step` is the engine; everything else here brings requests in and frames out. Other threads talk to
-it through `call` alone, which runs a function between two steps.
+`step` is one pass of the engine. The rest brings requests in and frames out. Other threads use
+`call` alone, which runs a function between two steps.
 """
 
 import queue
@@ -59,7 +59,7 @@ class EngineLoop:
         self.lifecycle.publish()
 
     def _advance(self, chunk: PrefillChunk, token: TokenId | None) -> None:
-        """Account for one computed chunk: the KV is there, maybe the response begins, one token."""
+        """Account for a computed chunk: its KV, perhaps the response's beginning, one token."""
         sequence = chunk.sequence
         assert sequence.table.num_tokens == chunk.start
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
@@ -85,14 +85,14 @@ class EngineLoop:
     # The thread.
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None:
-        """Run until `stop`; `on_crash` hears of an error that ends the loop."""
+        """Run until `stop`. `on_crash` is called with an error that ends the loop."""
         self._thread = threading.Thread(
             target=self._run, args=(on_crash,), name="engine-loop", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the step in progress; what runs is not finished."""
+        """End the thread after the step in progress. Running requests are not finished."""
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -123,7 +123,7 @@ class EngineLoop:
             on_crash(error)
 
     def _take_calls(self) -> bool:
-        """Run what was asked for; waits for something to do. False when it is time to stop."""
+        """Run the waiting calls; wait if there is nothing to do. False when the loop must stop."""
         is_waiting = not self.scheduler.has_work
         timeout = min(self.lifecycle.seconds_to_expiry(self._clock.now()), MAX_IDLE_SECONDS)
         while True:

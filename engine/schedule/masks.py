@@ -1,8 +1,8 @@
-"""Which tokens may come next, found out beside the engine's step.
+"""Computes which tokens may come next, beside the engine's step.
 
-A grammar's mask takes microseconds mostly, and may take a second. So threads compute masks while
-the engine goes on: a choice whose mask is not there does not decode in this step. One that takes
-longer than MASK_SECONDS ends its choice, and nothing else. Computing frees the interpreter's lock.
+A grammar's mask mostly takes microseconds, and may take a second. So threads compute masks while
+the engine goes on. A choice whose mask is not ready does not decode in this step. A mask that takes
+longer than MASK_SECONDS ends its choice, and no other. Computing frees the interpreter's lock.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,15 @@ from engine.schedule.request import SequenceState
 
 MASK_SECONDS = 1.0
 WAIT_SECONDS = 0.005
-"""How long a step waits for masks: most are there by then, and nobody else notices so little."""
+"""Seconds for which a step waits for masks. Most are ready by then."""
 MAX_THREADS = 4
 
 
 class _Work:
-    """`began_at` is None until a thread takes it: who waits for a thread is not late."""
+    """One mask to compute.
+
+    `began_at` is None until a thread takes it: time in the queue does not count.
+    """
 
     def __init__(self, mask: Mask, clock: Clock) -> None:
         self._mask = mask
@@ -35,14 +38,14 @@ class MaskPool:
     """Used from the engine's thread alone."""
 
     def __init__(self, clock: Clock | None = None, *, seconds: float = MASK_SECONDS) -> None:
-        """`clock` is real time, whatever clock the engine's lifetimes follow."""
+        """`clock` is real time, also if the engine's lifetimes follow a manual clock."""
         self._clock = clock or MonotonicClock()
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="mask")
         self._pending: dict[SequenceState, tuple[Future[None], _Work]] = {}
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
-        """Find out what may come behind these, where something binds it."""
+        """Start computing the masks of these sequences, if a grammar binds them."""
         for sequence in sequences:
             mask = sequence.parser.mask
             if mask is None or mask.is_ready or sequence.finish or sequence in self._pending:
@@ -51,7 +54,10 @@ class MaskPool:
             self._pending[sequence] = self._threads.submit(work.run), work
 
     def settle(self) -> list[SequenceState]:
-        """Wait a moment for masks; those whose mask takes too long, or failed, must end."""
+        """Wait a moment for masks.
+
+        Return the sequences whose mask failed or takes too long: they must end.
+        """
         failed: list[SequenceState] = []
         if not self._pending:
             return failed

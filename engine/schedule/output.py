@@ -8,7 +8,7 @@ from engine.protocol import Delta, FinishReason
 
 
 class Mask(Protocol):
-    """What may come next, as far as it is known: `compute` finds it out, on any thread."""
+    """The allowed next tokens. `compute` finds them, on any thread."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -19,13 +19,16 @@ class Mask(Protocol):
 
 
 class OutputParser(Protocol):
-    """Turns one choice's tokens into typed deltas; stateful, one per choice.
+    """Turns one choice's tokens into typed deltas. It has state; there is one per choice.
 
-    `feed` returns what became certain with this token. When it sets `finish` the generation is
-    over: the loop samples no more and the token that decided it is still counted. `close` returns
-    what was held back (called once, after the last token, whatever ended the generation).
-    `allowed` says which tokens may come next: a bit per token id, lowest first; None: all. Where
-    something binds the output there is a `mask`; until it is ready, asking for `allowed` computes.
+    `feed` returns the deltas that became certain with this token. When it sets `finish` the
+    generation is over: the loop samples no more, and the deciding token is still counted. `close`
+    returns the text that was held back. It is called once, after the last token, however the
+    generation ended.
+
+    `allowed` are the tokens that may come next: a bit per token id, lowest first; None: all. If a
+    grammar binds the output there is a `mask`. Until the mask is ready, reading `allowed` computes
+    it.
     """
 
     finish: FinishReason | None

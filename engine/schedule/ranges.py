@@ -1,8 +1,8 @@
-"""Which positions of a prompt were computed, each counted once."""
+"""The computed positions of a prompt, each counted once."""
 
 
 class Ranges:
-    """Disjoint ranges of positions. They come almost in order, so there are few at a time."""
+    """Disjoint ranges of positions. They are added almost in order, so there are few at a time."""
 
     __slots__ = ("_ranges", "total")
 

@@ -12,12 +12,15 @@ from engine.schedule.ranges import Ranges
 from engine.schedule.runner import SampleParams
 
 Emit = Callable[[Frame], None]
-"""Takes a frame towards its reader; called from the engine's thread and must not block."""
+"""Takes a frame to its reader. It is called on the engine's thread and must not block."""
 
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """One choice. `tokens`: the prompt and what was sampled; the table has the KV of a prefix."""
+    """One choice.
+
+    `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them.
+    """
 
     request: "RequestState"
     choice: int
@@ -33,7 +36,7 @@ class SequenceState:
 
     @property
     def can_sample(self) -> bool:
-        """Whether it is known what may come next."""
+        """Whether the allowed next tokens are known."""
         return self.parser.mask is None or self.parser.mask.is_ready
 
     @property
@@ -48,7 +51,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A running sequence that computes the first `tokens` tokens of one that waits."""
+    """A running sequence that computes the first `tokens` tokens of a waiting one."""
 
     sequence: SequenceState
     tokens: int
@@ -58,9 +61,10 @@ class Twin:
 class RequestState:
     """One turn. `found` is None while nothing is held for it (before look-up, after preemption).
 
-    `twin` is whom it waits for, `raced` how much of its prompt it ever waited for. `computed` are
-    the positions of its prompt that went through the model. `num_overtaken` requests were admitted
-    although it came before them and did not fit: it needed `num_needed` free blocks then.
+    `twin` is the sequence that it waits for, `raced` the most tokens of its prompt that it waited
+    for. `computed` are the positions of its prompt that went through the model. `num_overtaken`
+    later requests were admitted before it because it did not fit: it needed `num_needed` free
+    blocks then.
     """
 
     request: GenerateRequest

@@ -1,4 +1,4 @@
-"""The seam between the scheduler and whatever computes: what one step asks of a model."""
+"""The interface between the scheduler and the model: the work of one step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from engine.cache.ids import BlockId, TokenId
 class SampleParams:
     """How to draw the next token; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off.
 
-    `seed` is fixed per sequence: the draw depends on it and the position alone, so that a
-    preempted sequence continues as it would have.
+    `seed` is fixed per sequence. Besides the logits a draw depends on the seed and the position
+    alone, so a preempted sequence continues with the same draws.
     """
 
     temperature: float
@@ -39,7 +39,10 @@ class Work:
 
 
 class Runner(Protocol):
-    """Owns the KV memory of blocks 0 … num_blocks - 1 and the host's. Called from one thread."""
+    """Owns the KV memory of blocks 0 … num_blocks - 1, and the host's.
+
+    It is called from one thread.
+    """
 
     def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
         """Compute one step; the next token of each work that samples, None for the others."""

@@ -1,12 +1,13 @@
-"""Who computes what in the next step: decode first, then prefill, then whoever waits and fits.
+"""Plans the next step: first decoding sequences, then prefill, then waiting requests that fit.
 
-A waiting request is admitted when its whole prompt's blocks can be had, in order of arrival within
-its scope. Scopes take turns, by computed tokens, at prefill and admission alike: a long prompt of
-one does not keep another's short one waiting. Where the first in order does not fit, those behind
-it may go ahead of it, MAX_OVERTAKEN times at most. After that nobody does, and what runs ends, so
-it gets its blocks. When a running sequence finds no block for its next
-token the youngest one is preempted and recomputed later. Leases are touched only when nothing
-else can run.
+A waiting request is admitted when all blocks of its prompt can be allocated, in order of arrival
+within its scope. Scopes take turns by computed tokens, at prefill and at admission. So a long
+prompt of one scope does not delay another scope's short one.
+
+If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
+After that it gets the blocks of the running sequences as they end. If a running sequence finds no
+block for its next token, the youngest sequence is preempted and recomputed later. Leases are ended
+only when nothing else can run.
 """
 
 from collections import Counter, deque
@@ -22,18 +23,21 @@ from engine.schedule.twins import find_twin
 from engine.schedule.waiting import WaitingQueue
 
 MAX_OVERTAKEN = 16
-"""How many may be admitted before a request whose turn it is and that does not fit."""
+"""How many requests may be admitted before one that is first in order and does not fit."""
 MAX_TRIED = 4
-"""How many that do not fit one step tries: each looks through its whole prompt."""
+"""How many requests that do not fit one step tries. Each try reads its whole prompt."""
 MAX_LOOKED_AT = 64
-"""How many it looks at for that; who is known to need more blocks than there are is not tried."""
+"""How many requests a step looks at for that.
+
+A request that is known to need more blocks is not tried.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
 
-    A step may have several of one sequence, with content that is in memory between them.
+    A step may have several chunks of one sequence, with content in memory between them.
     """
 
     sequence: SequenceState
@@ -44,7 +48,7 @@ class PrefillChunk:
 
 class Scheduler:
     def __init__(self, cache: PrefixCache, *, max_step_tokens: int, max_running: int) -> None:
-        """`max_step_tokens` bounds a step's prefill, and with it how long others' decode waits."""
+        """`max_step_tokens` bounds a step's prefill, and so the time for which decoding waits."""
         self._cache = cache
         self._max_step_tokens = max_step_tokens
         self._max_running = max_running
@@ -61,14 +65,14 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def add_fork(self, sequence: SequenceState) -> None:
-        """A choice that shares the leader's blocks runs at once."""
+        """Add a choice that shares the leader's blocks. It runs at once."""
         self.running.append(sequence)
 
     def has(self, sequence: SequenceState) -> bool:
         return sequence in self.running or sequence in self.waiting
 
     def remove(self, sequence: SequenceState) -> None:
-        """Take a sequence out, wherever it is, and give its blocks back."""
+        """Take a waiting or running sequence out, and give its blocks back."""
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -78,10 +82,11 @@ class Scheduler:
         sequence.table.release()
 
     def schedule(self, now: float) -> list[PrefillChunk]:
-        """The next step's chunks; `copies` are to be made before them."""
+        """The next step's chunks. The copies of `take_copies` must be made before them."""
         self._look_up_again()
         chunks = self._decode()
-        # However many decode, a share of the step is left for prefill: it must come to an end.
+        # A share of the step is left for prefill, however many sequences decode, so that prefills
+        # end.
         budget = max(self._max_step_tokens - len(chunks), self._max_step_tokens // 4)
         chunks += self._prefills(budget, now)
         computed: Counter[str] = Counter()
@@ -95,11 +100,11 @@ class Scheduler:
         return copies
 
     def take_demotions(self) -> list[BlockCopy]:
-        """What to copy to the host before anything is written on the device."""
+        """The copies to the host to make before anything is written on the device."""
         return self._cache.host.take_demotions() if self._cache.host is not None else []
 
     def take_promotions(self) -> list[BlockCopy]:
-        """What to copy back now, a bounded number of blocks, for those that run longest first."""
+        """Copies from the host to make now, of a bounded number, the longest running first."""
         host, promotions = self._cache.host, list[BlockCopy]()
         if host is None:
             return promotions
@@ -111,9 +116,9 @@ class Scheduler:
     # Inside.
 
     def _look_up_again(self) -> None:
-        """For who is next and lost its hold.
+        """Look the next request up again if its hold was given up.
 
-        Before anything is made ready: a hold makes blocks shared that were to be written to.
+        This comes before any block is prepared for writing, because a hold makes blocks shared.
         """
         sequence = self._next_waiting()
         if sequence is not None and _lacks_look_up(sequence):
@@ -121,11 +126,14 @@ class Scheduler:
             request.found = self._cache.look_up(request.query)
 
     def _next_waiting(self) -> SequenceState | None:
-        """The first that does not wait for another's blocks; who does, keeps its place."""
+        """The first request that does not wait for a twin's blocks.
+
+        Those that wait keep their place.
+        """
         return next((waits for waits in self.waiting if not self._awaits_twin(waits)), None)
 
     def _next_behind(self, overtaken: Sequence[SequenceState]) -> SequenceState | None:
-        """The next that may fit although these, which come before it, do not."""
+        """The next request that may fit, behind these, which do not."""
         if not overtaken:
             return self._next_waiting()
         if len(self.running) >= self._max_running or len(overtaken) > MAX_TRIED:
@@ -143,7 +151,7 @@ class Scheduler:
         return None
 
     def _awaits_twin(self, sequence: SequenceState) -> bool:
-        """Is somebody computing what it would compute?"""
+        """Whether a running sequence computes what this one would compute."""
         request = sequence.request
         if not _is_new(sequence):
             return False
@@ -167,7 +175,7 @@ class Scheduler:
         return [chunk for chunk in chunks if chunk.sequence in self.running]
 
     def _make_room(self, sequence: SequenceState) -> bool:
-        """Blocks for one more token, by preemption of the youngest if it must be."""
+        """Get blocks for one more token, by preempting the youngest sequence if necessary."""
         while True:
             try:
                 self.copies.extend(sequence.table.prepare(1))
@@ -186,7 +194,10 @@ class Scheduler:
                 return True
 
     def _prefills(self, budget: int, now: float) -> list[PrefillChunk]:
-        """Who runs and who is next, the scope that got least first; of equals who runs."""
+        """Prefill running sequences and admit the next, the least served scope first.
+
+        Running ones win ties.
+        """
         chunks: list[PrefillChunk] = []
         served = self.waiting.served
         prefilling = deque(
@@ -229,7 +240,7 @@ class Scheduler:
                 return True
 
     def _give_up(self, sequence: SequenceState) -> None:
-        """Alone with the whole pool it still does not fit: waiting would never end."""
+        """End a sequence that does not fit into the whole pool: waiting would never end."""
         sequence.finish = "context"
         self.waiting.remove(sequence)
         self.running.append(sequence)
@@ -246,7 +257,10 @@ class Scheduler:
         return copies
 
     def _preempt(self, sequence: SequenceState) -> None:
-        """Give the blocks back and wait in front; everything is recomputed or reused later."""
+        """Give the sequence's blocks back and put it first in the queue.
+
+        Its tokens are recomputed or reused later.
+        """
         self.num_preempted += 1
         self.running.remove(sequence)
         sequence.table.release()
@@ -257,7 +271,10 @@ class Scheduler:
         self.waiting.put_back(sequence)
 
     def _free_what_nobody_runs_on(self, besides: SequenceState | None = None) -> bool:
-        """Nothing else can run: give up a waiting request's hold, then leases, one at a time."""
+        """Free blocks when nothing else can run.
+
+        The holds of waiting requests go first, then leases, one at a time.
+        """
         for sequence in reversed(list(self.waiting)):
             found = sequence.request.found
             if sequence is not besides and found is not None and found.held:
@@ -268,7 +285,7 @@ class Scheduler:
 
 
 def _prefill(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
-    """Up to the budget, but never across a boundary: equal prompts get equal chunks."""
+    """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
         end = min(start + budget, stop)
         for boundary in sequence.request.boundaries:
@@ -282,7 +299,7 @@ def _prefill(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
 
 
 def _is_new(sequence: SequenceState) -> bool:
-    """Its response has not begun: what it finds and reuses is still to be told."""
+    """Whether its response has not begun, so that its read is not reported yet."""
     return sequence.request.leader is sequence and sequence.request.started_at is None
 
 
@@ -291,10 +308,11 @@ def _lacks_look_up(sequence: SequenceState) -> bool:
 
 
 def new_boundaries(request: RequestState) -> list[int]:
-    """Where prefill chunks must end.
+    """The positions at which prefill chunks must end.
 
-    At breakpoints, so that what follows a cached prefix is computed in the same chunks as without
-    it (bitwise equal results), and before the last token where several choices start from it.
+    One is at each breakpoint, so that the text behind a cached prefix is computed in the same
+    chunks as without it (bitwise equal results). One is before the last token if several choices
+    start there.
     """
     ends = {request.query.segments[p.segment].end for p in request.query.breakpoints}
     boundaries = {end for end in ends if end}

@@ -1,8 +1,8 @@
-"""Cold twins: what two requests begin with is computed once.
+"""Cold twins: the common beginning of two requests is computed once.
 
 A request that is not admitted yet waits while a running sequence computes full blocks that it could
-use. Only running sequences are waited for, and those wait for nobody, so there is no circle; the
-wait ends when the blocks are there, or when the other ends, is cancelled or is preempted.
+use. Only running sequences are waited for. They wait for no other, so there is no circle. The wait
+ends when the blocks are there, or when the running sequence ends, is cancelled or is preempted.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from engine.schedule.request import RequestState, SequenceState, Twin
 def find_twin(
     request: RequestState, running: Sequence[SequenceState], block_size: int
 ) -> Twin | None:
-    """Who computes most of what this request would compute, None where waiting does not pay.
+    """The sequence that computes most of this request's prefix. None if waiting does not pay.
 
-    It pays where it saves a block at least, and half of what it waits for: who has read most of
-    the prefix from an entry does not wait for one that began before it.
+    Waiting pays if it saves at least a block, and at least half of the tokens it waits for. So a
+    request that read most of the prefix from an entry does not wait for a sequence that computes it
+    from the beginning.
     """
     digests, best, most = request.query.digests, None, 0
     read = request.found.read if request.found is not None else 0

@@ -1,8 +1,9 @@
-"""Who waits to run, and whose turn it is.
+"""The waiting requests and their fair order.
 
-One line per scope, in order of arrival. It is the turn of the scope that got the fewest tokens
-computed; one that comes, or comes back, starts level with the least of those that are served, so
-that nobody saves up turns by staying away. Who ran and was preempted comes before everybody.
+There is one line per scope, in order of arrival. The next turn is the scope's that got the fewest
+computed tokens. A scope that comes, or comes back, starts level with the least served of the
+others, so that no scope saves up turns by staying away. A preempted sequence comes before all
+others.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ class WaitingQueue:
         return self._size
 
     def __iter__(self) -> Iterator[SequenceState]:
-        """In the order of their turns, if nobody got anything in between."""
+        """The requests in the order of their turns, if no tokens are computed in between."""
         yield from self._preempted
         for scope in sorted(self._lines, key=self._served.__getitem__):
             yield from self._lines[scope]
@@ -36,7 +37,7 @@ class WaitingQueue:
         return sequence in self._preempted or sequence in self._lines.get(sequence.scope, ())
 
     def add(self, sequence: SequenceState) -> None:
-        """Last in its scope's line."""
+        """Put a sequence last in its scope's line."""
         scope = sequence.scope
         if scope not in self._lines:
             self._lines[scope] = deque()
@@ -45,12 +46,12 @@ class WaitingQueue:
         self._size += 1
 
     def put_back(self, sequence: SequenceState) -> None:
-        """First of all: it had its turn and lost it."""
+        """Put a preempted sequence before all others."""
         self._preempted.appendleft(sequence)
         self._size += 1
 
     def remove(self, sequence: SequenceState) -> None:
-        """It runs now, or has ended."""
+        """Take out a sequence that runs now or has ended."""
         if sequence in self._preempted:
             self._preempted.remove(sequence)
         else:
@@ -61,18 +62,18 @@ class WaitingQueue:
         self._size -= 1
 
     def served(self, sequence: SequenceState) -> int:
-        """What its scope has got: tokens, of no meaning but to be compared."""
+        """The scope's computed tokens, for comparison only."""
         return self._served.get(sequence.scope, self._level)
 
     def charge(self, computed: Mapping[str, int]) -> None:
-        """A step was planned: these tokens by scope."""
+        """Charge a planned step's tokens, by scope."""
         for scope, tokens in computed.items():
             self._served[scope] = self._served.get(scope, self._level) + tokens
         active = computed.keys() | self._lines.keys()
         if active:
             self._level = max(self._level, min(self._served[scope] for scope in active))
         if len(self._served) > len(active) + MAX_IDLE_SCOPES:
-            # Who is below the level would start from it again anyway.
+            # A scope below the level would start from the level again anyway.
             self._served = {
                 scope: served
                 for scope, served in self._served.items()

@@ -1,4 +1,4 @@
-"""One backend and its life in a process: load in the background, readiness, the end."""
+"""One backend's life in a process: loading in the background, readiness, the end."""
 
 import asyncio
 import gc
@@ -59,7 +59,7 @@ class ServedEngine:
         self._readiness.ready = True
 
     def end_events(self) -> None:
-        """The process is about to end: streams of events end now, what runs goes on."""
+        """The process is about to end. Streams of events end now; running requests go on."""
         if self._backend is not None:
             self._backend.end_events()
 
@@ -91,8 +91,8 @@ class ServedEngine:
             # No request was taken yet, so the messages may be told.
             self._fail(repr(error), "".join(traceback.format_exception(error)))
         else:
-            # What loading made stays: without this each full collection walks over all of it and
-            # every request of that moment waits.
+            # The loaded objects stay. Without this each full collection would walk over all of them
+            # while requests wait.
             gc.collect()
             gc.freeze()
             self.note_loaded()

@@ -14,9 +14,10 @@ class CallerLeft(Exception):
 
 
 async def while_connected(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. Raises CallerLeft, and cancels the work, where the caller hangs up first.
+    """Return the work's result. If the caller hangs up first, cancel the work and raise CallerLeft.
 
-    The request's body must have been read: what comes behind it is the end of the connection.
+    The request's body must have been read already, so that the next message is the end of the
+    connection.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))

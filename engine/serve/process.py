@@ -1,7 +1,7 @@
 """The engine's uvicorn, and how it comes to an end.
 
-SIGTERM or SIGINT: nothing new is accepted and event streams end at once, since they would never end
-by themselves; running generations have `grace_seconds`, then they are cut off.
+On SIGTERM or SIGINT nothing new is accepted. Event streams end at once, since they would never end
+by themselves. Running generations have `grace_seconds`; then they are cut off.
 """
 
 import socket
@@ -13,8 +13,10 @@ from engine.serve.health import ServedEngine
 from engine.settings import Settings
 
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than a gateway keeps idle connections (30 s): who closes first must be the one that sends,
-or a request goes out on a connection that has just ended."""
+"""Longer than a gateway keeps idle connections (30 s).
+
+The gateway must close first: otherwise it may send a request on a connection that has just ended.
+"""
 
 
 class Server(uvicorn.Server):

@@ -177,7 +177,7 @@ def _provide_host(state: State) -> ServedEngine:
 
 
 def guard(secret: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
-    """Let through who sends the engine secret; others get a 401."""
+    """Let requests with the engine secret through. Others get a 401."""
     wanted = f"Bearer {secret}".encode()
 
     def check_secret(
@@ -203,7 +203,8 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
             code = "not_found" if error.status_code == 404 else "invalid_request"
             message, status = error.detail, error.status_code
         case InternalServerException(detail="client disconnected prematurely"):
-            # Its body had not come whole, so nothing was begun, and nobody reads this.
+            # The body was incomplete, so nothing was begun. The caller is gone and does not read
+            # this.
             code, message, status = "invalid_request", "the body ended early", 499
         case _:
             log.error("call failed", trace=trace_of(error))

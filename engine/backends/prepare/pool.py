@@ -1,9 +1,10 @@
-"""Whose request is prepared next: a few workers, shared by scope.
+"""A few workers prepare requests. Scopes share them fairly.
 
-Scopes take turns. One scope has all workers but one at most, so that a request that takes long
-keeps nobody else waiting, and a bound of what it may have waiting. A request that is cancelled
-leaves at once, waiting or not; what waits too long is refused as `overloaded`, which another engine
-may do better, and what takes too long as `too_costly`, which none would.
+Scopes take turns. One scope has at most all workers but one, so that a long request does not delay
+other scopes. The number of its waiting requests is bounded. A cancelled request leaves at once,
+waiting or not. A request that waits too long is refused as `overloaded`, since another engine may
+have room. One that takes too long is refused as `too_costly`, since every engine would take as
+long.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from engine.backends.prepare.prepared import Answer, Kind, Refused
 from engine.errors import Overloaded, rebuilt
 
 MAX_WAITING_BYTES = 256 * 1024 * 1024
-"""Of bodies, all scopes together; a scope may have half of it."""
+"""Bytes of waiting bodies, of all scopes together. One scope may have half of it."""
 _HEAD_BYTES = 4096
 _SCOPE = re.compile(rb'"scope":\s*"([^"\\]{1,64})"')
 
@@ -154,7 +155,7 @@ class PreparePool:
         return next((scope for scope in self._load.lines if running[scope] < most), None)
 
     def _take_worker(self, scope: bytes) -> Worker | None:
-        """One that worked for this scope before, if it can be: it remembers what it tokenized."""
+        """Take a free worker, preferably one that has this scope's tokenized text in its cache."""
         if self._idle:
             mine = [i for i, (_, last) in enumerate(self._idle) if last == scope]
             return self._idle.pop(mine[-1] if mine else 0)[0]
@@ -189,7 +190,7 @@ class PreparePool:
 
 
 def scope_of(body: bytes) -> bytes:
-    """Whose request it is, for turns alone: from the body's beginning, where gateways write it.
+    """The request's scope, from the body's beginning, where gateways write it; for fairness only.
 
     Only the worker reads the whole body. A scope that is not found takes turns as an empty one.
     """

@@ -1,8 +1,8 @@
-"""Our books of what vLLM holds: the same cache, entries and names as on our own blocks.
+"""Our record of what vLLM holds: the same cache, entries and names as on our own blocks.
 
-A block here mirrors one of vLLM's: its tokens, its names, the leases on it. Which entry is leased,
-and what is no longer in memory, the connector says; expiry and look-ups are decided here. So the
-rules of `engine.blocks` are these too, and this module adds only where the facts come from.
+A block here mirrors one of vLLM's: its tokens, its names, the leases on it. The connector says
+which entries are leased and which blocks are gone. Expiry and look-ups are decided here, by the
+rules of `engine.cache`. This module adds only the source of the facts.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ _WATCH = "name:"
 
 
 class MirrorPool(BlockPool):
-    """Blocks that entries or names stand on; of all else there is no mirror."""
+    """Mirrors of blocks with entries or names. Other blocks have none."""
 
     def mirror(self, digests: PromptDigests) -> list[Block]:
         """The mirrors of a prompt's full blocks, each with one reference more."""
@@ -42,7 +42,7 @@ class MirrorPool(BlockPool):
         return blocks
 
     def lose(self, digest: Digest) -> None:
-        """vLLM has this block no more: nor are its names there."""
+        """vLLM has dropped this block, so its names are gone too."""
         block = self._index.get(digest)
         if block is not None:
             self._evicted_names.extend(block.names)
@@ -56,7 +56,7 @@ class MirrorPool(BlockPool):
 
 
 class HeldEntries(Entries):
-    """Entries whose leases the connector holds: it says which got one and which lost it."""
+    """Entries whose leases the connector holds. It reports which got one and which lost it."""
 
     def __init__(self, pool: MirrorPool, *, ttl_scale: float, grace_seconds: float = 0.0) -> None:
         super().__init__(
@@ -79,7 +79,7 @@ class HeldEntries(Entries):
                 self._try_lease(entry)
 
     def lose(self, key: Digest, loss: Loss) -> None:
-        """An entry's lease, or its content, is gone without our doing."""
+        """Note an entry that lost its lease or its content in vLLM."""
         entry = self.get(key)
         if entry is None:
             return

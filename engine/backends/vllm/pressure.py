@@ -13,10 +13,11 @@ from engine.backends.vllm.requests import RequestTracker
 
 
 def relieve(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) -> None:
-    """Let the engine never stall: with nothing running, who waits gives up, then leases go.
+    """Prevent a stall with nothing running: waiting requests give up blocks, then leases end.
 
-    As long as anything runs, vLLM's own ways stand: who does not fit waits, or one who runs is
-    preempted. A last one that does not fit preempts itself and comes back as one who waits.
+    While a request runs, vLLM decides: a request that does not fit waits, or a running one is
+    preempted. The last running request preempts itself if it does not fit, and comes back as a
+    waiting one.
     """
     allocate = cache.allocate_slots
     parameters = inspect.signature(allocate)
@@ -26,7 +27,7 @@ def relieve(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) 
         if blocks is not None:
             return blocks
         given = parameters.bind(request, *args, **kwargs).arguments
-        # Only for those who wait does vLLM say whether others run.
+        # vLLM says only for waiting requests whether others run.
         if given.get("has_scheduled_reqs", True):
             return None
         found = given.get("new_computed_blocks")

@@ -1,4 +1,4 @@
-"""What the scheduler tells of requests, turned into protection, holds and reports.
+"""Turns the scheduler's news of requests into protection, holds and reports.
 
 vLLM's request ids differ from ours (it adds a suffix, and choices of one request get one each), so
 states are kept by vLLM's and reported by the directive's.
@@ -39,7 +39,7 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    """Not thread-safe: everything comes from the scheduler's thread."""
+    """The tracked requests. Not thread-safe: all calls come from the scheduler's thread."""
 
     def __init__(self, leases: LeaseManager) -> None:
         self._leases = leases
@@ -124,7 +124,7 @@ class RequestTracker:
     # Under pressure.
 
     def give_up(self, except_id: str) -> bool:
-        """One who waits, the last to come first, gives up what it will read; False if none has."""
+        """Let the newest waiting request give up its protected blocks. False if none has any."""
         for request_id, state in reversed(self._states.items()):
             if request_id != except_id and state.protected is not None:
                 self._unprotect(state)
@@ -132,7 +132,7 @@ class RequestTracker:
         return False
 
     def give_up_all(self) -> None:
-        """The cache is emptied: nobody will read anything of it."""
+        """The cache is emptied, so no request will read from it."""
         for state in self._states.values():
             self._unprotect(state)
 
