@@ -1,6 +1,6 @@
 """The dimensions of requests and answers that `doubling` doubles, each up to its bound."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +95,9 @@ def _completion(prompt: str) -> Work:
     return work
 
 
-def _raw(decode: Callable[[bytes], object], body: bytes) -> Work:
+def _raw(how: tuple[Callable[[bytes], object], bytes]) -> Work:
+    decode, body = how
+
     def work() -> None:
         with suppress(GatewayError):
             decode(body)
@@ -131,6 +133,11 @@ def _schema(count: int) -> Json:
     return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
 
 
+def _exchange(calls: list[Json], results: Any) -> Json:
+    answer, reply = {"role": "assistant", "content": calls}, {"role": "user", "content": results}
+    return {"messages": [_HI, answer, reply]}
+
+
 def _calls(count: int, *, answered: int | None = None) -> Json:
     """As many calls in one message, answered in the next."""
     calls = [{"type": "tool_use", "id": f"c{n}", "name": "t", "input": {}} for n in range(count)]
@@ -138,13 +145,7 @@ def _calls(count: int, *, answered: int | None = None) -> Json:
         {"type": "tool_result", "tool_use_id": f"c{n}", "content": "a"}
         for n in reversed(range(count if answered is None else answered))
     ]
-    return {
-        "messages": [
-            _HI,
-            {"role": "assistant", "content": calls},
-            {"role": "user", "content": results or "a"},
-        ]
-    }
+    return _exchange(calls, results or "a")
 
 
 def _chat_calls(count: int, *, answered: int | None = None) -> Json:
@@ -158,13 +159,7 @@ def _chat_calls(count: int, *, answered: int | None = None) -> Json:
 def _nested(count: int, inner: Json) -> Json:
     call = {"type": "tool_use", "id": "c", "name": "t", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [inner] * count}
-    return {
-        "messages": [
-            _HI,
-            {"role": "assistant", "content": [call]},
-            {"role": "user", "content": [result]},
-        ]
-    }
+    return _exchange([call], [result])
 
 
 def _document(count: int) -> Json:
@@ -191,6 +186,11 @@ def _edits(count: int) -> Json:
     return {"context_management": {"edits": [edit] * 16}, **_thinking(count)}
 
 
+def _form(count: int) -> Json:
+    schema = {"name": "n", "schema": _schema(count)}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
 def _systems(count: int) -> Json:
     return {"messages": [{"role": "system", "content": "a"}] * count + [_HI]}
 
@@ -213,7 +213,9 @@ def _answer(*deltas: Frame) -> list[Frame]:
     return [started, *deltas, finished, Done(request_id="r", output_tokens=1)]
 
 
-def _written(frames: list[Frame]) -> Work:
+def _written(deltas: list[Frame]) -> Work:
+    frames = _answer(*deltas)
+
     def work() -> None:
         writer = EventWriter(
             turn_id="t",
@@ -232,7 +234,9 @@ def _written(frames: list[Frame]) -> Work:
     return work
 
 
-def _chunked(frames: list[Frame]) -> Work:
+def _chunked(deltas: list[Frame]) -> Work:
+    frames = _answer(*deltas)
+
     def work() -> None:
         writer = ChatWriter(
             response_id="r",
@@ -258,143 +262,88 @@ def _call_frames(count: int) -> list[Frame]:
     ]
 
 
-_VALID = [
-    Subject(
-        "messages: blocks of one message", _BLOCKS, lambda n: _messages(_content([_text()] * n))
-    ),
-    Subject("messages: messages", _BLOCKS, lambda n: _messages(_alternating(n))),
-    Subject(
-        "messages: bytes of one text",
-        _BYTES,
-        lambda n: _messages(_content([_text("a b " * (n // 4))])),
-    ),
-    Subject(
-        "messages: bytes that are escaped",
-        _BYTES // 4,
-        lambda n: _messages(_content([_text('",' * (n // 2))])),
-    ),
-    Subject("messages: system blocks", _BLOCKS, lambda n: _messages({"system": [_text()] * n})),
-    Subject(
-        "messages: system blocks with nonces", _BLOCKS, lambda n: _messages({"system": _line(n)})
-    ),
-    Subject("messages: tools", BOUNDS.max_tools, lambda n: _messages({"tools": _tools(n)})),
-    Subject(
-        "messages: properties",
+def _subjects(
+    group: str, work: Callable[[Any], Work], rows: Mapping[str, tuple[int, Callable[[int], Any]]]
+) -> list[Subject]:
+    """From each dimension's bound and what `work` gets at a size."""
+    return [
+        Subject(f"{group}: {name}", most, lambda size, make=make: work(make(size)))  # type: ignore[misc]
+        for name, (most, make) in rows.items()
+    ]
+
+
+_MESSAGES = {
+    "blocks of one message": (_BLOCKS, lambda n: _content([_text()] * n)),
+    "messages": (_BLOCKS, _alternating),
+    "bytes of one text": (_BYTES, lambda n: _content([_text("a b " * (n // 4))])),
+    "bytes that are escaped": (_BYTES // 4, lambda n: _content([_text('",' * (n // 2))])),
+    "system blocks": (_BLOCKS, lambda n: {"system": [_text()] * n}),
+    "system blocks with nonces": (_BLOCKS, lambda n: {"system": _line(n)}),
+    "tools": (BOUNDS.max_tools, lambda n: {"tools": _tools(n)}),
+    "properties": (
         BOUNDS.max_schema_properties,
-        lambda n: _messages({"tools": [{**_tools(1)[0], "input_schema": _schema(n)}]}),
+        lambda n: {"tools": [{**_tools(1)[0], "input_schema": _schema(n)}]},
     ),
-    Subject("messages: tool calls and results", _BLOCKS // 2, lambda n: _messages(_calls(n))),
-    Subject(
-        "messages: values of a tool's input",
-        BOUNDS.max_json_values // 2,
-        lambda n: _messages(_input(n)),
-    ),
-    Subject("messages: blocks of a tool result", _BLOCKS, lambda n: _messages(_nested(n, _text()))),
-    Subject(
-        "messages: documents in a tool result",
-        _BLOCKS // 5,
-        lambda n: _messages(_nested(n, _document(4))),
-    ),
-    Subject(
-        "messages: texts of a search result", _BLOCKS, lambda n: _messages(_nested(1, _search(n)))
-    ),
-    Subject("messages: thinking blocks", _BLOCKS, lambda n: _messages(_thinking(n))),
-    Subject("messages: thinking blocks and edits", _BLOCKS, lambda n: _messages(_edits(n))),
-    Subject(
-        "messages: stop sequences",
-        BOUNDS.max_stop_sequences,
-        lambda n: _messages({"stop_sequences": ["x" * 1024] * n}),
-    ),
-    Subject(
-        "messages: names (bytes of many texts)",
+    "tool calls and results": (_BLOCKS // 2, _calls),
+    "values of a tool's input": (BOUNDS.max_json_values // 2, _input),
+    "blocks of a tool result": (_BLOCKS, lambda n: _nested(n, _text())),
+    "documents in a tool result": (_BLOCKS // 5, lambda n: _nested(n, _document(4))),
+    "texts of a search result": (_BLOCKS, lambda n: _nested(1, _search(n))),
+    "thinking blocks": (_BLOCKS, _thinking),
+    "thinking blocks and edits": (_BLOCKS, _edits),
+    "stop sequences": (BOUNDS.max_stop_sequences, lambda n: {"stop_sequences": ["x" * 1024] * n}),
+    "names (bytes of many texts)": (
         _BYTES,
-        lambda n: _messages(_content([_text("a" * 8300)] * (n // 8300))),
+        lambda n: _content([_text("a" * 8300)] * (n // 8300)),
     ),
-    Subject("chat: parts of one message", _BLOCKS, lambda n: _chat(_content([_text()] * n))),
-    Subject("chat: messages", _BLOCKS, lambda n: _chat(_alternating(n))),
-    Subject(
-        "chat: bytes of one text", _BYTES, lambda n: _chat(_content([_text("a b " * (n // 4))]))
-    ),
-    Subject("chat: system messages", _BLOCKS, lambda n: _chat(_systems(n))),
-    Subject("chat: tools", BOUNDS.max_tools, lambda n: _chat({"tools": _functions(n)})),
-    Subject(
-        "chat: properties",
-        BOUNDS.max_schema_properties,
-        lambda n: _chat(
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": _schema(n)},
-                }
-            }
-        ),
-    ),
-    Subject("chat: tool calls and results", _BLOCKS // 2, lambda n: _chat(_chat_calls(n))),
-    Subject(
-        "chat: native breakpoints",
+    "markers": (_BLOCKS // 2, lambda n: _content([_text(cache_control=_MARKER)] * n)),
+    "the last block is wrong": (_BLOCKS, lambda n: _content([_text()] * n + [{"type": "image"}])),
+    "the last text is empty": (_BLOCKS, lambda n: _content([_text()] * n + [_text("")])),
+    "calls without results": (_BLOCKS, lambda n: _calls(n, answered=0)),
+    "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
+    "bytes of a wrong value": (_BYTES // 4, lambda n: {"service_tier": " - at `$[" * (n // 9)}),
+    "unknown fields": (BOUNDS.max_json_values // 4, lambda n: {f"f{i}": 1 for i in range(n)}),
+}
+_CHAT = {
+    "parts of one message": (_BLOCKS, lambda n: _content([_text()] * n)),
+    "messages": (_BLOCKS, _alternating),
+    "bytes of one text": (_BYTES, lambda n: _content([_text("a b " * (n // 4))])),
+    "system messages": (_BLOCKS, _systems),
+    "tools": (BOUNDS.max_tools, lambda n: {"tools": _functions(n)}),
+    "properties": (BOUNDS.max_schema_properties, _form),
+    "tool calls and results": (_BLOCKS // 2, _chat_calls),
+    "native breakpoints": (
         _BLOCKS,
-        lambda n: _chat(_content([_text(prompt_cache_breakpoint={"mode": "explicit"})] * n)),
+        lambda n: _content([_text(prompt_cache_breakpoint={"mode": "explicit"})] * n),
     ),
-    Subject("completions: bytes of the prompt", _BYTES, lambda n: _completion("a b " * (n // 4))),
-]
-_INVALID = [
-    Subject(
-        "messages: markers",
-        _BLOCKS // 2,
-        lambda n: _messages(_content([_text(cache_control=_MARKER)] * n)),
-    ),
-    Subject(
-        "messages: the last block is wrong",
+    "the last part is wrong": (
         _BLOCKS,
-        lambda n: _messages(_content([_text()] * n + [{"type": "image"}])),
+        lambda n: _content([_text()] * n + [{"type": "image_url"}]),
     ),
-    Subject(
-        "messages: the last text is empty",
-        _BLOCKS,
-        lambda n: _messages(_content([_text()] * n + [_text("")])),
-    ),
-    Subject("messages: calls without results", _BLOCKS, lambda n: _messages(_calls(n, answered=0))),
-    Subject(
-        "messages: bytes of an unknown field",
-        _BYTES // 4,
-        lambda n: _messages({" - at `$" * (n // 8): 1}),
-    ),
-    Subject(
-        "messages: bytes of a wrong value",
-        _BYTES // 4,
-        lambda n: _messages({"service_tier": " - at `$[" * (n // 9)}),
-    ),
-    Subject(
-        "messages: unknown fields",
-        BOUNDS.max_json_values // 4,
-        lambda n: _messages({f"f{i}": 1 for i in range(n)}),
-    ),
-    Subject(
-        "chat: the last part is wrong",
-        _BLOCKS,
-        lambda n: _chat(_content([_text()] * n + [{"type": "image_url"}])),
-    ),
-    Subject("chat: calls without results", _BLOCKS, lambda n: _chat(_chat_calls(n, answered=0))),
-    Subject(
-        "chat: bytes of an unknown field", _BYTES // 4, lambda n: _chat({" - at `$" * (n // 8): 1})
-    ),
-    Subject(
-        "body: too many values",
+    "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
+    "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
+}
+_BODIES = {
+    "too many values": (
         _BYTES,
-        lambda n: _raw(decode_messages, b"[" + b'{"a": "b"},' * (n // 11) + b"1]"),
+        lambda n: (decode_messages, b"[" + b'{"a": "b"},' * (n // 11) + b"1]"),
     ),
-    Subject(
-        "body: quotes without an end",
-        _BYTES,
-        lambda n: _raw(decode_chat, b'["' + b'\\",' * (n // 3)),
+    "quotes without an end": (_BYTES, lambda n: (decode_chat, b'["' + b'\\",' * (n // 3))),
+    "nested lists": (_BYTES, lambda n: (decode_messages, b"[" * n)),
+}
+_COMPLETIONS = {"bytes of the prompt": (_BYTES, lambda n: "a b " * (n // 4))}
+_CHUNKS = {
+    "texts": (16_384, lambda n: [TextDelta("a")] * n),
+    "calls": (8_192, _call_frames),
+}
+_EVENTS = {**_CHUNKS, "thinking": (16_384, lambda n: [ThinkingDelta("a")] * n)}
+SUBJECTS = [
+    *_subjects("messages", _messages, _MESSAGES),
+    *_subjects("chat", _chat, _CHAT),
+    *_subjects(
+        "completions", _completion, {"bytes of the prompt": (_BYTES, lambda n: "a b " * (n // 4))}
     ),
-    Subject("body: nested lists", _BYTES, lambda n: _raw(decode_messages, b"[" * n)),
+    *_subjects("body", _raw, _BODIES),
+    *_subjects("events", _written, _EVENTS),
+    *_subjects("chunks", _chunked, _CHUNKS),
 ]
-_ANSWERS = [
-    Subject("events: texts", 16_384, lambda n: _written(_answer(*[TextDelta("a")] * n))),
-    Subject("events: thinking", 16_384, lambda n: _written(_answer(*[ThinkingDelta("a")] * n))),
-    Subject("events: calls", 8_192, lambda n: _written(_answer(*_call_frames(n)))),
-    Subject("chunks: texts", 16_384, lambda n: _chunked(_answer(*[TextDelta("a")] * n))),
-    Subject("chunks: calls", 8_192, lambda n: _chunked(_answer(*_call_frames(n)))),
-]
-SUBJECTS = [*_VALID, *_INVALID, *_ANSWERS]
