@@ -21,6 +21,7 @@ import msgspec
 
 from engine.backends.synthetic import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.protocol import Message, Prompt, TextPart
+from scripts.bench.load import CHAT, Answer, marked
 
 SYSTEM_BYTES = 8192
 QUESTION_BYTES = 1600
@@ -82,7 +83,7 @@ class Client:
         max_tokens: int,
     ) -> None:
         self._session = session
-        self._urls = itertools.cycle(f"{url}/v1/chat/completions" for url in urls)
+        self._urls = itertools.cycle(f"{url}{CHAT}" for url in urls)
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         self._marks: Marks = marks
         self._max_tokens = max_tokens
@@ -93,35 +94,24 @@ class Client:
         Raises aiohttp.ClientError, TimeoutError and RuntimeError for what is no whole answer.
         """
         body = msgspec.json.encode(self._body(texts))
-        begun, first, answer = time.perf_counter(), None, ""
-        is_whole = False
+        answer = Answer()
         request = self._session.post(next(self._urls), data=body, headers=self._headers)
         async with request as response:
             if response.status != 200:
                 raise RuntimeError(f"{response.status}: {(await response.text())[:200]}")
             async for line in response.content:
-                if line.startswith(b"data: [DONE]"):
-                    is_whole = True
-                elif line.startswith(b"data: "):
-                    text = _text_of(line[len(b"data: ") :])
-                    if text and first is None:
-                        first = time.perf_counter() - begun
-                    answer += text
-        if first is None or not is_whole:
-            raise RuntimeError("the stream ended early")
-        return answer, first
+                answer.take(line)
+        if answer.first_seconds is None or not answer.is_whole:
+            raise RuntimeError(answer.error or "the stream ended early")
+        return answer.text, answer.first_seconds
 
     def _body(self, texts: Texts) -> dict[str, Any]:
         last = len(texts) - 1
-        marked = {"none": (), "system": (0,), "conversation": (0, last)}[self._marks]
+        ends = {"none": (), "system": (0,), "conversation": (0, last)}[self._marks]
         messages = []
         for index, text in enumerate(texts):
             role = "system" if index == 0 else "user" if index % 2 else "assistant"
-            content: Any = text
-            if index in marked:
-                marker = {"type": "ephemeral"}
-                content = [{"type": "text", "text": text, "cache_control": marker}]
-            messages.append({"role": role, "content": content})
+            messages.append({"role": role, "content": marked(text) if index in ends else text})
         return {
             "model": "synthetic",
             "messages": messages,
@@ -163,13 +153,6 @@ async def _converse(
                 break
             observed.first_token.append(first)
             texts.append(answer)
-
-
-def _text_of(event: bytes) -> str:
-    chunk = msgspec.json.decode(event)
-    if "error" in chunk:
-        raise RuntimeError(str(chunk["error"])[:200])
-    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
 
 
 def _prose(draw: random.Random, num_bytes: int) -> str:

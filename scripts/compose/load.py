@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 from anthropic import Anthropic, APIConnectionError, APIError
 
+from scripts.bench.load import body_of
 from scripts.compose.project import ComposeError, wait_for
 from scripts.runner.example_prompt import handbook
 
@@ -108,12 +109,8 @@ class Load:
         self._note("done")
 
     def _body(self, text: str, count: int) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "max_tokens": MAX_TOKENS,
-            "system": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}],
-            "messages": [{"role": "user", "content": f"What is a lease? ({count})"}],
-        }
+        question = f"What is a lease? ({count})"
+        return body_of(self._model, text, question, max_tokens=MAX_TOKENS)
 
     def _note(self, outcome: str, error: str = "") -> None:
         with self._lock:
@@ -126,14 +123,7 @@ def story(url: str, key: str, topic: str) -> str:
     """The same marked request three times: written, read, and read as a stream."""
     with Anthropic(base_url=url, api_key=key, max_retries=0, timeout=TIMEOUT_SECONDS) as client:
         model = client.models.list().data[0].id
-        body: dict[str, Any] = {
-            "model": model,
-            "max_tokens": 48,
-            "system": [
-                {"type": "text", "text": handbook(topic), "cache_control": {"type": "ephemeral"}}
-            ],
-            "messages": [{"role": "user", "content": "What is a lease?"}],
-        }
+        body = body_of(model, handbook(topic), "What is a lease?", max_tokens=48)
         started = time.monotonic()
         first = client.messages.create(**body)
         between = time.monotonic()

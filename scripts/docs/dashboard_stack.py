@@ -14,6 +14,7 @@ import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from dashboard.views.catalogue import entries
+from scripts.bench.load import MESSAGES, body_of, headers_of, marked
 from scripts.stack import (
     ADMIN_KEY,
     API_KEY,
@@ -75,15 +76,10 @@ def send_traffic(gateway: str, num_turns: int) -> None:
         for number in range(num_turns):
             key, which = chance.choice(keys), chance.randrange(6)
             text = f"{which} " + "The lamp is lit at dusk. " * (240 + 150 * which)
-            mark = {"type": "ephemeral", "ttl": "1h" if which % 2 else "5m"}
-            body = {
-                "model": "synthetic",
-                "max_tokens": chance.randrange(1, 8),
-                "system": [{"type": "text", "text": text, "cache_control": mark}],
-                "messages": [{"role": "user", "content": f"{number} " * chance.randrange(10, 900)}],
-            }
-            headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-            http.post("/v1/messages", json=body, headers=headers).raise_for_status()
+            system, limit = marked(text, "1h" if which % 2 else "5m"), chance.randrange(1, 8)
+            question = f"{number} " * chance.randrange(10, 900)
+            body = body_of("synthetic", system, question, max_tokens=limit)
+            http.post(MESSAGES, json=body, headers=headers_of(key)).raise_for_status()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ the tokens that the answer said, and no turn is left open.
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import tempfile
@@ -25,9 +24,9 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-from gateway.base.bounds import RequestBounds
-from scripts.faults.attacks import KINDS, Neighbour, idle_socket, text
-from scripts.faults.houses import CONTEXT, House, running_house
+from scripts.bench.load import Answer
+from scripts.faults.attacks import KINDS, idle_socket, neighbour_of
+from scripts.faults.houses import House, Victim, running_house
 from scripts.stack import ADMIN_KEY
 
 MIB = 1 << 20
@@ -55,67 +54,32 @@ class Outcome:
     problems: list[str]
 
 
-async def ask(client: httpx.AsyncClient, house: House, system: str, told: Told) -> None:
-    """One turn of the victim, and what came of it."""
-    body = {
-        "model": house.model,
-        "max_tokens": 8,
-        "stream": True,
-        "system": [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}],
-        "messages": [{"role": "user", "content": f"Question {random.random()}?"}],
-    }
-    turn, usage, is_whole = "", dict[str, int](), False
-    try:
-        async with client.stream("POST", "/v1/messages", json=body) as reply:
-            told.statuses[str(reply.status_code)] += 1
-            if reply.status_code != 200:
-                said = (await reply.aread())[:300]
-                if reply.status_code != 529 or "retry-after" not in reply.headers:
-                    told.wrong.append(f"{reply.status_code} {said!r}")
-                return
-            async for line in reply.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event: dict[str, Any] = json.loads(line[6:])
-                if event["type"] == "message_start":
-                    turn, usage = event["message"]["id"], dict(event["message"]["usage"])
-                elif event["type"] == "message_delta":
-                    usage |= event["usage"]
-                elif event["type"] == "message_stop":
-                    is_whole = True
-                elif event["type"] == "error":
-                    told.statuses["error event"] += 1
-    except httpx.TransportError as error:
-        told.statuses[type(error).__name__] += 1
-    if is_whole:
-        told.usage[turn] = {name: usage[name] or 0 for name in (*CLASSES, "output_tokens")}
+def note(told: Told, answer: Answer) -> None:
+    """What came of one turn of the victim."""
+    told.statuses[answer.error if answer.is_broken else str(answer.status)] += 1
+    if answer.status not in (0, 200):
+        if answer.status != 529 or "retry-after" not in answer.headers:
+            told.wrong.append(f"{answer.status} {answer.error}")
+    elif answer.is_whole:
+        names = (*CLASSES, "output_tokens")
+        told.usage[answer.id] = {name: answer.usage[name] or 0 for name in names}
     else:
+        told.statuses["error event"] += "error" in answer.events
         told.num_broken += 1
 
 
 async def be_the_victim(house: House, key: str, told: Told, until: float) -> None:
-    system = text(random.Random(7), 700)
-    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-    async with httpx.AsyncClient(
-        base_url=house.gateway.url, headers=headers, timeout=180
-    ) as client:
-        while time.monotonic() < until:
-            await ask(client, house, system, told)
-            await asyncio.sleep(0.05)
+    victim = Victim(house, key, num_words=700)
+    while time.monotonic() < until:
+        note(told, await victim.ask())
+        await asyncio.sleep(0.05)
 
 
 async def be_an_adversary(
     house: House, key: str, rng: random.Random, statuses: Counter[int], until: float
 ) -> None:
-    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
     kinds = list(KINDS.values())
-    async with httpx.AsyncClient(
-        base_url=house.gateway.url,
-        headers=headers,
-        timeout=300,
-        limits=httpx.Limits(max_connections=None),
-    ) as client:
-        who = Neighbour(client=client, model=house.model, bounds=RequestBounds(), context=CONTEXT)
+    async with neighbour_of(house.gateway.url, key, house.model) as who:
         while time.monotonic() < until:
             kind = rng.choice(kinds)
             at_once = 20 if kind.attack is idle_socket else min(kind.at_once, 4)

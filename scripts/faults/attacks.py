@@ -9,7 +9,8 @@ import asyncio
 import json
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,8 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from gateway.base.bounds import RequestBounds
-
-WORDS = "amber birch cedar delta ember fjord grove haven inlet jetty knoll ledge maple".split()
+from scripts.bench.load import headers_of
+from scripts.faults.houses import CONTEXT, WORDS, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,18 @@ class Neighbour:
     context: int
 
 
+@asynccontextmanager
+async def neighbour_of(gateway: str, key: str, model: str) -> AsyncIterator[Neighbour]:
+    """One with as many connections as it likes."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=gateway, headers=headers_of(key), timeout=300, limits=limits
+    ) as client:
+        yield Neighbour(client=client, model=model, bounds=RequestBounds(), context=CONTEXT)
+
+
 Attack = Callable[[Neighbour, random.Random], Awaitable[int]]
 """Send one request, read its answer to the end, return its status; 0 where the client left."""
-
-
-def text(rng: random.Random, num_words: int) -> str:
-    """Words that no other prompt begins with, of about two tokens each."""
-    return " ".join([f"{rng.getrandbits(64):x}", *rng.choices(WORDS, k=num_words)])
 
 
 async def many_properties(who: Neighbour, rng: random.Random) -> int:

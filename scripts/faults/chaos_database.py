@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from scripts.bench.load import MESSAGES, ask
 from scripts.bench.report import percentile
 from scripts.stack import API_HEADERS, ROOT, running_stack
 from tests.e2e.outage import (
@@ -124,30 +125,23 @@ async def load(
     tasks = []
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
-        tasks.append(asyncio.create_task(ask(http, url, phase)))
+        tasks.append(asyncio.create_task(send(http, url, phase)))
     await asyncio.gather(*tasks)
 
 
-async def ask(http: httpx.AsyncClient, url: str, phase: Phase) -> None:
+async def send(http: httpx.AsyncClient, url: str, phase: Phase) -> None:
     phase.asked += 1
-    body = {
-        "model": "synthetic",
-        "max_tokens": 4,
-        "messages": [{"role": "user", "content": f"Question {phase.asked} of {phase.name}."}],
-    }
-    started = time.perf_counter()
-    try:
-        answer = await http.post(f"{url}/v1/messages", json=body, headers=API_HEADERS)
-    except httpx.TransportError as error:
-        phase.failures.append(repr(error))
-        return
-    phase.seconds.append(time.perf_counter() - started)
-    if answer.status_code != 200:
-        phase.failures.append(answer.text)
-        return
-    message = answer.json()
-    usage = message["usage"]
-    phase.usage[message["id"]] = (usage["input_tokens"], usage["output_tokens"])
+    question = f"Question {phase.asked} of {phase.name}."
+    body = {"model": "synthetic", "max_tokens": 4}
+    body |= {"messages": [{"role": "user", "content": question}]}
+    answer = await ask(http, body, f"{url}{MESSAGES}", API_HEADERS)
+    if answer.status:
+        phase.seconds.append(answer.seconds)
+    if answer.error:
+        phase.failures.append(answer.error)
+    else:
+        usage = answer.usage
+        phase.usage[answer.id] = (usage["input_tokens"], usage["output_tokens"])
 
 
 async def drained(http: httpx.AsyncClient, url: str) -> float:

@@ -1,11 +1,15 @@
 """A gateway before native engines, for attacks: few descriptors, logs in files, engines to kill."""
 
+import random
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
+from scripts.bench.load import Answer, ask, body_of, headers_of
 from scripts.stack import (
     Process,
     Server,
@@ -26,6 +30,12 @@ ENGINE = {"ENGINE_LOG_LEVEL": "error", "ENGINE_MIN_CACHE_TOKENS": "64"}
 GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "60"}
 MODEL = "holdfast-demo"
 CONTEXT = 16384
+WORDS = "amber birch cedar delta ember fjord grove haven inlet jetty knoll ledge maple".split()
+
+
+def text(rng: random.Random, num_words: int) -> str:
+    """Words that no other prompt begins with, of about two tokens each."""
+    return " ".join([f"{rng.getrandbits(64):x}", *rng.choices(WORDS, k=num_words)])
 
 
 @dataclass(slots=True)
@@ -50,6 +60,20 @@ class House:
         """A new process on the same port; it is ready when this returns."""
         self.processes[number] = _engine(self.engines[number], self.backend, self.data)
         wait_until_ready(self.engines[number], self.processes[number])
+
+
+class Victim:
+    """A workspace that asks short questions behind a cached prefix, one after another."""
+
+    def __init__(self, house: House, key: str, num_words: int) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=house.gateway.url, headers=headers_of(key), timeout=180
+        )
+        self._model, self._system = house.model, text(random.Random(7), num_words)
+
+    async def ask(self) -> Answer:
+        question = f"Question {random.random()}?"
+        return await ask(self._http, body_of(self._model, self._system, question, stream=True))
 
 
 @contextmanager

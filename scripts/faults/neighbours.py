@@ -27,11 +27,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
-from gateway.base.bounds import RequestBounds
-from scripts.faults.attacks import KINDS, Neighbour, text
-from scripts.faults.houses import CONTEXT, House, running_house
+from scripts.bench.report import percentile
+from scripts.faults.attacks import KINDS, neighbour_of
+from scripts.faults.houses import House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
 
@@ -43,51 +41,18 @@ class Seen:
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def percentile(self, share: float) -> float:
-        ranked = sorted(self.seconds) or [float("nan")]
-        return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
 
-
-class Victim:
-    def __init__(self, house: House, key: str) -> None:
-        headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
-        self._client = httpx.AsyncClient(base_url=house.gateway.url, headers=headers, timeout=120)
-        self._model = house.model
-        self._system = text(random.Random(7), 1100)
-
-    async def watch(self, seconds: float) -> Seen:
-        """Ask one question after another for so long; at least three."""
-        seen, until = Seen(), time.monotonic() + seconds
-        while time.monotonic() < until or len(seen.seconds) + len(seen.failures) < 3:
-            await self._ask(seen)
-            await asyncio.sleep(PAUSE_SECONDS)
-        return seen
-
-    async def _ask(self, seen: Seen) -> None:
-        marked = {"type": "text", "text": self._system, "cache_control": {"type": "ephemeral"}}
-        body = {
-            "model": self._model,
-            "max_tokens": 8,
-            "stream": True,
-            "system": [marked],
-            "messages": [{"role": "user", "content": f"Question {random.random()}?"}],
-        }
-        begun, first, error = time.perf_counter(), 0.0, ""
-        try:
-            async with self._client.stream("POST", "/v1/messages", json=body) as reply:
-                if reply.status_code != 200:
-                    error = f"{reply.status_code} {(await reply.aread())[:200]!r}"
-                async for line in reply.aiter_lines():
-                    if line.startswith("event: error"):
-                        error = "an error event"
-                    if not first and line.startswith("event: content_block_delta"):
-                        first = time.perf_counter() - begun
-        except httpx.TransportError as failed:
-            error = type(failed).__name__
-        if error or not first:
-            seen.failures.append(error or "no token")
+async def watch(victim: Victim, seconds: float) -> Seen:
+    """Ask one question after another for so long; at least three."""
+    seen, until = Seen(), time.monotonic() + seconds
+    while time.monotonic() < until or len(seen.seconds) + len(seen.failures) < 3:
+        answer = await victim.ask()
+        if answer.error or answer.first_seconds is None:
+            seen.failures.append(f"{answer.status} {answer.error or 'no token'}")
         else:
-            seen.seconds.append(first)
+            seen.seconds.append(answer.first_seconds)
+        await asyncio.sleep(PAUSE_SECONDS)
+    return seen
 
 
 @contextmanager
@@ -117,15 +82,10 @@ def attack(name: str, job: dict[str, str]) -> int:
 
 async def _attack(name: str, job: dict[str, str], statuses: Counter[int]) -> None:
     kind = KINDS[name]
-    headers = {"x-api-key": job["key"], "anthropic-version": "2023-06-01"}
-    limits = httpx.Limits(max_connections=None)
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with httpx.AsyncClient(
-        base_url=job["gateway"], headers=headers, timeout=300, limits=limits
-    ) as client:
-        who = Neighbour(client=client, model=job["model"], bounds=RequestBounds(), context=CONTEXT)
+    async with neighbour_of(job["gateway"], job["key"], job["model"]) as who:
 
         async def repeat(number: int) -> None:
             rng = random.Random(f"{name} {number} {os.getpid()}")
@@ -163,35 +123,36 @@ class Row:
 
 
 async def measure(house: House, names: list[str], seconds: float) -> list[Row]:
-    victim = Victim(house, house.new_key("victim"))
+    victim = Victim(house, house.new_key("victim"), num_words=1100)
     attacker = house.new_key("attacker")
-    await victim.watch(3)
-    alone = await victim.watch(seconds)
+    await watch(victim, 3)
+    alone = await watch(victim, seconds)
     rows = []
     for name in names:
         with attacking(name, house, attacker) as process:
             await asyncio.sleep(2)
-            seen = await victim.watch(seconds)
+            seen = await watch(victim, seconds)
         assert process.stdout is not None
         rows.append(Row(name, seen, process.stdout.read().strip()))
-        p95 = 1e3 * seen.percentile(0.95)
+        p95 = 1e3 * percentile(seen.seconds, 0.95)
         print(f"  {name}: {len(seen.seconds)} turns, p95 {p95:.0f} ms", flush=True)
-        await victim.watch(2)
-    again = await victim.watch(seconds)
+        await watch(victim, 2)
+    again = await watch(victim, seconds)
     both = Seen(alone.seconds + again.seconds, alone.failures + again.failures)
     return [Row("alone", both, ""), *rows]
 
 
 def report(rows: list[Row], most: float) -> int:
-    alone, wrong = rows[0].seen.percentile(0.95), []
+    alone, wrong = percentile(rows[0].seen.seconds, 0.95), []
     print("\n| beside | turns | failed | p50 ms | p95 ms | p95 / alone | the attacker's statuses |")
     print("|---|--:|--:|--:|--:|--:|---|")
     for row in rows:
-        seen, ratio = row.seen, row.seen.percentile(0.95) / alone
+        seen = row.seen
+        p50, p95 = percentile(seen.seconds, 0.5), percentile(seen.seconds, 0.95)
+        ratio = p95 / alone
         print(
             f"| {row.name} | {len(seen.seconds)} | {len(seen.failures)} |"
-            f" {1e3 * seen.percentile(0.5):.0f} | {1e3 * seen.percentile(0.95):.0f} |"
-            f" {ratio:.2f} | {row.statuses} |"
+            f" {1e3 * p50:.0f} | {1e3 * p95:.0f} | {ratio:.2f} | {row.statuses} |"
         )
         wrong += [f"{row.name}: {why}" for why in seen.failures[:3]]
         if ratio > most:

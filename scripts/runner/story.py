@@ -11,16 +11,19 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from scripts.bench.load import Answer, ask_now, body_of, headers_of
 from scripts.runner.example_prompt import handbook
 
 QUESTION = "What is a lease?"
+CLASSES = WRITTEN, READ, _ = (
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "input_tokens",
+)
 FLOOD_RULES = 150
 FLOOD_FACTOR = 1.3
 
@@ -29,34 +32,12 @@ class DemoError(Exception):
     """The story cannot be told; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What one streamed request returned."""
+def prompt_tokens(answer: Answer) -> int:
+    return sum(answer.usage[name] for name in CLASSES)
 
-    text: str
-    seconds_to_first: float
-    usage: dict[str, Any]
-    extension: dict[str, Any]
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self.input + self.written + self.read
-
-    @property
-    def input(self) -> int:
-        return int(self.usage["input_tokens"])
-
-    @property
-    def written(self) -> int:
-        return int(self.usage["cache_creation_input_tokens"])
-
-    @property
-    def read(self) -> int:
-        return int(self.usage["cache_read_input_tokens"])
-
-    @property
-    def automatic(self) -> int:
-        return int(self.extension["automatic_tokens"])
+def automatic(answer: Answer) -> int:
+    return int(answer.message["holdfast"]["automatic_tokens"])
 
 
 class Gateway:
@@ -64,7 +45,7 @@ class Gateway:
         self._http = httpx.Client(
             base_url=url,
             timeout=600,
-            headers={"x-api-key": key, "anthropic-version": "2023-06-01"},
+            headers=headers_of(key),
         )
         self._admin_url = f"{url}/admin/v1/engines"
         self._admin = {"authorization": f"Bearer {admin_key}"}
@@ -81,36 +62,12 @@ class Gateway:
         return sum(shape["num_blocks"] * shape["block_size"] for shape in shapes)
 
     def ask(self, system: str, *, marked: bool, max_tokens: int = 48) -> Answer:
-        block: dict[str, Any] = {"type": "text", "text": system}
-        if marked:
-            block["cache_control"] = {"type": "ephemeral"}
-        body = {
-            "model": self._model,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "system": [block],
-            "messages": [{"role": "user", "content": QUESTION}],
-        }
-        started, first, text = time.perf_counter(), None, ""
-        message: dict[str, Any] = {}
-        with self._http.stream("POST", "/v1/messages", json=body) as reply:
-            if reply.status_code != 200:
-                raise DemoError(reply.read().decode())
-            for event in events(reply):
-                if event["type"] == "message_start":
-                    message = event["message"]
-                elif event["type"] == "content_block_delta":
-                    first = first or time.perf_counter() - started
-                    text += event["delta"].get("text", "")
-                elif event["type"] == "error":
-                    raise DemoError(json.dumps(event["error"]))
-        return Answer(
-            text=text,
-            seconds_to_first=first or time.perf_counter() - started,
-            usage=message["usage"],
-            extension=message["holdfast"],
-        )
+        text = system if marked else [{"type": "text", "text": system}]
+        body = body_of(self._model, text, QUESTION, max_tokens=max_tokens)
+        answer = ask_now(self._http, body | {"temperature": 0, "stream": True})
+        if answer.error:
+            raise DemoError(answer.error)
+        return answer
 
     def _checked(self, reply: httpx.Response) -> httpx.Response:
         if reply.status_code != 200:
@@ -118,21 +75,12 @@ class Gateway:
         return reply
 
 
-def events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in reply.iter_lines():
-        if line.startswith("data:"):
-            yield json.loads(line.removeprefix("data:"))
-
-
 def print_table(columns: dict[str, Answer]) -> None:
     answers = columns.values()
-    rows = {
-        "cache_creation_input_tokens": [f"{answer.written:,}" for answer in answers],
-        "cache_read_input_tokens": [f"{answer.read:,}" for answer in answers],
-        "input_tokens": [f"{answer.input:,}" for answer in answers],
-        "automatic_tokens (unbilled)": [f"{answer.automatic:,}" for answer in answers],
-        "time to first token": [f"{answer.seconds_to_first * 1000:,.0f} ms" for answer in answers],
-    }
+    rows = {name: [f"{one.usage[name]:,}" for one in answers] for name in CLASSES}
+    rows["automatic_tokens (unbilled)"] = [f"{automatic(one):,}" for one in answers]
+    seconds = [one.first_seconds or one.seconds for one in answers]
+    rows["time to first token"] = [f"{one * 1000:,.0f} ms" for one in seconds]
     print(" " * 32 + "".join(f"{name:>18}" for name in columns))
     for label, cells in rows.items():
         print(f"  {label:<30}" + "".join(f"{cell:>18}" for cell in cells))
@@ -145,7 +93,7 @@ def flood(gateway: Gateway, tokens: int) -> None:
     started = time.perf_counter()
     while sent < tokens:
         text = handbook(f"flood {secrets.token_hex(4)}", FLOOD_RULES)
-        sent += gateway.ask(text, marked=False, max_tokens=1).prompt_tokens
+        sent += prompt_tokens(gateway.ask(text, marked=False, max_tokens=1))
         requests += 1
         left = (time.perf_counter() - started) * max(tokens - sent, 0) / sent
         print(f"\r  {requests} prompts, {sent:,} tokens, {left:.0f} s left   ", end="", flush=True)
@@ -172,10 +120,10 @@ def tell(gateway: Gateway) -> int:
     print("4. Both again\n")
     kept, lost = gateway.ask(marked, marked=True), gateway.ask(unmarked, marked=False)
     print_table({"marked": kept, "unmarked": lost})
-    kept_all = kept.read == first.written
+    kept_all = kept.usage[READ] == first.usage[WRITTEN]
     print(f"  The marked prefix was {'read in full' if kept_all else 'NOT read in full'}.")
     print(
-        f"  Of the unmarked one {lost.automatic:,} of {warm.automatic:,} tokens were still there."
+        f"  Of the unmarked one {automatic(lost):,} of {automatic(warm):,} tokens were still there."
     )
     return 0 if kept_all else 1
 

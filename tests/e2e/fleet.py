@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from scripts.bench.load import body_of
 from scripts.stack import (
     ADMIN_KEY,
     API_HEADERS,
@@ -30,14 +31,7 @@ class Gateway:
 
     def ask(self, system: str, question: str = "q", **changes: Any) -> httpx.Response:
         """One turn over a marked system prompt."""
-        marker = {"type": "ephemeral"}
-        body = {
-            "model": "synthetic",
-            "max_tokens": 4,
-            "system": [{"type": "text", "text": system, "cache_control": marker}],
-            "messages": [{"role": "user", "content": question}],
-            **changes,
-        }
+        body = body_of("synthetic", system, question, **{"max_tokens": 4, **changes})
         url = f"{self.url}/v1/messages"
         return httpx.post(url, json=body, headers=API_HEADERS, timeout=120, trust_env=False)
 

@@ -4,15 +4,17 @@ Of gateways and engines only URLs are asked, so that it does not matter where th
 """
 
 import asyncio
-import json
 import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import httpx
+
+from scripts.bench.load import MESSAGES, Answer, ask, body_of, headers_of
 
 IDLE_SECONDS = 120.0
 # Connections that are kept, and files that happen to be open.
@@ -101,15 +103,8 @@ def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=300, limits=limits, trust_env=False)
 
 
-def headers(target: Target) -> dict[str, str]:
-    return {"x-api-key": target.key, "anthropic-version": "2023-06-01"}
-
-
 def body(target: Target, system: str, question: str, **changes: Any) -> dict[str, Any]:
-    block = {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}
-    message = {"role": "user", "content": question}
-    base = {"model": target.model, "max_tokens": 32, "system": [block], "messages": [message]}
-    return {**base, **changes}
+    return body_of(target.model, system, question, **{"max_tokens": 32, **changes})
 
 
 async def run_streams(target: Target, count: int, max_tokens: int) -> Streams:
@@ -117,42 +112,32 @@ async def run_streams(target: Target, count: int, max_tokens: int) -> Streams:
 
     They share some handbooks: of a single one all streams would go to the one engine that has it.
     """
-    found, open_now = Streams(count), [0]
+    found = Streams(count)
     rules = "A rule that many share. " * 120
 
-    async def one(http: httpx.AsyncClient, number: int) -> None:
-        url = target.urls[number % len(target.urls)] + "/v1/messages"
+    async def one(http: httpx.AsyncClient, number: int) -> Answer:
+        url = target.urls[number % len(target.urls)] + MESSAGES
         handbook = f"Handbook {number % _HANDBOOKS}. {rules}"
         asked = body(target, handbook, f"stream {number}", stream=True, max_tokens=max_tokens)
-        begun, text, names = time.monotonic(), "", []
-        try:
-            async with http.stream("POST", url, json=asked, headers=headers(target)) as reply:
-                if reply.status_code != 200:
-                    found.wrong.append(f"{number}: {reply.status_code} {await reply.aread()!r}")
-                    return
-                open_now[0] += 1
-                found.num_open_at_once = max(found.num_open_at_once, open_now[0])
-                async for line in reply.aiter_lines():
-                    if not line.startswith("data: "):
-                        continue
-                    event = json.loads(line[6:])
-                    names.append(event["type"])
-                    if event["type"] == "content_block_delta":
-                        if not text:
-                            found.first.append(time.monotonic() - begun)
-                        text += event["delta"]["text"]
-                open_now[0] -= 1
-        except httpx.TransportError as error:
-            found.wrong.append(f"{number}: {error!r}")
-            return
-        if fault := disorder(names, text, max_tokens):
-            found.wrong.append(f"{number}: {fault}")
+        return await ask(http, asked, url, headers_of(target.key))
 
     begun = time.monotonic()
     async with client() as http:
-        await asyncio.gather(*(one(http, number) for number in range(count)))
+        answers = await asyncio.gather(*(one(http, number) for number in range(count)))
     found.seconds = time.monotonic() - begun
+    found.first = [one.first_seconds for one in answers if one.first_seconds is not None]
+    found.num_open_at_once = most_at_once(answers)
+    for number, answer in enumerate(answers):
+        if fault := answer.error or disorder(answer.events, answer.text, max_tokens):
+            found.wrong.append(f"{number}: {answer.status} {fault}")
     return found
+
+
+def most_at_once(answers: Sequence[Answer]) -> int:
+    """How many had begun to answer, and not ended, at the same time."""
+    begun = [(one.begun + one.first_seconds, 1) for one in answers if one.first_seconds is not None]
+    ended = [(one.begun + one.seconds, -1) for one in answers if one.first_seconds is not None]
+    return max(accumulate(change for _, change in sorted(begun + ended)), default=0)
 
 
 def disorder(names: list[str], text: str, max_tokens: int) -> str:
@@ -196,25 +181,25 @@ async def run_soak(
 async def _mix(
     http: httpx.AsyncClient, target: Target, soak: Soak, until: float, seed: str
 ) -> None:
-    rng = random.Random(seed)
+    rng, headers = random.Random(seed), headers_of(target.key)
     number = 0
     while time.monotonic() < until:
         number += 1
-        url = rng.choice(list(target.urls)) + "/v1/messages"
+        url = rng.choice(list(target.urls)) + MESSAGES
         kind = rng.choices(("hit", "miss", "abort", "error"), (50, 25, 15, 10))[0]
         shared = f"Handbook {rng.randrange(20)}. " if kind != "miss" else f"New {seed} {number}. "
         asked = body(target, shared + "Another rule. " * 150, f"question {seed} {number}")
         try:
             if kind == "abort":
                 asked |= {"stream": True, "max_tokens": 200}
-                async with http.stream("POST", url, json=asked, headers=headers(target)) as reply:
+                async with http.stream("POST", url, json=asked, headers=headers) as reply:
                     async for _ in reply.aiter_bytes():
                         if rng.random() < 0.2:
                             break
                 status = reply.status_code
             else:
                 asked |= {"temperature": 7} if kind == "error" else {}
-                reply = await http.post(url, json=asked, headers=headers(target))
+                reply = await http.post(url, json=asked, headers=headers)
                 status = reply.status_code
         except httpx.TransportError as error:
             soak.unexpected.append(f"{kind}: {error!r}")

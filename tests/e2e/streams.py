@@ -4,17 +4,16 @@ Of three kinds: a stream of the Messages API, one answer of it, a stream of Chat
 """
 
 import asyncio
-import json
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from scripts.bench.load import CHAT, MESSAGES, Answer, ask, body_of, headers_of, marked
 from scripts.stack import API_KEY
 
-MESSAGES_HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+MESSAGES_HEADERS = headers_of(API_KEY)
 CHAT_HEADERS = {"authorization": f"Bearer {API_KEY}"}
 NUM_PREFIXES = 12
 PAUSE_SECONDS = 0.1
@@ -52,61 +51,42 @@ class Clients:
             await asyncio.gather(*(self._client(http, number) for number in range(count)))
 
     async def _client(self, http: httpx.AsyncClient, number: int) -> None:
-        kind = (self._stream, self._stream, self._answer, self._chat)[number % 4]
         while not self.stopping.is_set():
             self.num_running += 1
             try:
-                await kind(http)
-            except httpx.TransportError:
-                self.broken += 1
-                await asyncio.sleep(PAUSE_SECONDS)
+                answer = await self._turn(http, number % 4)
             finally:
                 self.num_running -= 1
+            if answer.is_broken:
+                self.broken += 1
+            elif answer.status != 200:
+                self.refused[answer.status] = self.refused.get(answer.status, 0) + 1
+            if answer.is_broken or answer.status != 200:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _turn(self, http: httpx.AsyncClient, kind: int) -> Answer:
+        return await (self._chat(http) if kind == 3 else self._message(http, stream=kind < 2))
 
     def _prompt(self) -> tuple[list[dict[str, Any]], str]:
         """One of a few marked system prompts, so that there are reads, and a new question."""
         number = self.rng.randrange(NUM_PREFIXES)
-        ttl = "1h" if number % 2 else "5m"
         text = f"Handbook {number}. " + " ".join(f"Rule {i} of {number}." for i in range(60))
-        control = {"type": "ephemeral", "ttl": ttl}
         question = f"What is rule {self.rng.randrange(10**9)}?"
-        return [{"type": "text", "text": text, "cache_control": control}], question
+        return marked(text, "1h" if number % 2 else "5m"), question
 
-    def _messages_body(self, *, stream: bool) -> dict[str, Any]:
+    async def _message(self, http: httpx.AsyncClient, *, stream: bool) -> Answer:
         system, question = self._prompt()
-        return {
-            "model": self.model,
-            "max_tokens": self.rng.randint(1, self.max_tokens),
-            "stream": stream,
-            "system": system,
-            "messages": [{"role": "user", "content": question}],
-        }
+        limit = self.rng.randint(1, self.max_tokens)
+        body = body_of(self.model, system, question, max_tokens=limit, stream=stream)
+        answer = await ask(http, body, f"{self.url}{MESSAGES}", MESSAGES_HEADERS, self._begin)
+        if answer.id:
+            told = self._begin(answer)
+            told.is_final = answer.is_whole
+            if answer.is_whole or "message_delta" in answer.events:
+                told.usage["output_tokens"] = answer.usage["output_tokens"]
+        return answer
 
-    async def _stream(self, http: httpx.AsyncClient) -> None:
-        body, told = self._messages_body(stream=True), None
-        url = f"{self.url}/v1/messages"
-        async with http.stream("POST", url, json=body, headers=MESSAGES_HEADERS) as response:
-            if not await self._is_taken(response):
-                return
-            async for event in _events(response):
-                if event["type"] == "message_start":
-                    told = self._begin(event["message"]["id"], event["message"]["usage"])
-                elif event["type"] == "message_delta" and told is not None:
-                    told.usage["output_tokens"] = event["usage"]["output_tokens"]
-                elif event["type"] == "message_stop" and told is not None:
-                    told.is_final = True
-
-    async def _answer(self, http: httpx.AsyncClient) -> None:
-        body = self._messages_body(stream=False)
-        url = f"{self.url}/v1/messages"
-        response = await http.post(url, json=body, headers=MESSAGES_HEADERS)
-        if await self._is_taken(response):
-            message = response.json()
-            told = self._begin(message["id"], message["usage"])
-            told.usage["output_tokens"] = message["usage"]["output_tokens"]
-            told.is_final = True
-
-    async def _chat(self, http: httpx.AsyncClient) -> None:
+    async def _chat(self, http: httpx.AsyncClient) -> Answer:
         system, question = self._prompt()
         body = {
             "model": self.model,
@@ -118,39 +98,19 @@ class Clients:
                 {"role": "user", "content": question},
             ],
         }
-        url, usage, turn_id = f"{self.url}/v1/chat/completions", None, ""
-        async with http.stream("POST", url, json=body, headers=CHAT_HEADERS) as response:
-            if not await self._is_taken(response):
-                return
-            async for line in response.aiter_lines():
-                if line == "data: [DONE]" and usage is not None:
-                    counts = {"output_tokens": usage["completion_tokens"]}
-                    self.told[turn_id] = Told(turn_id, counts, is_final=True)
-                elif line.startswith("data: {"):
-                    chunk = json.loads(line.removeprefix("data: "))
-                    turn_id = "msg_" + chunk.get("id", "").removeprefix("chatcmpl-")
-                    usage = chunk.get("usage") or usage
+        answer = await ask(http, body, f"{self.url}{CHAT}", CHAT_HEADERS)
+        if answer.is_whole and answer.usage:
+            counts = {"output_tokens": answer.usage["completion_tokens"]}
+            self.told[answer.id] = Told(answer.id, counts, is_final=True)
+        return answer
 
-    async def _is_taken(self, response: httpx.Response) -> bool:
-        if response.status_code == 200:
-            return True
-        self.refused[response.status_code] = self.refused.get(response.status_code, 0) + 1
-        await asyncio.sleep(PAUSE_SECONDS)
-        return False
-
-    def _begin(self, turn_id: str, usage: Mapping[str, Any]) -> Told:
-        written = usage["cache_creation"]
+    def _begin(self, answer: Answer) -> Told:
+        usage, written = answer.usage, answer.usage["cache_creation"]
         counts = {
             "input_tokens": usage["input_tokens"],
             "cache_read_tokens": usage["cache_read_input_tokens"],
             "cache_write_5m_tokens": written["ephemeral_5m_input_tokens"],
             "cache_write_1h_tokens": written["ephemeral_1h_input_tokens"],
         }
-        self.told[turn_id] = Told(turn_id, counts)
-        return self.told[turn_id]
-
-
-async def _events(response: httpx.Response) -> Any:
-    async for line in response.aiter_lines():
-        if line.startswith("data: "):
-            yield json.loads(line.removeprefix("data: "))
+        self.told[answer.id] = Told(answer.id, counts)
+        return self.told[answer.id]
