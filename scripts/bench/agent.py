@@ -19,10 +19,10 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from scripts.bench.agent_prompts import (
     metadata,
     with_marker,
 )
-from scripts.bench.report import machine_line, table
+from scripts.bench.report import machine_line, table_of
 from scripts.stack import API_KEY, running_stack
 
 RESULT_TOKENS = 600
@@ -65,13 +65,7 @@ class Tally:
         self.reused += automatic_tokens
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
-            self.turns + other.turns,
-            self.prompt + other.prompt,
-            self.read + other.read,
-            self.written + other.written,
-            self.reused + other.reused,
-        )
+        return Tally(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def hit_rate(self) -> float:
@@ -246,19 +240,16 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 
 def report(tallies: dict[str, Tally], *, is_removing: bool) -> None:
     print(f"\nHOLDFAST_REMOVE_NONCES={str(is_removing).lower()}")
-    rows = [
-        (
-            name,
-            f"{tally.turns}",
-            f"{tally.prompt:,}",
-            f"{tally.read:,}",
-            f"{tally.written:,}",
-            f"{tally.hit_rate:.1%}",
-            f"{tally.reused:,}",
-        )
-        for name, tally in [*tallies.items(), ("all", sum_of(tallies.values()))]
-    ]
-    print(table(("", "turns", "prompt tokens", "read", "written", "hit rate", "reused"), rows))
+    columns: dict[str, Callable[[tuple[str, Tally]], str]] = {
+        "": "{0[0]}".format,
+        "turns": "{0[1].turns}".format,
+        "prompt tokens": "{0[1].prompt:,}".format,
+        "read": "{0[1].read:,}".format,
+        "written": "{0[1].written:,}".format,
+        "hit rate": "{0[1].hit_rate:.1%}".format,
+        "reused": "{0[1].reused:,}".format,
+    }
+    print(table_of([*tallies.items(), ("all", sum_of(tallies.values()))], columns))
 
 
 if __name__ == "__main__":

@@ -340,9 +340,7 @@ _EVENTS = {**_CHUNKS, "thinking": (16_384, lambda n: [ThinkingDelta("a")] * n)}
 SUBJECTS = [
     *_subjects("messages", _messages, _MESSAGES),
     *_subjects("chat", _chat, _CHAT),
-    *_subjects(
-        "completions", _completion, {"bytes of the prompt": (_BYTES, lambda n: "a b " * (n // 4))}
-    ),
+    *_subjects("completions", _completion, _COMPLETIONS),
     *_subjects("body", _raw, _BODIES),
     *_subjects("events", _written, _EVENTS),
     *_subjects("chunks", _chunked, _CHUNKS),

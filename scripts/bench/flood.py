@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +30,7 @@ from scripts.bench.common import (
     running_backend,
     text_of_tokens,
 )
-from scripts.bench.report import machine_line, table
+from scripts.bench.report import machine_line, table_of
 
 BLOCK_SIZE = 16
 # Name -> is the prefix marked, and the part of the pool that leases may hold.
@@ -47,6 +48,11 @@ class Outcome:
     flood_tokens: int
     seconds: float
     stats: Stats
+
+    @property
+    def kept(self) -> float:
+        usage = self.after.usage
+        return min((usage.cache_read_tokens + usage.automatic_tokens) / self.prefix_tokens, 1)
 
 
 def main() -> int:
@@ -145,27 +151,20 @@ def report(backend: str, outcomes: list[Outcome], options: argparse.Namespace) -
         f"\n{backend} ({note}): pool {options.pool:,} tokens in blocks of {BLOCK_SIZE}, flood in"
         f" prompts of {options.request:,}, {options.at_once} at once"
     )
-    rows = []
-    for one in outcomes:
-        usage, counters = one.after.usage, one.stats.counters
-        kept = (usage.cache_read_tokens + usage.automatic_tokens) / one.prefix_tokens
-        rows.append(
-            (
-                one.kind,
-                f"{one.prefix_tokens:,}",
-                f"{one.flood_tokens:,}",
-                f"{one.seconds:.1f}",
-                f"{counters.evicted_blocks:,}",
-                f"{usage.cache_read_tokens:,}",
-                f"{usage.automatic_tokens:,}",
-                f"{usage.computed_tokens:,}",
-                f"{min(kept, 1):.1%}",
-                f"{one.before.first_seconds * 1e3:.0f}",
-                f"{one.after.first_seconds * 1e3:.0f}",
-            )
-        )
-    headings = ("prefix", "tokens", "flood", "flood s", "evicted blocks", "read", "automatic")
-    print(table((*headings, "computed", "kept", "ms before", "ms after"), rows))
+    columns: dict[str, Callable[[Outcome], str]] = {
+        "prefix": "{.kind}".format,
+        "tokens": "{.prefix_tokens:,}".format,
+        "flood": "{.flood_tokens:,}".format,
+        "flood s": "{.seconds:.1f}".format,
+        "evicted blocks": "{.stats.counters.evicted_blocks:,}".format,
+        "read": "{.after.usage.cache_read_tokens:,}".format,
+        "automatic": "{.after.usage.automatic_tokens:,}".format,
+        "computed": "{.after.usage.computed_tokens:,}".format,
+        "kept": lambda one: f"{one.kept:.1%}",
+        "ms before": lambda one: f"{one.before.first_seconds * 1e3:.0f}",
+        "ms after": lambda one: f"{one.after.first_seconds * 1e3:.0f}",
+    }
+    print(table_of(outcomes, columns))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,6 +16,15 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+Item = TypeVar("Item")
+
+
+def table_of(items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> str:
+    """A row for each item; a column is its heading and what writes its cells."""
+    rows = [[cell(item) for cell in columns.values()] for item in items]
+    return table(list(columns), rows)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -16,6 +16,7 @@ import pstats
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from scripts.bench.common import (
     running_backend,
     text_of_tokens,
 )
-from scripts.bench.report import table
+from scripts.bench.report import table_of
 
 BLOCK_SIZE = 16
 TARGET_ON_OFF = 5.0
@@ -226,20 +227,18 @@ def measure_peer(peer: str, python: str, job: dict[str, Any]) -> Outcome | None:
 def report(outcomes: list[Outcome], options: argparse.Namespace) -> None:
     requests = options.clients * options.rounds
     ours = outcomes[0]
-    rows = [
-        (
-            one.name,
-            f"{one.cold_seconds:.2f}",
-            f"{one.seconds:.2f}",
-            f"{requests / one.seconds:.2f}",
-            f"{one.output_tokens / one.seconds:.1f}",
-            "" if one.computed_tokens is None else f"{one.computed_tokens:,}",
-            f"{one.seconds / ours.seconds:.2f}",
-        )
-        for one in outcomes
-    ]
-    headings = ("engine", "first s", "all s", "requests/s", "output tokens/s")
-    print(table((*headings, "prompt tokens computed", "ours is times as fast"), rows))
+    columns: dict[str, Callable[[Outcome], str]] = {
+        "engine": "{.name}".format,
+        "first s": "{.cold_seconds:.2f}".format,
+        "all s": "{.seconds:.2f}".format,
+        "requests/s": lambda one: f"{requests / one.seconds:.2f}",
+        "output tokens/s": lambda one: f"{one.output_tokens / one.seconds:.1f}",
+        "prompt tokens computed": lambda one: (
+            "" if one.computed_tokens is None else f"{one.computed_tokens:,}"
+        ),
+        "ours is times as fast": lambda one: f"{one.seconds / ours.seconds:.2f}",
+    }
+    print(table_of(outcomes, columns))
     print(f"\noutput tokens: {', '.join(f'{one.name} {one.output_tokens}' for one in outcomes)}")
     for one in outcomes[1:]:
         ratio = one.seconds / ours.seconds

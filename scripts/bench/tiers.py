@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,7 +32,7 @@ from scripts.bench.common import (
     running_backend,
     text_of_tokens,
 )
-from scripts.bench.report import table
+from scripts.bench.report import table_of
 
 BLOCK_SIZE = 16
 MIB = 2**20
@@ -128,20 +129,16 @@ async def measure(model: Model, prefix: int, mib: float | None) -> Outcome:
 
 
 def report(outcomes: list[Outcome]) -> None:
-    rows = [
-        (
-            one.name,
-            f"{one.quiet_gap * 1e3:.1f}",
-            f"{one.busy_gap * 1e3:.1f}",
-            f"{one.again.first_seconds:.3f}",
-            f"{one.again.usage.automatic_tokens:,}",
-            f"{one.again.usage.computed_tokens:,}",
-            f"{one.stats.counters.promoted_blocks:,}",
-        )
-        for one in outcomes
-    ]
-    headings = ("host tier", "quiet gap ms", "longest gap ms", "first token s")
-    print(table((*headings, "reused", "computed", "blocks brought back"), rows))
+    columns: dict[str, Callable[[Outcome], str]] = {
+        "host tier": "{.name}".format,
+        "quiet gap ms": lambda one: f"{one.quiet_gap * 1e3:.1f}",
+        "longest gap ms": lambda one: f"{one.busy_gap * 1e3:.1f}",
+        "first token s": "{.again.first_seconds:.3f}".format,
+        "reused": "{.again.usage.automatic_tokens:,}".format,
+        "computed": "{.again.usage.computed_tokens:,}".format,
+        "blocks brought back": "{.stats.counters.promoted_blocks:,}".format,
+    }
+    print(table_of(outcomes, columns))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-
 BLOCKS, BLOCK_TOKENS = 512, 32
 PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
 HOOKS = (

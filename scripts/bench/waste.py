@@ -15,6 +15,7 @@ import argparse
 import math
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.cache.pool import BlockPool
@@ -26,7 +27,7 @@ from scripts.bench.common import (
     new_request,
     new_settings,
 )
-from scripts.bench.report import machine_line, percentile, table
+from scripts.bench.report import machine_line, percentile, table, table_of
 
 BLOCK_SIZE = 16
 BATCH = 32
@@ -79,6 +80,9 @@ class Waste:
     @property
     def share(self) -> float:
         return 1 - self.used / self.allocated
+
+    def unused_of(self, contiguous: int) -> str:
+        return f"{1 - self.contiguous_used / contiguous:.1%}"
 
 
 def main() -> int:
@@ -158,27 +162,21 @@ def new_engine(num_blocks: int, max_running: int, step_tokens: int) -> SteppedEn
 
 
 def report_waste(wastes: list[tuple[Load, str, Waste]], options: argparse.Namespace) -> None:
-    rows = []
-    for load, device, waste in wastes:
-        rows.append(
-            (
-                load.name,
-                f"{load.prompt[0]}-{load.prompt[1]}",
-                f"{load.output[0]}-{load.output[1]}",
-                str(STEP_TOKENS[device]),
-                f"{waste.used / len(waste.shares):,.0f}",
-                f"{waste.share:.2%}",
-                f"{(waste.allocated - waste.used - waste.pending) / waste.allocated:.2%}",
-                f"{waste.pending / waste.allocated:.2%}",
-                f"{percentile(waste.shares, 0.99):.2%}",
-                f"{1 - waste.contiguous_used / waste.contiguous_longest:.1%}",
-                f"{1 - waste.contiguous_used / waste.contiguous_exact:.1%}",
-            )
-        )
     print(f"allocated but unused, {BATCH} running, {options.steps:,} steps, seed {options.seed}")
-    headings = ("load", "prompt", "output", "tokens a step", "held", "unused", "in last blocks")
-    more = ("prompt to come", "p99 step", "contiguous, longest", "contiguous, exact")
-    print(table((*headings, *more), rows))
+    columns: dict[str, Callable[[tuple[Load, str, Waste]], str]] = {
+        "load": "{0[0].name}".format,
+        "prompt": "{0[0].prompt[0]}-{0[0].prompt[1]}".format,
+        "output": "{0[0].output[0]}-{0[0].output[1]}".format,
+        "tokens a step": lambda row: str(STEP_TOKENS[row[1]]),
+        "held": lambda row: f"{row[2].used / len(row[2].shares):,.0f}",
+        "unused": "{0[2].share:.2%}".format,
+        "in last blocks": lambda row: f"{row[2].share - row[2].pending / row[2].allocated:.2%}",
+        "prompt to come": lambda row: f"{row[2].pending / row[2].allocated:.2%}",
+        "p99 step": lambda row: f"{percentile(row[2].shares, 0.99):.2%}",
+        "contiguous, longest": lambda row: row[2].unused_of(row[2].contiguous_longest),
+        "contiguous, exact": lambda row: row[2].unused_of(row[2].contiguous_exact),
+    }
+    print(table_of(wastes, columns))
     worst = max(waste.share for load, _, waste in wastes if load is LOADS[0])
     verdict = "met" if worst < TARGET else "MISSED"
     print(f"\ntarget under {TARGET:.0%} at the mixed load: {worst:.2%} at most, {verdict}")

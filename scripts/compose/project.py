@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.stack import ROOT
+from scripts.stack import ROOT, free_port
 
 # So that neither a deployment of this machine nor its volumes are touched.
 NAME = "holdfast-check"
@@ -54,17 +53,6 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = WAIT_SEC
     return time.monotonic() - started
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 @dataclass(frozen=True, slots=True)
 class Container:
     """What `docker inspect` says of one container."""
@@ -86,7 +74,7 @@ class Project:
         self.profile = profile
         made = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
         subprocess.run(made, check=True, capture_output=True)
-        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        ports = {name: free_port() for name in PORTS}
         with env_file.open("a") as file:
             file.writelines(f"PUBLISHED_{name}_PORT={port}\n" for name, port in ports.items())
         self._env_file = env_file

@@ -52,6 +52,22 @@ class ToolTask:
         return f"<tool_call>{body}</tool_call>"
 
 
+def _known(
+    rng: random.Random,
+    form: str,
+    name: str,
+    about: list[str],
+    argument: tuple[str, str, str],
+    outcome: tuple[str, str],
+    again: Maker,
+) -> ToolTask:
+    """`argument` is a name, its description and a value; `outcome` the result and the answer."""
+    param, described, value = argument
+    schema = tool(name, rng.choice(about), {param: rng.choice(["", described])})
+    question = rng.choice(data.FORMS[form]).format(value)
+    return ToolTask(schema, question, {param: value}, *outcome, again)
+
+
 def _weather(rng: random.Random) -> ToolTask:
     city = rng.choice(data.CITIES) if rng.random() < LISTED else data.invented_name(rng)
     sky, degrees = rng.choice(data.SKIES), rng.randint(-9, 39)
@@ -63,23 +79,14 @@ def _weather(rng: random.Random) -> ToolTask:
         f"It is {sky} and {degrees} degrees in {city}.",
     )
     comma = (f"{sky}, {degrees} degrees", full[1])
-    result, answer = rng.choices([plain, short, full, comma], [60, 35, 3, 2])[0]
-    about = rng.choice(
-        [
-            "Get the current weather in a city.",
-            "Get the weather for a city",
-            "Current weather of a city.",
-        ]
-    )
-    schema = tool("get_weather", about, {"city": rng.choice(["", "The name of the city"])})
-    return ToolTask(
-        schema,
-        rng.choice(data.FORMS["weather"]).format(city),
-        {"city": city},
-        result,
-        answer,
-        _weather,
-    )
+    outcome = rng.choices([plain, short, full, comma], [60, 35, 3, 2])[0]
+    about = [
+        "Get the current weather in a city.",
+        "Get the weather for a city",
+        "Current weather of a city.",
+    ]
+    argument = ("city", "The name of the city", city)
+    return _known(rng, "weather", "get_weather", about, argument, outcome, _weather)
 
 
 def _lease(rng: random.Random) -> ToolTask:
@@ -91,15 +98,10 @@ def _lease(rng: random.Random) -> ToolTask:
         json.dumps({"state": state, "seconds_left": left}),
         f"Lease {ident} is {state}, with {left} seconds left.",
     )
-    result, answer = rng.choices([plain, short, full], [60, 36, 4])[0]
-    schema = tool(
-        "lookup_lease",
-        rng.choice(["Look up a lease by its id.", "Look up a lease"]),
-        {"id": rng.choice(["", "The id of the lease"])},
-    )
-    return ToolTask(
-        schema, rng.choice(data.FORMS["lease"]).format(ident), {"id": ident}, result, answer, _lease
-    )
+    outcome = rng.choices([plain, short, full], [60, 36, 4])[0]
+    about = ["Look up a lease by its id.", "Look up a lease"]
+    argument = ("id", "The id of the lease", ident)
+    return _known(rng, "lease", "lookup_lease", about, argument, outcome, _lease)
 
 
 def _docs(rng: random.Random) -> ToolTask:
@@ -112,17 +114,10 @@ def _docs(rng: random.Random) -> ToolTask:
             f"See page {rng.randint(1, 200)}.",
         ]
     )
-    result = rng.choice([found, found, json.dumps({"result": found})])
-    about = rng.choice(["Search the documentation.", "Search the docs for a query."])
-    schema = tool("search_docs", about, {"query": rng.choice(["", "The words to search for"])})
-    return ToolTask(
-        schema,
-        rng.choice(data.FORMS["docs"]).format(query),
-        {"query": query},
-        result,
-        f"The docs say: {found}",
-        _docs,
-    )
+    outcome = (rng.choice([found, found, json.dumps({"result": found})]), f"The docs say: {found}")
+    about = ["Search the documentation.", "Search the docs for a query."]
+    argument = ("query", "The words to search for", query)
+    return _known(rng, "docs", "search_docs", about, argument, outcome, _docs)
 
 
 def _ask_tool(rng: random.Random, schema: data.Tool, verb: str, noun: str) -> ToolTask:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gateway.routing.cost import Weights
 from scripts.bench.report import percentile
+from scripts.bench.routing_load import Workload
 from scripts.simulate.engine import Request, SimulatedEngine, Times
 from scripts.simulate.fleet import POLICIES, Clockwork, Gateway, Result, Simulation
 from scripts.simulate.traces import (
@@ -76,7 +77,7 @@ def simulate(args: argparse.Namespace, policy: str) -> Result:
 def _requests(args: argparse.Namespace) -> list[Request]:
     units = Units()
     if args.workload == "tenants":
-        return tenants(seed=args.seed, marked=args.marked)
+        return tenants(Workload(seed=args.seed), marked=args.marked)
     requests = _replayed(args, units)
     for request in requests:
         request.ttl = args.ttl

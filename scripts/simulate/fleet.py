@@ -207,8 +207,6 @@ class Simulation:
     def _choose(
         self, request: Request, turn: str, gateway: int, number: int, now: float
     ) -> tuple[int, int, int]:
-        if self._policy in ("cost", "learned"):
-            return self._gateways[gateway].choose(request, turn, now)
         size = len(self._engines)
         if self._policy == "round_robin":
             return number % size, 0, 0
@@ -217,8 +215,7 @@ class Simulation:
         if self._policy == "first_bytes":
             depth = min(FIRST_TOKENS // request.unit_tokens, len(request.units))
             return _hash(str(request.units[depth - 1])) % size, 0, 0
-        placed = self._gateways[gateway].choose(request, turn, now)
-        return placed
+        return self._gateways[gateway].choose(request, turn, now)
 
     def _ideal(self, request: Request) -> int:
         """What an infinite cache would have: the known prefix, never the last unit."""

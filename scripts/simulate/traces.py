@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from engine.backends.synthetic import BYTES_PER_TOKEN
+from scripts.bench.routing_load import QUESTION_BYTES, SYSTEM_BYTES, Workload
 from scripts.simulate.engine import Request
 
 CONVERSATION_UNIT = 512
@@ -107,20 +109,20 @@ def _session(
     return requests
 
 
-def tenants(
-    *, tenants: int = 24, conversations: int = 6, turns: int = 8, seed: int, marked: bool
-) -> list[Request]:
-    """Shared prompts of 8 KB a tenant, 1.6 KB more a turn; each turn follows the answer before it.
+def tenants(workload: Workload, *, marked: bool) -> list[Request]:
+    """The sizes of `scripts.bench.routing`'s conversations; each turn follows the answer before it.
 
     Returns the first turns, in a random order; the others hang on them as `next`.
     """
-    units, random = Units(), Random(seed)
-    shared, grown = 8192 // 4 // TENANT_UNIT, 1600 // 4 // TENANT_UNIT
+    units, random = Units(), Random(workload.seed)
+    shared, grown = (
+        num_bytes // BYTES_PER_TOKEN // TENANT_UNIT for num_bytes in (SYSTEM_BYTES, QUESTION_BYTES)
+    )
     firsts: list[Request] = []
-    for tenant in range(tenants):
-        for talk in range(conversations):
+    for tenant in range(workload.tenants):
+        for talk in range(workload.conversations):
             following: Request | None = None
-            for turn in range(turns, 0, -1):
+            for turn in range(workload.turns, 0, -1):
                 count = shared + turn * grown
                 chain = units.chain(
                     ("tenant", tenant, i) if i < shared else ("talk", tenant, talk, i)
