@@ -84,7 +84,7 @@ class Foundation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgers:
-    """Pools of one database: a reader of much keeps neither the drain nor a revocation waiting."""
+    """Pools of one database, so that large reads delay neither the drain nor a revocation."""
 
     drain: Ledger
     access: Ledger
@@ -354,14 +354,16 @@ def _run_loops(
 
 
 def _run_beside(stack: AsyncExitStack, supervisor: Supervisor, name: str, loop: Loop) -> None:
-    """Run a loop until the gateway stops; it ends between two rounds, not in the middle of one."""
+    """Run a loop until the gateway stops. It ends between two rounds."""
     supervisor.start(name, loop)
     stack.push_async_callback(supervisor.stop, name)
 
 
 async def _look_at_database(keyring: KeyRing) -> None:
-    """Before the first turn, for one of sample data serves none; one that is away is asked again
-    in the background."""
+    """Look at the database before the first turn: one of sample data serves none.
+
+    A database that is away is asked again in the background.
+    """
     try:
         await keyring.refresh()
     except LedgerUnavailable as error:
@@ -371,7 +373,7 @@ async def _look_at_database(keyring: KeyRing) -> None:
 
 
 async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:
-    """Store the configured key; without a database it works from memory all the same."""
+    """Store the configured key. Without a database it works from memory."""
     if settings.api_key is None:
         return
     key = settings.api_key.get_secret_value()

@@ -4,7 +4,7 @@ Rules it keeps (the reasons are in `engine/README.md`):
 - a block with a reference is never reused; leases are references like any other;
 - a block's content is append-only until the block is allocated anew;
 - unreferenced blocks are reused in the order: nothing of use in them, then content of the scope
-  that holds the most (`shares.py`): of that cached content by least recent use, then content of
+  that holds the most (`fairness.py`): of that cached content by least recent use, then content of
   best-effort entries that are not idle, by least recent use.
 It knows no torch, no clock and no I/O.
 """

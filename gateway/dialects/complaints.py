@@ -1,4 +1,4 @@
-"""A decoder's complaint, taken apart. What it quotes of a body may be as long as the body."""
+"""Parses a decoder's complaint. Its quotation may be as long as the body."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from msgspec import Raw
 
 _MARK = " - at `$"
 _MAX_PATH = 256
-"""No path of a request's own fields is as long."""
+"""Longer than any path of a request's own fields."""
 
 
 def split_complaint(complaint: str) -> tuple[str, str]:
-    """What is wrong, and the path of where, such as `.messages[0].role`; "" for the whole body."""
+    """The reason and the path, such as `.messages[0].role`; "" is the whole body."""
     what, mark, path = complaint.rpartition(_MARK)
     if mark and path.endswith("`") and len(path) <= _MAX_PATH:
         return what, path[:-1]
@@ -20,14 +20,17 @@ def split_complaint(complaint: str) -> tuple[str, str]:
 
 
 class Document:
-    """A body without types, of which only what is looked at is decoded."""
+    """An untyped body. Only the parts that are read are decoded."""
 
     def __init__(self, body: bytes) -> None:
         self._parts: dict[tuple[str | int, ...], dict[str, Raw] | list[Raw]] = {}
         self._whole = Raw(body)
 
     def at(self, steps: Sequence[str | int]) -> Any:
-        """The text, number, true or false there; None for anything else, and where nothing is."""
+        """The text, number, true or false at a path.
+
+        None for any other value, and if there is none.
+        """
         raw: Raw | None = self._whole
         for depth, step in enumerate(steps):
             if raw is None:

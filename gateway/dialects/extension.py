@@ -10,7 +10,7 @@ from engine.protocol import Started, Ttl
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one marker; `expires_in_seconds` only where it is leased."""
+    """The result of one marker. `expires_in_seconds` is there only if it is leased."""
 
     path: str
     state: Literal["leased", "best_effort", "none"]

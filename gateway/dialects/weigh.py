@@ -1,4 +1,4 @@
-"""How many JSON values a body has, found without decoding it.
+"""Counts the JSON values of a body without decoding it.
 
 A decoder makes an object of each value in one call that nothing can interrupt, so the number is
 bounded before. Here a short piece of the body is looked at in each call, so other threads go on.
@@ -10,7 +10,7 @@ _PIECE_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16
 """The densest body of this size is decoded in a millisecond."""
 _LEAST_BYTES = 2
-"""Of a value and what parts it from the next one."""
+"""The least bytes of a value and its separator."""
 
 
 def check_values(body: bytes, most: int) -> None:
@@ -24,7 +24,7 @@ def check_values(body: bytes, most: int) -> None:
     found, is_inside, rest = 1, 0, b""
     for start in range(0, len(body), _PIECE_BYTES):
         piece = rest + body[start : start + _PIECE_BYTES]
-        # A backslash belongs to what comes behind it.
+        # A backslash escapes the next character.
         num_open = (len(piece) - len(piece.rstrip(b"\\"))) % 2
         rest = piece[len(piece) - num_open :]
         piece = piece[: len(piece) - num_open]

@@ -36,9 +36,11 @@ _STILL = 0.05
 
 
 class Passing:
-    """A turn that may go to an engine and is not yet an engine's load. It is left when the turn is
-    that, or has ended. `tokens` it will probably have computed; `is_charged`: the queue counted it
-    as served to its workspace."""
+    """A turn that was let in and is not yet an engine's load.
+
+    The context ends when an engine has the turn or the turn has ended. `tokens` is the estimate of
+    what it will compute. `is_charged`: the queue counted it as served to its workspace.
+    """
 
     def __init__(self, gate: "Gate", tokens: float) -> None:
         self._gate = gate

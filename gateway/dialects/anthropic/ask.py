@@ -68,7 +68,7 @@ def count_ask_of(
     version: Version,
     arrived: float,
 ) -> Ask:
-    """The same checks as for a generation; what is not part of the prompt has its default."""
+    """The same checks as for a generation. Fields outside the prompt have their defaults."""
     plan = prepare(request, principal, version)
     choice, schema = _demands(request)
     return Ask(
@@ -99,7 +99,7 @@ def _thinks(request: CountTokensRequest) -> bool:
 
 
 def _demands(request: CountTokensRequest) -> tuple[ToolChoice, dict[str, Any] | None]:
-    """What the output is held to: a choice of tools, and a schema of the text."""
+    """The demands on the output: a choice of tools, and a schema of the text."""
     choice = _tool_choice(request)
     form = request.output_config.format if request.output_config else None
     if form is not None:

@@ -1,4 +1,4 @@
-"""What a Messages request may have of everything: refused here before anything is made of it."""
+"""The bounds of a Messages request, checked before any work is done for it."""
 
 import msgspec
 
@@ -58,7 +58,7 @@ def _check_generation(request: MessagesRequest, bounds: RequestBounds) -> None:
 
 
 def _check_blocks(request: CountTokensRequest, bounds: RequestBounds) -> None:
-    """Count what makes segments and what is nested in them; the longest lists are counted first."""
+    """Count segments and nested blocks. The longest lists are counted first."""
     left = bounds.max_blocks - (len(request.system) if isinstance(request.system, list) else 1)
     for message in request.messages:
         left -= len(message.content) if isinstance(message.content, list) else 1

@@ -34,7 +34,10 @@ class Text(Strict, tag="text"):
 
 
 class Nonce(Text, tag="nonce"):
-    """A text block that is kept out of the prompt; made by `prefix/nonces.py`, never decoded."""
+    """A text block that is kept out of the prompt.
+
+    `dialects/nonces.py` makes it; it is never decoded.
+    """
 
 
 class Thinking(Strict, tag="thinking"):
@@ -117,7 +120,7 @@ UNSUPPORTED_BLOCKS = frozenset(
 
 
 class Tool(Strict):
-    """A custom tool; every other kind runs on the vendor's servers and is refused by its type."""
+    """A custom tool. All other kinds run on the vendor's servers and are refused by their type."""
 
     name: str
     input_schema: dict[str, Any]

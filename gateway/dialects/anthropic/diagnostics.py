@@ -50,7 +50,7 @@ class Diagnostics(msgspec.Struct, frozen=True):
 
 
 def changed(kind: str, missed_tokens: int | None) -> Diagnostics:
-    """What a divergence of that kind is reported as."""
+    """The report of a divergence of that kind."""
     if missed_tokens is None:
         return Diagnostics(Unavailable())
     return Diagnostics(_CHANGED[kind](missed_tokens))

@@ -1,4 +1,4 @@
-"""What a failure says to clients of the Messages API."""
+"""Failures as errors of the Messages API."""
 
 import re
 

@@ -101,7 +101,7 @@ def _bad_tag(steps: Steps, document: Document) -> str:
 
 
 def _foreign_tool(steps: Steps, document: Document) -> str | None:
-    """Any complaint about a tool of another kind is really about its kind."""
+    """Replace any complaint about a tool of another kind by one about its kind."""
     if len(steps) < 2 or steps[0] != "tools":
         return None
     kind = document.at([*steps[:2], "type"])

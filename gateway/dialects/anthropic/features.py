@@ -14,7 +14,7 @@ _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
 
 def check_features(request: CountTokensRequest) -> None:
-    """Raise InvalidRequest for the first field that asks for what is not served."""
+    """Raise InvalidRequest for the first field that asks for an unsupported feature."""
     fields: dict[str, Any] = {
         "billing_policy": request.billing_policy,
         "compaction": request.compaction,
@@ -52,7 +52,7 @@ def _message_fields(request: CountTokensRequest) -> Iterator[tuple[str, Any]]:
 
 
 def _check_edit(path: str, edit: dict[str, Any], num_thinking: int) -> None:
-    """Accept the clearing of thinking where there is nothing to clear; agents send it always."""
+    """Accept the clearing of thinking if there is nothing to clear. Agents always send it."""
     kind = edit.get("type")
     if not isinstance(kind, str):
         raise InvalidRequest(f"{path}: Unable to extract tag using discriminator 'type'")
@@ -69,7 +69,7 @@ def _check_edit(path: str, edit: dict[str, Any], num_thinking: int) -> None:
 
 
 def _kept_turns(path: str, keep: Any) -> int | None:
-    """How many turns keep their thinking; None means all."""
+    """The number of turns that keep their thinking; None means all."""
     match keep:
         case "all" | {"type": "all"}:
             return None

@@ -25,5 +25,5 @@ def limit_headers(rates: Standings, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _in_whole_seconds(moment: datetime) -> datetime:
-    """Rounded up: whoever waits until then does not come too early."""
+    """The time is rounded up, so that a client that waits until then is not early."""
     return moment.replace(microsecond=0) + timedelta(seconds=1 if moment.microsecond else 0)

@@ -1,4 +1,4 @@
-"""What shapes a prompt besides its content, in one canonical form, to tell whether it changed."""
+"""The parameters that shape a prompt besides its content, in one canonical form to compare."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ _DEFAULT_EFFORT = "high"
 
 
 def prompt_parameters(request: CountTokensRequest, betas: str = "") -> bytes:
-    """Equal for requests that mean the same: a default that is written out counts as left out."""
+    """The form is equal for equal requests: a default that is written out counts as left out."""
     choice, thinking, output = request.tool_choice, request.thinking, request.output_config
     return msgspec.json.encode(
         [

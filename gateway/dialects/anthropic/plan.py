@@ -9,7 +9,7 @@ from gateway.prompt.plan import Plan, make_plan
 
 
 def plan_of(request: CountTokensRequest, scope: str) -> Plan:
-    """Raise InvalidRequest for content that no engine could be sent."""
+    """Raise InvalidRequest for content that can't be sent to an engine."""
     if not request.messages:
         raise InvalidRequest("messages: at least one message is required")
     layout = lay_out(request)
@@ -40,7 +40,7 @@ def _check_roles(messages: list[PromptMessage]) -> None:
 
 
 def _check_tool_results(messages: list[PromptMessage]) -> None:
-    """Each tool call is answered in the next turn, and nothing else is; counted in merged turns."""
+    """Check that the next merged turn answers each tool call, and nothing else."""
     pending: list[str] = []
     for index, message in enumerate(messages):
         if message.role == "system":

@@ -28,7 +28,10 @@ class Message(Strict):
 
 
 class BlockBinding(Strict):
-    """What to do with a thinking block whose prefix changed; here blocks are bound to none."""
+    """The treatment of a thinking block whose prefix changed.
+
+    Here blocks are bound to no prefix.
+    """
 
     prefix_mismatch_behavior: str | None = None
 
@@ -87,7 +90,7 @@ class OutputConfig(Strict):
 
 
 class ContextManagement(Strict):
-    """What an edit may be says `features.py`."""
+    """`features.py` says which edits are accepted."""
 
     edits: list[dict[str, Any]] | None = None
 
@@ -101,7 +104,7 @@ class DiagnosticsRequest(Strict):
 
 
 class CountTokensRequest(Strict):
-    """What both calls share: everything that makes the prompt."""
+    """The fields of both calls: everything that makes the prompt."""
 
     model: str
     messages: Annotated[list[Message], msgspec.Meta(max_length=100_000)]

@@ -155,7 +155,7 @@ def _slot(path: str, marker: CacheControl | None, nested: list[CacheControl] | N
 
 
 def _nested_markers(path: str, blocks: list[Nested]) -> list[CacheControl]:
-    """Markers inside a tool result: on the last block only, a document's inner ones included."""
+    """Check the markers inside a tool result: only the last block may have one."""
     for index, block in enumerate(blocks[:-1]):
         if block.cache_control:
             raise InvalidRequest(

@@ -49,12 +49,12 @@ _STOP_REASONS: dict[FinishReason, StopReason] = {
     "tool_use": "tool_use",
     "context": "model_context_window_exceeded",
 }
-# A stream begins before its output is counted; the final count comes with `message_delta`.
+# A stream begins before its output is counted. The final count comes with `message_delta`.
 _PROVISIONAL_OUTPUT = 1
 
 
 class Explained(NamedTuple):
-    """What the gateway adds to a message: why it missed, and what the client asked to compare."""
+    """The gateway's additions to a message: the miss reason and the requested comparison."""
 
     miss_reason: str | None
     diagnostics: Diagnostics | None
@@ -160,7 +160,7 @@ class EventWriter:
 
 @dataclass(slots=True)
 class MessageCollector:
-    """Puts a response's events together again."""
+    """Joins a response's events to one message."""
 
     _message: Message | None = None
     _blocks: list[events.OpenText | events.OpenThinking | events.OpenToolUse] = field(
@@ -220,7 +220,7 @@ class MessageCollector:
 
 
 def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int = 0) -> Usage:
-    """The engine's counts in the wire's fields; nothing is adjusted."""
+    """The engine's counts in the wire's fields, not adjusted."""
     return Usage(
         input_tokens=usage.input_tokens,
         cache_creation_input_tokens=usage.cache_write_5m_tokens + usage.cache_write_1h_tokens,

@@ -24,7 +24,7 @@ from gateway.prompt.plan import Plan, make_plan
 
 
 def chat_ask_of(request: ChatRequest, principal: Principal, model: Model, arrived: float) -> Ask:
-    """Without a limit the answer may take what the prompt leaves of the context."""
+    """Without a limit the answer may take the rest of the context."""
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -68,7 +68,7 @@ def _ask(
         plan=plan,
         sampling=Sampling(
             max_tokens=max_tokens,
-            # No probability mass leaves the most likely token alone, as no temperature does.
+            # A `top_p` of 0 leaves only the most likely token, like a temperature of 0.
             temperature=0.0 if request.top_p == 0 else request.temperature,
             top_p=request.top_p or None,
             top_k=None if request.top_k is None else max(request.top_k, 0),
@@ -102,7 +102,7 @@ def _text(prompt: str | list[Any]) -> str:
 
 
 def _automatic(request: ChatRequest) -> Ttl | None:
-    """Asking for a minimum lifetime asks for a lease, unless only on the parts that are marked."""
+    """The automatic marker's TTL. A minimum lifetime in mode `implicit` asks for one too."""
     if request.cache_control:
         return request.cache_control.ttl
     options = request.prompt_cache_options
@@ -119,7 +119,7 @@ def _thinks(request: ChatRequest) -> bool:
 def _demands(
     request: ChatRequest, max_tokens: int | None
 ) -> tuple[ToolChoice, dict[str, Any] | None]:
-    """What the output is held to: a choice of tools, and a schema of the text."""
+    """The demands on the output: a choice of tools, and a schema of the text."""
     choice, schema = _tool_choice(request), _output_schema(request)
     if not guarantees_calls(choice, has_schema=schema is not None):
         for index, tool in enumerate(request.tools):
@@ -178,7 +178,7 @@ def _check_generation(request: GenerationRequest, max_tokens: int | None) -> Non
 
 
 def _check_conversation(messages: list[Message]) -> None:
-    """Every tool call is answered by the messages right behind it, and nothing else is."""
+    """Check that the messages right behind a tool call answer it, and answer no other call."""
     pending: Counter[str] = Counter()
     num_pending = 0
     for index, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""What a request in OpenAI's dialect may have of everything, before anything is made of it."""
+"""The bounds of a request in OpenAI's dialect, checked before any work is done for it."""
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
@@ -30,7 +30,7 @@ def check_bounds(request: GenerationRequest, bounds: RequestBounds) -> None:
 
 
 def check_metadata(num_bytes: int, bounds: RequestBounds) -> None:
-    """It changes nothing and is not kept."""
+    """The field changes nothing and is not kept."""
     if num_bytes > bounds.max_metadata_bytes:
         raise InvalidRequest(f"metadata: may have at most {bounds.max_metadata_bytes} bytes")
 

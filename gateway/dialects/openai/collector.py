@@ -1,4 +1,4 @@
-"""Puts a response's chunks together again, where nothing was to be streamed."""
+"""Joins a response's chunks to one answer, for requests without a stream."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class _ChosenText:
 
 
 def collect_chat(chunks: Iterable[CompletionChunk]) -> ChatCompletion:
-    """Raise EngineFailed where the chunks are not a whole response."""
+    """Raise EngineFailed if the chunks are not a whole response."""
     first, chosen, usage = None, dict[int, _ChosenText](), None
     for chunk in chunks:
         first = first or chunk
@@ -87,7 +87,7 @@ def collect_chat(chunks: Iterable[CompletionChunk]) -> ChatCompletion:
 
 
 def collect_completion(chunks: Iterable[Completion]) -> Completion:
-    """Raise EngineFailed where the chunks are not a whole response."""
+    """Raise EngineFailed if the chunks are not a whole response."""
     first, chosen, usage = None, dict[int, _ChosenText](), None
     for chunk in chunks:
         first = first or chunk

@@ -35,7 +35,10 @@ class Text(Strict, tag="text"):
 
 
 class Nonce(Text, tag="nonce"):
-    """A text part that is kept out of the prompt; made by `prefix/nonces.py`, never decoded."""
+    """A text part that is kept out of the prompt.
+
+    `dialects/nonces.py` makes it; it is never decoded.
+    """
 
 
 class Refusal(Strict, tag="refusal"):
@@ -50,7 +53,7 @@ class CalledFunction(Strict):
 
 
 class ToolCall(Strict):
-    """`index` is there where a client put a streamed call together again."""
+    """`index` is there if a client has joined the pieces of a streamed call."""
 
     id: str
     function: CalledFunction
@@ -78,7 +81,7 @@ class UserMessage(Strict, tag_field="role", tag="user"):
 
 
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
-    """Fields without a use here are those that responses or routers in between put there."""
+    """Responses and routers add the fields that have no use here."""
 
     content: str | list[Text | Refusal] | None = None
     tool_calls: list[ToolCall] | None = None

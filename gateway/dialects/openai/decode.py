@@ -85,7 +85,7 @@ def _unreadable(error: Exception) -> InvalidRequest:
 
 
 def _is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
-    """Whether it is one of these. They are short: what is longer is decoded for nothing."""
+    """Whether the value is one of these. They are short, so a longer value is not decoded."""
     if len(value) > _MAX_NEUTRAL_BYTES:
         return False
     try:
@@ -96,5 +96,5 @@ def _is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    """Equal, and of one kind: true is not 1, but 1.0 is."""
+    """Whether two values are equal and of one kind: true is not 1, but 1.0 is."""
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

@@ -88,12 +88,12 @@ def _detail(failure: GatewayError) -> ErrorDetail:
 
 
 def _field_in(message: str) -> str | None:
-    """The path that a demand's refusal begins with; a tool's name may follow it."""
+    """The path at the beginning of a demand's refusal. A tool's name may follow it."""
     field = message.split(" ", 1)[0].rstrip(":")
     return field if field.startswith(("tools[", "response_format")) else None
 
 
 def _path_in(message: str) -> str | None:
-    """Messages that are about one field begin with its path."""
+    """The path at the beginning of a message about one field."""
     match = _PATH.match(message)
     return match[1] if match else None

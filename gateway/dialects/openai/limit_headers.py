@@ -16,7 +16,7 @@ def limit_headers(rates: Standings) -> Iterator[tuple[str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """In OpenAI's way: `12ms`, `7s`, `6m0s`; never shorter than it is."""
+    """A duration in OpenAI's form: `12ms`, `7s`, `6m0s`. It is rounded up."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, left = divmod(math.ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""What GET /v1/models answers to OpenAI clients."""
+"""The answers of GET /v1/models to OpenAI clients."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_model_len`, in tokens, is what vLLM's clients look for."""
+    """`max_model_len`, in tokens, is for clients of vLLM."""
 
     id: str
     object: Literal["model"] = "model"

@@ -25,7 +25,7 @@ Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class StreamOptions(Strict):
-    """Obfuscation and running counts are not sent, whatever is asked."""
+    """Obfuscation and running counts are never sent."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -49,7 +49,7 @@ class CacheOptions(Strict):
 
 
 class TemplateArguments(Strict):
-    """The one thing about a chat template that clients may choose: whether the model thinks."""
+    """The only option of a chat template that clients may set: whether the model thinks."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -64,7 +64,10 @@ class JsonObjectFormat(Strict, tag="json_object"):
 
 
 class JsonSchema(Strict):
-    """`strict` or not, the schema is kept to; without one, any object will do."""
+    """The output keeps to the schema, with or without `strict`.
+
+    Without a schema it is any object.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     description: str | None = None
@@ -77,7 +80,7 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
 
 
 class GenerationRequest(Strict):
-    """What both calls share. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
+    """The fields of both calls. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
 
     model: str
     ignore_eos: bool = False

@@ -66,7 +66,7 @@ class CallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Thinking has both names that the field uses for it: vLLM's and OpenRouter's, DeepSeek's."""
+    """Thinking has two names: vLLM's and OpenRouter's one, and DeepSeek's one."""
 
     role: str | None = None
     content: str | None = None
@@ -142,7 +142,7 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole completion, or a chunk of one: they have one shape."""
+    """A whole completion or a chunk of one. Both have the same shape."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -44,7 +44,7 @@ from gateway.dialects.openai.content import (
 from gateway.dialects.openai.request import ChatRequest
 from gateway.prompt.layout import Layout, Slot, check_json
 
-# OpenAI's "at least 30 minutes" is kept by the shortest of our leases that lasts as long.
+# The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
 NATIVE_TTL: Ttl = "1h"
 
 
@@ -116,7 +116,7 @@ class _Builder:
     def _texts(
         self, path: str, content: str | list[Text], marker: CacheControl | None
     ) -> list[TextPart]:
-        """A message's own marker stands for one on its last part."""
+        """A marker of a message counts as one on its last part."""
         if isinstance(content, str):
             self._mark_text(f"{path}.content", content, marker)
             return [TextPart(content)]
@@ -155,7 +155,7 @@ class _Builder:
         return parts
 
     def _tool_result(self, path: str, message: ToolMessage) -> ToolResultPart:
-        """One segment, so only its last part may be marked."""
+        """The parts make one segment, so only the last one may be marked."""
         content = message.content
         if isinstance(content, str):
             self._mark(f"{path}.content", message.cache_control)
@@ -188,7 +188,7 @@ class _Builder:
     def _mark(
         self, path: str, *markers: CacheControl | None, native: CacheBreakpoint | None = None
     ) -> None:
-        """Add the next segment's slot. Markers that mean one place must agree."""
+        """Add the next segment's slot. Several markers of one place must agree."""
         found = [marker.ttl for marker in markers if marker]
         if len(set(found)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: two markers on one place must agree")

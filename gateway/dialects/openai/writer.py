@@ -1,4 +1,4 @@
-"""From the engine's frames to chunks. What is not streamed is put together from the same chunks."""
+"""From the engine's frames to chunks. Answers without a stream are joined from the same chunks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -162,7 +162,7 @@ class ChatWriter(Writer[CompletionChunk]):
 
 
 class TextWriter(Writer[Completion]):
-    """Of a raw prompt, so whatever is generated is text."""
+    """The writer of a raw prompt's answer. All its output is text."""
 
     __slots__ = ()
 
