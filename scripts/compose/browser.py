@@ -8,10 +8,21 @@ from playwright.sync_api import ConsoleMessage, sync_playwright
 
 from scripts.compose.project import ComposeError
 
-WAIT_MS = 90_000
+WAIT_MS = 600_000
+"""A busy machine needs minutes. A page that shows an error is not waited for."""
+NUM_CARDS = 4
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
-# The script has run, and nothing that it drew is being replaced.
-SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+# The cards' texts, read at one moment: a page that updates itself replaces them. Undefined until
+# there are enough and each has its number, or until the page shows an exception.
+CARDS = """
+num => {
+  const texts = name => [...document.querySelectorAll(`[data-testid="${name}"]`)].map(
+    element => element.innerText.split(/\\s+/).filter(word => word).join(" "));
+  const cards = texts("stMetric"), errors = texts("stException");
+  const isThere = cards.length >= num && cards.every(text => text.includes(" "));
+  return isThere || errors.length ? {cards, errors} : undefined;
+}
+"""
 
 
 def chromium() -> str | None:
@@ -41,12 +52,10 @@ def sign_in(url: str, key: str) -> str:
         page.fill("#key", key)
         page.click("button")
         page.get_by_text("Updated").first.wait_for()
-        page.get_by_test_id("stMetric").first.wait_for()
-        page.locator(SETTLED).wait_for()
-        cards = page.get_by_test_id("stMetric").all()
-        shown = [" ".join(card.inner_text().split()) for card in cards]
-        errors += [box.inner_text() for box in page.get_by_test_id("stException").all()]
+        seen = page.wait_for_function(CARDS, arg=NUM_CARDS).json_value()
+        shown: list[str] = seen["cards"]
+        errors += seen["errors"]
         browser.close()
-    if errors or not shown:
+    if errors or len(shown) < NUM_CARDS:
         raise ComposeError(f"the dashboard shows {len(shown)} cards and these errors: {errors}")
-    return "; ".join(shown[:4])
+    return "; ".join(shown[:NUM_CARDS])
