@@ -152,12 +152,21 @@ class Dispatcher:
             await self.send(dispatch)
 
     async def count(self, ask: Ask) -> int:
-        """The prompt's exact tokens, from the engine that would serve it or from the next best."""
+        """The prompt's exact tokens, from the engine that would serve it or from the next best.
+
+        While no engine is ready and one is unsure this waits, as long as a turn does.
+        """
         self.check_length(ask)
         tried: list[str] = []
         while True:
             now = self.clock.monotonic()
-            engine = self.router.choose(ask, self.fleet.ready, now, tried).engine
+            try:
+                engine = self.router.choose(ask, self.fleet.ready, now, tried).engine
+            except NoEngineReady:
+                if not self.gate.may_come_back(ask):
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
             try:
                 return (await engine.count(ask.count_request(engine.capabilities))).input_tokens
             except GatewayError as error:

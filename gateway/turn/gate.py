@@ -153,6 +153,11 @@ class Gate:
             and engine.load.num_running >= most + max(4, most // 4)
         ]
 
+    def may_come_back(self, ask: Ask) -> bool:
+        """Whether an unsure engine serves the request, and it may wait for that one still."""
+        is_early = self._monotonic() < ask.arrived + self._wait_seconds
+        return is_early and self.is_unsure(ask.model.engine_model)
+
     def is_unsure(self, model: str | None) -> bool:
         """Whether an engine that serves the model is unsure."""
         return any(

@@ -71,6 +71,20 @@ def test_turns_that_come_while_the_only_engine_stands_still_are_all_served(
     assert "unsure" in seen and "down" not in seen
 
 
+def test_a_count_that_comes_while_the_only_engine_is_unsure_waits_for_it(
+    pair: tuple[Server, str],
+) -> None:
+    engine, url = pair
+    engine.process.send_signal(signal.SIGSTOP)
+    resume = threading.Timer(PAUSE_SECONDS, engine.process.send_signal, [signal.SIGCONT])
+    resume.start()
+    eventually(lambda: status_of(url) == "unsure", PAUSE_SECONDS)
+    body = {name: BODY[name] for name in ("model", "messages")}
+    reply = httpx.post(f"{url}/v1/messages/count_tokens", json=body, headers=HEADERS, timeout=90)
+    resume.join()
+    assert reply.status_code == 200, reply.text
+
+
 def test_an_engine_that_ended_is_down_at_once_and_its_turns_are_refused(
     pair: tuple[Server, str],
 ) -> None:
