@@ -301,6 +301,7 @@ def _open_journal(stack: AsyncExitStack, settings: Settings, base: Foundation) -
     stack.push_async_callback(journal.stop)
     base.metrics.watch_journal(
         lambda: journal.backlog,
+        lambda: journal.num_set_aside,
         lambda: journal.num_bytes,
         lambda: journal.has_room,
         journal.max_bytes,

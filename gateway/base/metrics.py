@@ -185,6 +185,11 @@ class Metrics:
         self.journal_max_bytes = Gauge(
             "holdfast_gateway_journal_max_bytes", "The journal's bound", registry=self.registry
         )
+        self.journal_set_aside = Gauge(
+            "holdfast_gateway_journal_set_aside",
+            "Turns in the journal that can't go to the ledger, damaged or refused",
+            registry=self.registry,
+        )
         self.journal_has_room = Gauge(
             "holdfast_gateway_journal_has_room",
             "1 while another turn may be recorded",
@@ -232,11 +237,13 @@ class Metrics:
     def watch_journal(
         self,
         backlog: Callable[[], float],
+        num_set_aside: Callable[[], float],
         num_bytes: Callable[[], float],
         has_room: Callable[[], bool],
         max_bytes: int,
     ) -> None:
         self.journal_backlog.set_function(backlog)
+        self.journal_set_aside.set_function(num_set_aside)
         self.journal_bytes.set_function(num_bytes)
         self.journal_has_room.set_function(has_room)
         self.journal_max_bytes.set(max_bytes)

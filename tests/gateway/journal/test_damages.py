@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.base.metrics import Metrics
@@ -80,7 +81,8 @@ def test_a_gateway_starts_with_an_open_record_that_nobody_can_read(tmp_path: Pat
             pass
         statement = "INSERT INTO turns (id, record) VALUES ('msg_0', ?)"
         change(journal, statement, b"\xff\xfe no record")
-        with gateway_process(tmp_path, engine, log) as (_, process):
+        with gateway_process(tmp_path, engine, log) as (url, process):
             eventually(lambda: "set_aside" in log.read_text("utf-8"), 30)
             assert process.poll() is None
+            assert "holdfast_gateway_journal_set_aside 1.0" in httpx.get(f"{url}/metrics").text
         assert "Traceback" not in log.read_text("utf-8")
