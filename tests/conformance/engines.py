@@ -132,7 +132,7 @@ class Stream:
 
 @dataclass
 class Engine:
-    """One running engine. `scope` makes a new one that nobody used before."""
+    """One running engine. `scope` makes a new, unused scope."""
 
     url: str
     process: Process

@@ -15,7 +15,7 @@ ADMIN_KEY = "admin-key-of-the-tests"
 
 @dataclass
 class FakeAdmin:
-    """What it answers, by path; tests change it."""
+    """The answers by path. Tests change them."""
 
     url: str = ""
     status: int = 200

@@ -133,7 +133,7 @@ class Player:
             )
 
     def _count(self, turn: Turn, got: Outcome) -> None:
-        """What was exercised, by what the server says of it."""
+        """The exercised cases, by the server's own report."""
         self.tally["turns"] += 1
         if got.usage is None:
             self.tally["refused"] += 1

@@ -1,4 +1,6 @@
-"""One random sequence of turns, as a plan: who sends what and when. Pure; the same for one seed.
+"""One random sequence of turns, as a plan: the senders, the prompts and the times.
+
+Pure; a seed always gives the same plan.
 
 Most turns are alone. In a *queue* several wait at once and begin to answer one after the other, at
 times of their own; in a *burst* all that waited begin together. Their span stays below the shortest

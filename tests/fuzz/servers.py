@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class Sent(Protocol):
-    """A turn that an engine has; nobody has read its response yet."""
+    """A turn at an engine. Its response has not been read yet."""
 
     def begin(self) -> Outcome:
         """Wait for the first event."""

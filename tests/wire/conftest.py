@@ -1,4 +1,4 @@
-"""A gateway in front of a scripted engine, and a bare socket to it: nothing mends what is sent."""
+"""A gateway in front of a scripted engine, and a bare socket to it, which sends bytes unchanged."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, serve, serve_gateway
 
 BODY_LIMIT = 64 * 1024
-# Longer than this process is ever kept from sending what it has begun.
+# Longer than any pause of this process within one send.
 REQUEST_SECONDS = 3.0
 WAIT_SECONDS = 120
 

@@ -155,7 +155,7 @@ def _slot(path: str, marker: CacheControl | None, nested: list[CacheControl] | N
 
 
 def _nested_markers(path: str, blocks: list[Nested]) -> list[CacheControl]:
-    """Check the markers inside a tool result: only the last block may have one."""
+    """The markers inside a tool result, also in a document. Only the last block may have any."""
     for index, block in enumerate(blocks[:-1]):
         if block.cache_control:
             raise InvalidRequest(

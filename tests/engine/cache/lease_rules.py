@@ -21,7 +21,7 @@ def leased_blocks(world: "World") -> dict[str, int]:
 
 
 def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
-    """Only who is above its share yields, only for another's lease, soonest expiry first."""
+    """Only scopes above their share yield, only for another's lease, soonest expiry first."""
     budget = int(world.num_blocks * world.lease_share)
     shares = {name: int(budget * share) for name, share in world.used_shares.items()}
     ended = [end.entry for end in world.entries.leases.take_ended() if end.reason == "yielded"]

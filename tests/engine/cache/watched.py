@@ -1,4 +1,4 @@
-"""A pool whose every allocation is checked against the rule of who makes way for whom.
+"""A pool that checks each allocation against the rule of whose block is reused.
 
 Counted from the blocks alone: whose a block is was said when it was allocated, and it is somebody's
 while it is referenced or has content.

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 if find_spec("vllm") is not None:
-    # Read by vLLM when it is imported, so before any test module is; nobody else is to see it.
+    # vLLM reads this when it is imported, so it is set before any test module. Other tests don't
+    # see it.
     os.environ.update(
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",

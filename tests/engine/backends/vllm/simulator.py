@@ -161,7 +161,7 @@ class Simulator:
             self._take_in()
 
     def drain(self, max_idle_steps: int = 3) -> None:
-        """Step until nobody is left; fails when steps pass in which nothing was scheduled."""
+        """Step until no request is left. Fail if steps pass in which nothing was scheduled."""
         while self.scheduler.has_requests():
             self.step()
             assert self.num_idle_steps <= max_idle_steps, "nothing can run"
