@@ -131,7 +131,15 @@ class Caller:
 def serving(data: Path) -> Iterator[tuple[str, psutil.Process, Path]]:
     log = data / "gateway.log"
     engine = ScriptedEngine(script=say("Hello", " there"))
-    with serve(engine) as engine_url, gateway_process(data, engine_url, log) as (url, process):
+    # Thousands of calls a minute: their rate is not what is tested.
+    rates = {
+        "HOLDFAST_COUNT_REQUESTS_PER_MINUTE": "1000000",
+        "HOLDFAST_COUNT_BYTES_PER_MINUTE": str(1 << 40),
+    }
+    with (
+        serve(engine) as engine_url,
+        gateway_process(data, engine_url, log, rates) as (url, process),
+    ):
         yield url, psutil.Process(process.pid), log
 
 

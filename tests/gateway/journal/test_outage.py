@@ -159,7 +159,8 @@ def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
         drain = Drain(journal, ledger.insert_turns, acknowledge, metrics)
         await drain.step()
         assert (await Queries(ledger).totals(EVER)).requests == 2
-        assert journal.backlog == 2 and await drain.step() == 0
+        assert journal.backlog == 0 and journal.num_set_aside == 2
+        assert await drain.step() == 0
         assert b"holdfast_gateway_turns_set_aside_total 2.0" in metrics.exposition()
         await journal.stop()
         await ledger.close()
