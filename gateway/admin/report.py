@@ -20,7 +20,7 @@ from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
 from gateway.base.errors import InvalidRequest
 from gateway.http.auth import OWN_WORKSPACE
 from gateway.http.services import Services
-from gateway.ledger.export import moment, turn_lines, usage_lines
+from gateway.ledger.export import check_rows, moment, turn_lines, usage_lines
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.savings import costs_by_class
 from gateway.ledger.reads.totals import Totals
@@ -273,9 +273,10 @@ class ReportController(AdminController):
         rows: Annotated[Literal["hours", "days", "turns"], QueryParameter(name="rows")] = "hours",
     ) -> Stream:
         ledger = services.queries.ledger
-        # The first query runs before the answer begins: without a database the answer is an error
-        # and not half a file.
-        await services.queries.totals(Range(since_ms=0, until_ms=1))
+        # The first query runs before the answer begins: without a database, or beyond the bound,
+        # the answer is an error and not half a file.
+        step = {"turns": None, "hours": _SECONDS["1h"], "days": _SECONDS["1d"]}[rows]
+        await check_rows(ledger, of, step, services.bounds.max_export_rows)
         lines: Callable[[], Any] = {
             "turns": lambda: turn_lines(ledger, of),
             "hours": lambda: usage_lines(ledger, of, _SECONDS["1h"]),

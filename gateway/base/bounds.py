@@ -62,6 +62,11 @@ class RequestBounds(BaseModel):
     max_metadata_bytes: int = Field(
         default=16 * 1024, ge=256, description="Longest metadata of a request, in bytes of JSON"
     )
+    max_export_rows: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Most rows, of turns or of their sums, that one export of usage may read",
+    )
 
 
 class LoadBounds(BaseModel):

@@ -13,8 +13,16 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.base.errors import InvalidRequest
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import Range, widen_to_days
+from gateway.ledger.reads.ranges import (
+    Part,
+    Range,
+    parts_of,
+    rows_of,
+    widen_to_days,
+    widths_for,
+)
 from gateway.ledger.reads.totals import Totals, totals_by
 from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page_of
 from gateway.ledger.schema import TurnRollupRow
@@ -42,6 +50,28 @@ def line(cells: Iterable[object]) -> str:
     written = io.StringIO()
     csv.writer(written).writerow(["" if cell is None else safe_cell(cell) for cell in cells])
     return written.getvalue()
+
+
+async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: int) -> None:
+    """Raise InvalidRequest for an export that reads more than `most` rows.
+
+    `step_seconds` is the interval of the exported sums, None for single turns. No more rows than
+    the bound are counted.
+    """
+    async with ledger.snapshot() as connection:
+        parts = [Part(None, of.since_ms, of.until_ms)]
+        if step_seconds is not None:
+            of = await _with_turns(connection, await widen_to_days(connection, of))
+            parts = parts_of(of.since_ms, of.until_ms, widths_for(step_seconds))
+        left = most
+        for part in parts:
+            read = rows_of(of, part).limit(left + 1).subquery()
+            left -= (await connection.execute(select(func.count()).select_from(read))).scalar_one()
+            if left < 0:
+                raise InvalidRequest(
+                    f"since_ms, until_ms: the range has more than {most} rows to export; ask for a"
+                    " shorter one"
+                )
 
 
 async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIterator[str]:

@@ -115,6 +115,21 @@ def sums(
     return union_all(*selects) if selects else None
 
 
+def rows_of(of: Range, part: Part) -> Select[Any]:
+    """The rows that a read of the part looks at, each as the number 1."""
+    if part.width_seconds is None:
+        table: Any = TurnRow
+        where = [table.opened_ms >= part.since_ms, table.opened_ms < part.until_ms]
+    else:
+        table = TurnRollupRow
+        where = [
+            table.width_seconds == part.width_seconds,
+            table.start_ms >= part.since_ms,
+            table.start_ms < part.until_ms,
+        ]
+    return select(literal(1)).select_from(table).where(*where, *of.filters(table))
+
+
 def _of_turns(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     found = dimensions()
     keys = [found[name].label(name) for name in by]
