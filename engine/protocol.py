@@ -463,7 +463,8 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the epoch began; tokens by class count started requests only.
 
-    `evicted_entries` were best-effort and lost a block for room. `evicted_blocks` with content
+    `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
+    before they started, as `FinalCounts` tells them. `evicted_entries` were best-effort and lost a block for room. `evicted_blocks` with content
     were reused on the device; `demoted_blocks` were copied to the
     host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle` are those of
     `leases_yielded` that were idle beyond the bound of these.
@@ -476,6 +477,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_1h_tokens: int = 0
     automatic_tokens: int = 0
     computed_tokens: int = 0
+    prefilled_tokens: int = 0
     output_tokens: int = 0
     copied_blocks: int = 0
     evicted_blocks: int = 0

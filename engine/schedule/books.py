@@ -45,6 +45,9 @@ class Books:
 
     def ended(self, counts: FinalCounts) -> None:
         self._add("output_tokens", counts.output_tokens)
+        # A request that ended before it started has no usage, and yet computed these.
+        self._add("computed_tokens", counts.prefilled_tokens)
+        self._add("prefilled_tokens", counts.prefilled_tokens)
         self._unacknowledged[counts.request_id] = counts
         if len(self._unacknowledged) > MAX_UNACKNOWLEDGED:
             del self._unacknowledged[next(iter(self._unacknowledged))]
