@@ -464,10 +464,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the epoch began; tokens by class count started requests only.
 
     `computed_tokens` count the others too: `prefilled_tokens` are those of requests that ended
-    before they started, as `FinalCounts` tells them. `evicted_entries` were best-effort and lost a block for room. `evicted_blocks` with content
-    were reused on the device; `demoted_blocks` were copied to the
-    host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle` are those of
-    `leases_yielded` that were idle beyond the bound of these.
+    before they started, as `FinalCounts` tells them. `evicted_entries` were best-effort and lost a
+    block for room. `evicted_blocks` with content were reused on the device; `demoted_blocks` were
+    copied to the host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle`
+    are those of `leases_yielded` that were idle beyond the bound of these.
     """
 
     requests: int = 0

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from gateway.base.bounds import RequestBounds
+
+DAY_MS = 86_400_000
 from scripts.bench.load import headers_of
 from scripts.faults.houses import CONTEXT, WORDS, text
 
@@ -136,7 +138,7 @@ async def leave_early(who: Neighbour, rng: random.Random) -> int:
 async def export(who: Neighbour, rng: random.Random) -> int:
     """Three years of usage as CSV, by the day."""
     until = time.time_ns() // 1_000_000
-    return await _get(who, f"/admin/v1/export.csv?since_ms={until - 3 * YEAR_MS}&rows=days")
+    return await _get(who, f"/admin/v1/export.csv?since_ms={until - 3 * 365 * DAY_MS}&rows=days")
 
 
 async def describe(who: Neighbour, rng: random.Random) -> int:
