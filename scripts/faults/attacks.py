@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from gateway.base.bounds import RequestBounds
-
-DAY_MS = 86_400_000
 from scripts.bench.load import headers_of
 from scripts.faults.houses import CONTEXT, WORDS, text
+
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
