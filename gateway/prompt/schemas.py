@@ -19,30 +19,23 @@ def check_schema(schema: dict[str, Any], path: str, bounds: RequestBounds) -> No
         num_values += len(level)
         if num_values > bounds.max_schema_values:
             raise InvalidRequest(f"{path}: more than {bounds.max_schema_values} values")
-        num_properties += sum(_num_properties(item) for item in level)
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                properties = item.get("properties")
+                if isinstance(properties, dict):
+                    num_properties += len(properties)
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, int) and not -INT_LIMIT <= item < INT_LIMIT:
+                raise InvalidRequest(f"{path}: integers must fit in 64 bits")
         if num_properties > bounds.max_schema_properties:
             raise InvalidRequest(f"{path}: more than {bounds.max_schema_properties} properties")
-        level = [child for item in level for child in _children(item, path)]
-        if not level:
+        if not below:
             break
+        level = below
     else:
         raise InvalidRequest(f"{path}: nested more than {bounds.max_schema_depth} levels deep")
     if len(_encode(schema)) > bounds.max_schema_bytes:
         raise InvalidRequest(f"{path}: longer than {bounds.max_schema_bytes} bytes")
-
-
-def _num_properties(item: Any) -> int:
-    properties = item.get("properties") if isinstance(item, dict) else None
-    return len(properties) if isinstance(properties, dict) else 0
-
-
-def _children(item: Any, path: str) -> list[Any]:
-    match item:
-        case dict():
-            return list(item.values())
-        case list():
-            return item
-        case int() if not -INT_LIMIT <= item < INT_LIMIT:
-            raise InvalidRequest(f"{path}: integers must fit in 64 bits")
-        case _:
-            return []

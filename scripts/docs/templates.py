@@ -49,6 +49,7 @@ from tests.engine.text.conversations import Conversations, template_paths
 from tests.engine.text.vocabularies import tokenizer_for
 
 README = ROOT / "engine" / "README.md"
+TEMPLATES = ROOT / "tests" / "engine" / "text" / "chat_templates"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
 _SPECIAL_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 
@@ -57,6 +58,16 @@ TOOLS = [
     Tool("get_time", {"type": "object", "properties": {"zone": {"type": "string"}}}, "The time."),
 ]
 SYSTEM = TextPart("You are a careful assistant. You answer in whole sentences, and briefly.")
+FIRST = Message("user", [TextPart("What can you tell me about cities?")])
+ANSWER = Message("assistant", [ThinkingPart("They want a list."), TextPart("Weather and time.")])
+SECOND = Message("user", [TextPart("How is the weather in Bern?")])
+CALL = ToolUsePart("toolu_01A09q90qw90lq917835lq9A", "get_weather", {"city": "Bern"})
+CALLING = Message("assistant", [ThinkingPart("I need the tool."), TextPart("I look."), CALL])
+RESULT = Message("user", [ToolResultPart(CALL.id, "Rain and 12 degrees.")])
+REPORT = Message("assistant", [ThinkingPart("That is wet."), TextPart("It rains.")])
+THIRD = Message("user", [TextPart("Then what should I wear?")])
+TURNS = [[FIRST], [ANSWER, SECOND], [CALLING, RESULT], [REPORT, THIRD]]
+TURNS_WITHOUT_TOOLS = [[FIRST], [ANSWER, SECOND], [REPORT, THIRD], [ANSWER, FIRST]]
 
 
 class Row(NamedTuple):
@@ -90,6 +101,16 @@ def files_for(template: str, kind: str = "llama3") -> PromptFiles:
         special_tokens=_SPECIAL_TOKENS,
         end_token_ids=frozenset(),
     )
+
+
+def turns_of(renderer: ChatRenderer) -> list[Prompt]:
+    """The four prompts, each with all that came before."""
+    turns = TURNS if renderer.tool_format is not None else TURNS_WITHOUT_TOOLS
+    tools = TOOLS if renderer.tool_format is not None else []
+    return [
+        Prompt([message for turn in turns[: count + 1] for message in turn], tools, [SYSTEM])
+        for count in range(len(turns))
+    ]
 
 
 def one_shot(renderer: ChatRenderer, template: ChatTemplate, name: str) -> Row:
