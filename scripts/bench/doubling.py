@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 
 from scripts.bench.doubling_requests import SUBJECTS, Subject
 
 GROWTH = 2.3
-"""Of a doubling: twice the work, and 15% for caches and allocators."""
+"""Twice the work, and 15% for caches and allocators."""
 FLOOR_SECONDS = 0.002
 """Below this what does not grow, and the clock's steps, are most of it."""
 _LEAST_SECONDS = 0.02
@@ -39,13 +38,8 @@ class Curve:
 
     @property
     def growth(self) -> float:
-        """The factor of a doubling, the mean over those above the floor; 0 without one.
-
-        The mean is the geometric one. Where the work outgrows one of the processor's caches, a
-        single doubling costs more and its neighbours less; what is not linear shows in all.
-        """
-        factors = [self.factor(size) for size in self._pairs()]
-        return prod(factors) ** (1 / len(factors)) if factors else 0.0
+        """The largest factor of a doubling above the floor; 0 without one."""
+        return max((self.factor(size) for size in self._pairs()), default=0.0)
 
     def factor(self, size: int) -> float:
         return self.again.get(size, self.seconds[2 * size] / self.seconds[size])
