@@ -215,6 +215,7 @@ async def _start(
         counting=Counting(settings.load_bounds, clock.monotonic),
         bounds=settings.request_bounds,
         removes_nonces=settings.remove_nonces,
+        unreadable=settings.unreadable,
     )
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -199,6 +199,12 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         default=True,
         description="Whether known client nonces (the billing line of coding agents) are kept out"
         " of prompts",
+    )
+    unreadable: Literal["placeholder", "refuse"] = Field(
+        default="placeholder",
+        description="What becomes of images, PDFs and sounds, which no model here reads: a"
+        " `placeholder` in the prompt that says what is missing, told in `holdfast.ignored`, or"
+        " `refuse` with a 400",
     )
     log_level: str = Field(default="info", description="debug, info, warning or error")
     request_seconds: float = Field(

@@ -1,12 +1,27 @@
 """Our own object in every dialect's response: what the engine really did."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.protocol import Started, Ttl
+from gateway.prompt.ignored import Ignored
+
+
+class Found(Protocol):
+    """What the gateway adds to an answer. It is complete when the engine's first frame is there.
+
+    `ignored` are the fields of the request that were not done.
+    """
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def miss_reason(self) -> str | None: ...
+    @property
+    def ignored(self) -> Sequence[Ignored]: ...
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +41,7 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     `computed_tokens` of the prompt went through the model, `automatic_tokens` were reused from
     memory without being billed as a read. `written_tokens` are billed as writes; it is sent where
     the dialect's own usage can't say so. `miss_reason` None: read in full, or the prefix grew.
+    `ignored` is there if a field of the request was not done.
     """
 
     engine: str
@@ -34,14 +50,13 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     written_tokens: int | UnsetType = UNSET
     breakpoints: list[HoldfastBreakpoint]
     miss_reason: str | None = None
+    ignored: Sequence[Ignored] | UnsetType = UNSET
 
 
-def extension_of(
-    started: Started, engine: str, paths: Sequence[str], miss_reason: str | None
-) -> Holdfast:
+def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfast:
     """`paths` name the request's segments, in prompt order."""
     return Holdfast(
-        engine=engine,
+        engine=found.engine,
         automatic_tokens=started.usage.automatic_tokens,
         computed_tokens=started.usage.computed_tokens,
         breakpoints=[
@@ -55,5 +70,6 @@ def extension_of(
             )
             for report in started.breakpoints
         ],
-        miss_reason=miss_reason,
+        miss_reason=found.miss_reason,
+        ignored=found.ignored or UNSET,
     )

@@ -97,9 +97,8 @@ async def _begin(
         response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
         created=int(services.clock.wall().timestamp()),
-        engine=lambda: taken.findings.engine,
+        found=taken.findings,
         paths=[slot.path for slot in ask.plan.slots],
-        miss_reason=lambda: taken.findings.miss_reason,
         num_choices=ask.sampling.num_choices,
         include_usage=not ask.stream or ask.include_usage,
     )

@@ -3,12 +3,11 @@
 from gateway.dialects.anthropic.diagnostics import Diagnostics, PreviousMessageNotFound, changed
 from gateway.dialects.anthropic.parameters import prompt_parameters
 from gateway.dialects.anthropic.request import MessagesRequest
-from gateway.dialects.anthropic.writer import Explained
 from gateway.prompt.ask import Compared
 from gateway.turn.turn import Findings
 
 
-def explained(findings: Findings) -> Explained:
+def diagnostics_of(findings: Findings) -> Diagnostics | None:
     """The wire's None stands for "no divergence", "not asked for" and "first turn"."""
     diagnosis = findings.diagnosis
     report: Diagnostics | None = None
@@ -21,7 +20,7 @@ def explained(findings: Findings) -> Explained:
             case "compared" if diagnosis.divergence is not None:
                 divergence = diagnosis.divergence
                 report = changed(divergence.kind, divergence.missed_tokens)
-    return Explained(findings.miss_reason, report)
+    return report
 
 
 def compared(request: MessagesRequest, betas: str) -> Compared:

@@ -26,7 +26,7 @@ from gateway.dialects.anthropic.response import Message, TokenCount
 from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import stream_error
-from gateway.http.findings import compared, explained
+from gateway.http.findings import compared, diagnostics_of
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -125,9 +125,9 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
     return EventWriter(
         turn_id=turn_id,
         model=ask.model.id,
-        engine=lambda: taken.findings.engine,
         paths=[slot.path for slot in ask.plan.slots],
-        explain=partial(explained, taken.findings),
+        found=taken.findings,
+        diagnose=partial(diagnostics_of, taken.findings),
         omit_thinking=ask.omit_thinking,
         hide_thinking=not ask.thinking,
     )

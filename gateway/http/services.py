@@ -22,6 +22,7 @@ from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadLimit
 from gateway.limits.workers import Workers
 from gateway.prices.book import PriceBook
+from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
 from gateway.turn.turn import TurnService
 
@@ -47,6 +48,7 @@ class Services:
     counting: Counting
     bounds: RequestBounds
     removes_nonces: bool
+    unreadable: Unreadable
 
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)

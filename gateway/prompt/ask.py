@@ -10,6 +10,7 @@ from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling,
 from gateway.base.catalogue import Model
 from gateway.base.grants import NO_LIMITS, KeyScope, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, few_of, points_of
+from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.plan import Plan
 
 TurnId = NewType("TurnId", str)
@@ -56,11 +57,11 @@ def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """`arrived` is on the monotonic clock: the prompt's TTLs count from it.
 
-    `must_think` refuses engines that can't, where `thinking` alone means: if it can. Requests of a
-    workspace with one `routing_key` go to one engine; None routes by the prompt's first segment.
-    `num_removed` nonces were left out of the prompt. `include_usage`: a stream of OpenAI's dialect
-    ends with the usage. With an `output_schema` the text is JSON of
-    that schema.
+    `thinking` means: if the model can. Requests of a workspace with one `routing_key` go to one
+    engine; None routes by the prompt's first segment. `num_removed` nonces were left out of the
+    prompt. `include_usage`: a stream of OpenAI's dialect ends with the usage. With an
+    `output_schema` the text is JSON of that schema. `notes` are the fields that only ask for
+    better.
     """
 
     principal: Principal
@@ -69,7 +70,6 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     tool_choice: ToolChoice
     thinking: bool
-    must_think: bool
     omit_thinking: bool
     stream: bool
     arrived: float
@@ -79,6 +79,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
+    notes: Notes = NO_NOTES
 
     @property
     def estimated_tokens(self) -> int:

@@ -169,5 +169,3 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         raise DemandRefused("output_schema: not supported by this model")
     if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
         raise InvalidRequest("n: more than one choice is not supported by this model")
-    if ask.must_think and "thinking" not in can:
-        raise InvalidRequest("thinking: not supported by this model")

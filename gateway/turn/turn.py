@@ -21,6 +21,7 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.limits.admission import Admission
 from gateway.prompt.ask import Ask, TurnId
+from gateway.prompt.ignored import Ignored
 from gateway.routing.engine import Engine
 from gateway.turn.diagnostics import Comparison, Diagnosis, PromptComparer
 from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
@@ -37,6 +38,7 @@ class Findings:
 
     engine: str = ""
     miss_reason: str | None = None
+    ignored: list[Ignored] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
 
 
@@ -175,6 +177,7 @@ class TurnService:
         """Complete the turn's findings, and remember the turn for later comparisons."""
         ask, engine = turn.ask, turn.dispatch.engine
         turn.findings.engine = engine.name
+        turn.findings.ignored = ask.notes.told(engine.capabilities)
         fingerprint = ask.fingerprint(started.usage.prompt_tokens)
         packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
         turn.record.fingerprint = packed

@@ -1,6 +1,6 @@
 """The dimensions of requests and answers that `doubling` doubles, each up to its bound."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ from gateway.base.errors import GatewayError
 from gateway.dialects import sse
 from gateway.dialects.anthropic.ask import ask_of
 from gateway.dialects.anthropic.decode import decode_messages
-from gateway.dialects.anthropic.writer import EventWriter, Explained, MessageCollector
+from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.dialects.nonces import without_nonces
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
 from gateway.dialects.openai.collector import collect_chat
@@ -34,6 +34,7 @@ from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.writer import ChatWriter
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.prompt.fingerprint import compare, pack, unpack
+from gateway.prompt.ignored import Ignored
 
 Work = Callable[[], object]
 Json = dict[str, Any]
@@ -213,6 +214,13 @@ def _answer(*deltas: Frame) -> list[Frame]:
     return [started, *deltas, finished, Done(request_id="r", output_tokens=1)]
 
 
+@dataclass(frozen=True)
+class _Found:
+    engine: str = "e"
+    miss_reason: str | None = None
+    ignored: Sequence[Ignored] = ()
+
+
 def _written(deltas: list[Frame]) -> Work:
     frames = _answer(*deltas)
 
@@ -220,9 +228,9 @@ def _written(deltas: list[Frame]) -> Work:
         writer = EventWriter(
             turn_id="t",
             model="m",
-            engine=lambda: "e",
+            found=_Found(),
             paths=["messages.0"],
-            explain=lambda: Explained(None, None),
+            diagnose=lambda: None,
         )
         collector = MessageCollector()
         for frame in frames:
@@ -242,9 +250,8 @@ def _chunked(deltas: list[Frame]) -> Work:
             response_id="r",
             model="m",
             created=0,
-            engine=lambda: "e",
+            found=_Found(),
             paths=["messages[0]"],
-            miss_reason=lambda: None,
             num_choices=1,
             include_usage=True,
         )

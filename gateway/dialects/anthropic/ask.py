@@ -19,6 +19,7 @@ from gateway.dialects.anthropic.request import (
     Version,
 )
 from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
+from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.layout import check_json
 from gateway.prompt.plan import Plan
 
@@ -35,7 +36,7 @@ def ask_of(
 ) -> Ask:
     _check_generation(request, version)
     prepared = prepare(request, principal, version)
-    thinking = request.thinking
+    thinking, notepad = request.thinking, Notepad()
     choice, schema = _demands(request)
     return Ask(
         principal=principal,
@@ -50,14 +51,14 @@ def ask_of(
         ),
         tool_choice=choice,
         output_schema=schema,
-        thinking=_thinks(request),
-        must_think=isinstance(thinking, ThinkingEnabled),
+        thinking=_thinks(request, notepad),
         omit_thinking=isinstance(thinking, ThinkingEnabled | ThinkingAdaptive)
         and thinking.display == "omitted",
         stream=request.stream,
         arrived=arrived,
         comparison=comparison,
         num_removed=num_removed,
+        notes=notepad.notes(),
     )
 
 
@@ -78,8 +79,7 @@ def count_ask_of(
         sampling=Sampling(max_tokens=0),
         tool_choice=choice,
         output_schema=schema,
-        thinking=_thinks(request),
-        must_think=isinstance(request.thinking, ThinkingEnabled),
+        thinking=_thinks(request, Notepad()),
         omit_thinking=False,
         stream=False,
         arrived=arrived,
@@ -94,8 +94,11 @@ def prepare(request: CountTokensRequest, principal: Principal, version: Version)
     return plan
 
 
-def _thinks(request: CountTokensRequest) -> bool:
-    return request.thinking is not None and not isinstance(request.thinking, ThinkingDisabled)
+def _thinks(request: CountTokensRequest, notepad: Notepad) -> bool:
+    if request.thinking is None or isinstance(request.thinking, ThinkingDisabled):
+        return False
+    notepad.wish("thinking", CANNOT_THINK, "thinking")
+    return True
 
 
 def _demands(request: CountTokensRequest) -> tuple[ToolChoice, dict[str, Any] | None]:

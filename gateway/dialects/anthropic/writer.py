@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from pydantic_core import from_json
@@ -40,7 +40,7 @@ from gateway.dialects.anthropic.response import (
     ToolUseBlock,
     Usage,
 )
-from gateway.dialects.extension import extension_of
+from gateway.dialects.extension import Found, extension_of
 
 _STOP_REASONS: dict[FinishReason, StopReason] = {
     "stop": "end_turn",
@@ -53,27 +53,20 @@ _STOP_REASONS: dict[FinishReason, StopReason] = {
 _PROVISIONAL_OUTPUT = 1
 
 
-class Explained(NamedTuple):
-    """The gateway's additions to a message: the miss reason and the requested comparison."""
-
-    miss_reason: str | None
-    diagnostics: Diagnostics | None
-
-
 @dataclass(slots=True, kw_only=True)
 class EventWriter:
     """One choice of one response. `paths` name the request's segments in the extension object.
 
-    `engine` and `explain` are asked once, when the engine's first frame is there. `omit_thinking`
-    leaves thinking blocks without their text; `hide_thinking` leaves them out, where nobody asked
-    for thinking.
+    `found` and `diagnose`, the requested comparison, are asked when the engine's first frame is
+    there. `omit_thinking` leaves thinking blocks without their text; `hide_thinking` leaves them
+    out, where nobody asked for thinking.
     """
 
     turn_id: str
     model: str
-    engine: Callable[[], str]
+    found: Found
     paths: Sequence[str]
-    explain: Callable[[], Explained]
+    diagnose: Callable[[], Diagnostics | None]
     omit_thinking: bool = False
     hide_thinking: bool = False
     _index: int = -1
@@ -130,14 +123,13 @@ class EventWriter:
         return events.BlockDelta(self._index, delta)
 
     def _message(self, started: Started) -> Message:
-        miss_reason, diagnostics = self.explain()
         return Message(
             model=self.model,
             id=self.turn_id,
             content=[],
             usage=usage_of(started.usage, _PROVISIONAL_OUTPUT),
-            diagnostics=diagnostics,
-            holdfast=extension_of(started, self.engine(), self.paths, miss_reason),
+            diagnostics=self.diagnose(),
+            holdfast=extension_of(started, self.found, self.paths),
         )
 
     def _message_delta(self, done: Done) -> events.MessageDelta:

@@ -19,6 +19,7 @@ from gateway.dialects.openai.request import (
 )
 from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
 from gateway.prompt.ask import Ask, Principal, guarantees_calls
+from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
 from gateway.prompt.plan import Plan, make_plan
 
@@ -61,6 +62,7 @@ def _ask(
 ) -> Ask:
     _check_generation(request, max_tokens)
     choice, schema = _demands(chat, max_tokens) if chat else (ToolChoice(), None)
+    notepad = Notepad()
     return Ask(
         dialect="openai",
         principal=principal,
@@ -79,13 +81,13 @@ def _ask(
         ),
         tool_choice=choice,
         output_schema=schema,
-        thinking=_thinks(chat) if chat else False,
-        must_think=False,
+        thinking=_thinks(chat, notepad) if chat else False,
         omit_thinking=False,
         stream=request.stream,
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         arrived=arrived,
         routing_key=request.prompt_cache_key,
+        notes=notepad.notes(),
     )
 
 
@@ -109,11 +111,15 @@ def _automatic(request: ChatRequest) -> Ttl | None:
     return NATIVE_TTL if options and options.mode == "implicit" else None
 
 
-def _thinks(request: ChatRequest) -> bool:
+def _thinks(request: ChatRequest, notepad: Notepad) -> bool:
     arguments = request.chat_template_kwargs
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
-        return bool(arguments.enable_thinking or arguments.thinking)
-    return request.reasoning_effort not in (None, "none")
+        path, thinks = "chat_template_kwargs", bool(arguments.enable_thinking or arguments.thinking)
+    else:
+        path, thinks = "reasoning_effort", request.reasoning_effort not in (None, "none")
+    if thinks:
+        notepad.wish(path, CANNOT_THINK, "thinking")
+    return thinks
 
 
 def _demands(

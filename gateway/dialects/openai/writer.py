@@ -1,6 +1,6 @@
 """From the engine's frames to chunks. Answers without a stream are joined from the same chunks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ from engine.protocol import (
 )
 from engine.protocol import FinishReason as EngineReason
 from gateway.base.errors import EngineFailed
-from gateway.dialects.extension import Holdfast, extension_of
+from gateway.dialects.extension import Found, Holdfast, extension_of
 from gateway.dialects.openai.response import (
     CallDelta,
     ChunkChoice,
@@ -50,16 +50,14 @@ class Writer(Generic[ChunkT]):
     """One response. With `include_usage` the last chunk has the usage and the others a null.
 
     `paths` name the request's segments in the extension object, which goes out with whatever chunk
-    comes first; `engine` and `miss_reason` are asked for once, when the engine's first frame is
-    there.
+    comes first; `found` is asked when the engine's first frame is there.
     """
 
     response_id: str
     model: str
     created: int
-    engine: Callable[[], str]
+    found: Found
     paths: Sequence[str]
-    miss_reason: Callable[[], str | None]
     num_choices: int
     include_usage: bool
     _input: InputUsage = field(default_factory=lambda: InputUsage(input_tokens=0))
@@ -73,7 +71,7 @@ class Writer(Generic[ChunkT]):
             case Started():
                 self._input = frame.usage
                 self._extension = msgspec.structs.replace(
-                    extension_of(frame, self.engine(), self.paths, self.miss_reason()),
+                    extension_of(frame, self.found, self.paths),
                     written_tokens=written_tokens(frame.usage),
                 )
                 yield from self._begin()

@@ -1,0 +1,134 @@
+"""Images, sounds and files in a prompt of a model that reads text: a placeholder, or a refusal.
+
+Leaving such content out would change what the answer means. So it is either refused, or a text that
+says what is missing stands in its place, and the answer tells of it. Nothing is decoded: an image's
+size is read from the first bytes of its file.
+"""
+
+import struct
+from base64 import b64decode
+from binascii import Error as Base64Error
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.base.errors import InvalidRequest
+from gateway.prompt.ignored import Notepad
+
+Unreadable = Literal["placeholder", "refuse"]
+Kind = Literal["image", "document", "audio", "video", "file"]
+
+_REFUSALS: dict[Kind, str] = {
+    "image": "this model reads no images. Could not process image",
+    "document": "this server reads text documents only. Could not process document",
+    "audio": "this model reads no audio. Could not process audio",
+    "video": "this model reads no video. Could not process video",
+    "file": "this server keeps no files. Could not process file",
+}
+"""Coding agents look for the last words. They then leave the image out and go on."""
+_HEAD_CHARACTERS = 48 * 1024
+"""As much base64 as is decoded of a file. A JPEG's size comes behind its metadata."""
+_MAX_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """One piece of content that no engine here reads.
+
+    `media_type` is as the client wrote it, `data` its base64, `name` a file's name or an address.
+    """
+
+    kind: Kind
+    media_type: str = ""
+    data: str = ""
+    name: str = ""
+
+
+def stand_in(path: str, media: Media, unreadable: Unreadable, notepad: Notepad) -> str:
+    """The text in the content's place. Raise InvalidRequest where the setting refuses it."""
+    if unreadable == "refuse":
+        raise InvalidRequest(f"{path}: {_REFUSALS[media.kind]}")
+    notepad.ignore(path, f"not shown to this model: {media.kind}")
+    return placeholder(media)
+
+
+def placeholder(media: Media) -> str:
+    """For example `[image: PNG, 640 × 480, not shown to this model]`.
+
+    It depends on the content alone, so that a prompt with it is the same each time.
+    """
+    facts = [_format(media), _size(media), _printable(media.name), "not shown to this model"]
+    return f"[{media.kind}: {', '.join(fact for fact in facts if fact)}]"
+
+
+def _format(media: Media) -> str:
+    subtype = media.media_type.partition(";")[0].rpartition("/")[2]
+    return _printable(subtype.upper().removeprefix("X-").removesuffix("+XML"))
+
+
+def _printable(text: str) -> str:
+    """At most 64 printable characters. A bracket would end the placeholder."""
+    kept = text[: 2 * _MAX_NAME].replace("[", "(").replace("]", ")")
+    return "".join(c for c in kept if c.isprintable())[:_MAX_NAME]
+
+
+def _size(media: Media) -> str:
+    if media.kind != "image" or not media.data:
+        return ""
+    head = media.data[:_HEAD_CHARACTERS]
+    try:
+        found = image_size(b64decode(head[: len(head) // 4 * 4]))
+    except (Base64Error, ValueError):
+        return ""
+    return "" if found is None else f"{found[0]} × {found[1]}"
+
+
+def image_size(head: bytes) -> tuple[int, int] | None:
+    """Width and height, in pixels, from the beginning of a PNG, GIF, WebP or JPEG file.
+
+    None where it is none of these, or the size comes later. Sources: PNG 11.2.2 (IHDR), GIF89a 18,
+    RFC 9649 2.3 to 2.7 (VP8X, VP8L, VP8), ITU-T T.81 B.2.2 (SOF).
+    """
+    try:
+        if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR":
+            return _pair(">II", head, 16)
+        if head.startswith((b"GIF87a", b"GIF89a")):
+            return _pair("<HH", head, 6)
+        if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+            return _webp_size(head)
+        return _jpeg_size(head) if head.startswith(b"\xff\xd8") else None
+    except struct.error:
+        return None
+
+
+def _pair(form: str, head: bytes, at: int) -> tuple[int, int]:
+    width, height = struct.unpack_from(form, head, at)
+    return width, height
+
+
+def _webp_size(head: bytes) -> tuple[int, int] | None:
+    match head[12:16]:
+        case b"VP8X" if len(head) >= 30:
+            width, height = (int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
+            return width + 1, height + 1
+        case b"VP8L" if len(head) >= 25:
+            bits = int.from_bytes(head[21:25], "little")
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 ":
+            width, height = _pair("<HH", head, 26)
+            return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
+    at = 2
+    while at + 4 <= len(head) and head[at] == 0xFF:
+        marker = head[at + 1]
+        if marker == 0xFF:
+            at += 1
+            continue
+        # SOF0 to SOF15 without DHT (C4), JPG (C8) and DAC (CC).
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = _pair(">HH", head, at + 5)
+            return width, height
+        at += 2 + max(2, int.from_bytes(head[at + 2 : at + 4], "big"))
+    return None
