@@ -173,12 +173,20 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`any` and `tool` need the capability `forced_tools`; `none` parses no calls.
 
-    Without `parallel` there is at most one call.
+    Without `parallel` there is at most one call. With mode `any`, `names` are the tools that may be
+    called; none is all of them.
     """
 
     mode: Literal["auto", "none", "any", "tool"] = "auto"
     name: str | None = None
     parallel: bool = True
+    names: list[str] = []
+
+    def allows(self, name: str) -> bool:
+        """Whether a forced call may be of this tool."""
+        if self.mode == "tool":
+            return name == self.name
+        return not self.names or name in self.names
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -35,7 +35,7 @@ from gateway.http.completions import ChatCompletionsController, CompletionsContr
 from gateway.http.connections import BodyDeadline
 from gateway.http.health import HealthController
 from gateway.http.messages import MessagesController
-from gateway.http.models import ModelsController
+from gateway.http.models import GeminiModelsController, ModelsController
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
@@ -118,6 +118,7 @@ def create_app(
             ChatCompletionsController,
             CompletionsController,
             ModelsController,
+            GeminiModelsController,
             HealthController,
             OverviewController,
             AboutController,

@@ -87,6 +87,10 @@ def _check_tool_choice(request: GenerateRequest) -> None:
     choice, names = request.tool_choice, {tool.name for tool in request.prompt.tools}
     if choice.mode in ("any", "tool") and not names:
         raise InvalidRequest("tool_choice: there are no tools to choose from")
+    if choice.names and choice.mode != "any":
+        raise InvalidRequest("tool_choice.names: only for mode `any`")
+    if not names.issuperset(choice.names):
+        raise InvalidRequest("tool_choice.names: no such tool")
     if choice.mode == "tool" and choice.name not in names:
         raise InvalidRequest("tool_choice.name: no such tool")
 

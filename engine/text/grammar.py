@@ -234,10 +234,7 @@ class ThinkingRule:
 
 def _called(request: GenerateRequest) -> list[Tool]:
     """The tools that may be called."""
-    choice = request.tool_choice
-    if choice.mode != "tool":
-        return request.prompt.tools
-    return [tool for tool in request.prompt.tools if tool.name == choice.name]
+    return [tool for tool in request.prompt.tools if request.tool_choice.allows(tool.name)]
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pydantic import SecretStr
 
 from gateway.base.errors import Forbidden, MissingKey, SampleData, Unauthenticated
 from gateway.http.admitted import group_of
+from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
 
@@ -142,18 +143,23 @@ def _prove(connection: Connection) -> None:
 
 
 def _presented_key(connection: Connection) -> str:
-    """The key of the request's headers.
+    """The key of the request's headers, or of the query where Google's clients put it.
 
     It is read from the scope, since a mapping of all headers would be made for this alone. If a
     header is there twice, the first one counts.
     """
     found: dict[bytes, bytes] = {}
     for name, value in connection.scope["headers"]:
-        if name in (b"x-api-key", b"authorization"):
+        if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER):
             found.setdefault(name, value)
     # RFC 9110, 5.5: blanks around a field's value are no part of it.
-    if key := found.get(b"x-api-key", b"").strip(b" \t"):
-        return key.decode("latin-1")
+    for name in (b"x-api-key", GOOGLE_KEY_HEADER):
+        if key := found.get(name, b"").strip(b" \t"):
+            return key.decode("latin-1")
+    if dialect_of(connection.scope) == "gemini" and (
+        given := google_key_in_query(connection.scope)
+    ):
+        return given
     kind, _, token = found.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():
         return token.strip()

@@ -27,9 +27,11 @@ from gateway.base.logs import get_logger
 from gateway.dialects.anthropic.errors import detail_of
 from gateway.dialects.anthropic.limit_headers import limit_headers as anthropic_limits
 from gateway.dialects.anthropic.response import ErrorBody, StreamError
+from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
 from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
-from gateway.prompt.ask import Principal
+from gateway.http.speaking import dialect_of, dialect_of_path
+from gateway.prompt.ask import Dialect, Principal
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error
@@ -47,7 +49,11 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
 # The paths that run turns. Only these count against a workspace's limits and have rate limit
 # headers.
 _LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions"}
-_OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_ID_HEADERS: dict[Dialect, str] = {
+    "anthropic": "request-id",
+    "openai": "x-request-id",
+    "gemini": "x-request-id",
+}
 
 
 def request_id(scope: Scope) -> str:
@@ -59,23 +65,13 @@ def request_id(scope: Scope) -> str:
     return made
 
 
-def speaks_openai(scope: Scope) -> bool:
-    """Whether a request is in OpenAI's dialect, also if it has no route.
-
-    Both dialects have `/v1/models`. There Anthropic's clients are recognized by the version header.
-    """
-    path = scope["path"]
-    if path.startswith("/v1/models"):
-        return all(name.lower() != b"anthropic-version" for name, _ in scope["headers"])
-    return path.startswith(_OPENAI_PATHS)
-
-
 async def before_send(message: Message, scope: Scope) -> None:
     """Put the ids of request and organization on every response, and count it."""
     if message["type"] != "http.response.start":
         return
-    name = b"x-request-id" if speaks_openai(scope) else b"request-id"
-    headers = [*message.get("headers", []), (name, request_id(scope).encode())]
+    dialect = dialect_of(scope)
+    id_header = (_ID_HEADERS[dialect].encode(), request_id(scope).encode())
+    headers = [*message.get("headers", []), id_header]
     message["headers"] = headers
     state = scope["litestar_app"].state
     if state.stopping.is_set():
@@ -91,7 +87,7 @@ async def before_send(message: Message, scope: Scope) -> None:
         route = str(scope.get("path_template") or "unknown")
         if _is_limited(principal) and route in _LIMITED:
             rates, now = services.turns.admission.rates(principal), services.clock.wall()
-            found = openai_limits(rates) if speaks_openai(scope) else anthropic_limits(rates, now)
+            found = openai_limits(rates) if dialect == "openai" else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
         services.metrics.requests_by_answer[route, str(message["status"])].inc()
 
@@ -132,12 +128,14 @@ def stream_error(error: GatewayError) -> StreamError:
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     failure = as_gateway_error(error)
-    if speaks_openai(request.scope):
+    dialect = dialect_of(request.scope)
+    if dialect != "anthropic":
+        status, envelope = _enveloped(failure, dialect)
         return Response(
-            openai.body_of(failure),
-            status_code=openai.status_of(failure),
+            envelope,
+            status_code=status,
             media_type="application/json",
-            headers=_advice(failure, openai.status_of(failure)),
+            headers=_advice(failure, status),
         )
     body = ErrorBody(detail_of(failure), request_id(request.scope))
     # The methods of the path: RFC 9110 asks for `Allow` with a 405.
@@ -150,13 +148,21 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     )
 
 
+def _enveloped(failure: GatewayError, dialect: Dialect) -> tuple[int, Any]:
+    if dialect == "gemini":
+        return gemini.status_of(failure), gemini.body_of(failure)
+    return openai.status_of(failure), openai.body_of(failure)
+
+
 def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str], bytes]:
     """Headers and body for a failure before the application was called."""
     made = f"req_{secrets.token_hex(12)}"
-    if url.startswith(_OPENAI_PATHS):
-        name, body = "x-request-id", msgspec.json.encode(openai.body_of(failure))
+    dialect = dialect_of_path(url.partition("?")[0])
+    name = _ID_HEADERS[dialect]
+    if dialect == "anthropic":
+        body = msgspec.json.encode(ErrorBody(detail_of(failure), made))
     else:
-        name, body = "request-id", msgspec.json.encode(ErrorBody(detail_of(failure), made))
+        body = msgspec.json.encode(_enveloped(failure, dialect)[1])
     headers = {
         name: made,
         "content-type": "application/json",

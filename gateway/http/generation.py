@@ -2,7 +2,7 @@
 end."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from litestar import Request
@@ -13,8 +13,6 @@ from litestar.response.streaming import ASGIStreamingResponse
 from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
-from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
-from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.limits.workers import INLINE_BYTES
@@ -22,7 +20,16 @@ from gateway.prompt.ask import Ask, Principal
 from gateway.turn.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
-RequestT = TypeVar("RequestT", MessagesRequest, CountTokensRequest, ChatRequest, CompletionRequest)
+
+
+class NamesModel(Protocol):
+    """A request of any dialect."""
+
+    @property
+    def model(self) -> str: ...
+
+
+RequestT = TypeVar("RequestT", bound=NamesModel)
 Items = AsyncGenerator[Taken | list[Frame], None]
 
 _encode = msgspec.json.Encoder().encode
@@ -81,11 +88,13 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
     return ASGIResponse(body=_encode(body), media_type="application/json")
 
 
-def streamed(events: AsyncGenerator[bytes, None], items: Items) -> ASGIResponse:
-    """Server-sent events. Afterwards the turn ends at once, also if the client stopped reading."""
+def streamed(
+    events: AsyncGenerator[bytes, None], items: Items, media_type: str = "text/event-stream"
+) -> ASGIResponse:
+    """A stream. Afterwards the turn ends at once, also if the client stopped reading."""
     return ASGIStreamingResponse(
         iterator=events,
-        media_type="text/event-stream",
+        media_type=media_type,
         headers=_STREAM_HEADERS,
         background=BackgroundTask(_close, items),
     )

@@ -1,23 +1,26 @@
-"""GET /v1/models and GET /v1/models/{id}, for both SDKs.
+"""GET /v1/models and GET /v1/models/{id}, for the SDKs of all dialects.
 
-Clients with Anthropic's version header get Anthropic's shape. All others get OpenAI's.
+`speaking.py` says which shape a client gets. Google's clients ask at `/v1beta/models` too.
 """
 
 from typing import Annotated
 
-from litestar import Controller, get
+from litestar import Controller, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, QueryParameter, RawBody
+from litestar.response.base import ASGIResponse
 
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.response import ModelInfo, ModelList
+from gateway.dialects.gemini import models as gemini
 from gateway.dialects.openai import models as openai
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import speaks_openai
+from gateway.http.gemini import call_model
 from gateway.http.generation import KeyRequest
 from gateway.http.query import check_query
 from gateway.http.services import Services
+from gateway.http.speaking import dialect_of
 
 # An own model's release date is not known. The API allows the epoch for that.
 _UNKNOWN_DATE = "1970-01-01T00:00:00Z"
@@ -36,8 +39,11 @@ class ModelsController(Controller):
         after_id: Annotated[str | None, QueryParameter(name="after_id")] = None,
         before_id: Annotated[str | None, QueryParameter(name="before_id")] = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 20,
-    ) -> ModelList | openai.ModelList:
-        if speaks_openai(request.scope):
+    ) -> ModelList | openai.ModelList | gemini.ModelList:
+        dialect = dialect_of(request.scope)
+        if dialect == "gemini":
+            return gemini_models(services)
+        if dialect == "openai":
             models = services.catalogue.models(services.fleet.served)
             return openai.ModelList(data=[_openai_model(model, services) for model in models])
         infos = [
@@ -59,11 +65,50 @@ class ModelsController(Controller):
     @get("/{model_id:path}")
     async def get_model(
         self, request: KeyRequest, model_id: FromPath[str], services: NamedDependency[Services]
-    ) -> ModelInfo | openai.Model:
+    ) -> ModelInfo | openai.Model | gemini.Model:
         model = services.find_model(str(model_id).lstrip("/"))
-        if speaks_openai(request.scope):
-            return _openai_model(model, services)
-        return _info(model, services)
+        dialect = dialect_of(request.scope)
+        if dialect == "gemini":
+            return gemini_model(model, services)
+        return _openai_model(model, services) if dialect == "openai" else _info(model, services)
+
+    @post("/{model_id:path}", status_code=200)
+    async def call(
+        self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
+    ) -> ASGIResponse:
+        return await call_model(request, body, str(model_id))
+
+
+class GeminiModelsController(Controller):
+    path = "/v1beta/models"
+    middleware = (KeyAuth,)
+    before_request = staticmethod(check_query)
+
+    @get()
+    async def list_models(self, services: NamedDependency[Services]) -> gemini.ModelList:
+        """All models on one page."""
+        return gemini_models(services)
+
+    @get("/{model_id:path}")
+    async def get_model(
+        self, model_id: FromPath[str], services: NamedDependency[Services]
+    ) -> gemini.Model:
+        return gemini_model(services.find_model(str(model_id).lstrip("/")), services)
+
+    @post("/{model_id:path}", status_code=200)
+    async def call(
+        self, request: KeyRequest, body: RawBody, model_id: FromPath[str]
+    ) -> ASGIResponse:
+        return await call_model(request, body, str(model_id))
+
+
+def gemini_models(services: Services) -> gemini.ModelList:
+    models = services.catalogue.models(services.fleet.served)
+    return gemini.ModelList(models=[gemini_model(model, services) for model in models])
+
+
+def gemini_model(model: Model, services: Services) -> gemini.Model:
+    return gemini.model_of(model.id, model.display_name, _longest_context(model, services))
 
 
 def _position(ids: list[str], wanted: str, field: str) -> int:

@@ -14,7 +14,7 @@ from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.plan import Plan
 
 TurnId = NewType("TurnId", str)
-Dialect = Literal["anthropic", "openai"]
+Dialect = Literal["anthropic", "openai", "gemini"]
 
 _BYTES_PER_TOKEN = 4
 _MAX_RESERVED_OUTPUT = 1024

@@ -72,7 +72,7 @@ def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     is_forced = choice.mode in ("any", "tool")
     if is_forced or (request.output_schema is not None and choice.mode == "auto"):
         for index, tool in enumerate(request.prompt.tools):
-            if choice.mode != "tool" or tool.name == choice.name:
+            if choice.allows(tool.name):
                 yield f"tools[{index}].input_schema", tool.input_schema
     if request.output_schema is not None:
         yield "output_schema", request.output_schema

@@ -1,0 +1,91 @@
+"""Response bodies and stream chunks. `holdfast` is our extension; UNSET fields are not sent."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.protocol import InputUsage
+from gateway.dialects.extension import Holdfast
+
+FinishReason = Literal["STOP", "MAX_TOKENS", "MALFORMED_FUNCTION_CALL"]
+
+
+class Answered(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Base of every answer."""
+
+
+class FunctionCall(Answered, frozen=True, rename="camel", kw_only=True):
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class Part(Answered, frozen=True, rename="camel", kw_only=True):
+    text: str | UnsetType = UNSET
+    thought: bool | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+
+
+class Content(Answered, frozen=True, rename="camel", kw_only=True):
+    parts: list[Part]
+    role: Literal["model"] = "model"
+
+
+class Candidate(Answered, frozen=True, rename="camel", kw_only=True):
+    content: Content
+    finish_reason: FinishReason | UnsetType = UNSET
+    index: int = 0
+
+
+class ModalityCount(Answered, frozen=True, rename="camel", kw_only=True):
+    modality: Literal["TEXT"] = "TEXT"
+    token_count: int
+
+
+class UsageMetadata(Answered, frozen=True, rename="camel", kw_only=True):
+    """`promptTokenCount` has the whole prompt, what was read of it included.
+
+    `cachedContentTokenCount` are the tokens that are billed as read, from a cached content or from
+    any other lease. Output and thoughts do not overlap.
+    """
+
+    prompt_token_count: int
+    cached_content_token_count: int | UnsetType = UNSET
+    candidates_token_count: int
+    thoughts_token_count: int | UnsetType = UNSET
+    total_token_count: int
+    prompt_tokens_details: list[ModalityCount]
+    cache_tokens_details: list[ModalityCount] | UnsetType = UNSET
+
+
+class GenerateContentResponse(Answered, frozen=True, rename="camel", kw_only=True):
+    """A whole answer, or one chunk of a stream. Both have the same shape."""
+
+    candidates: list[Candidate]
+    usage_metadata: UsageMetadata | UnsetType = UNSET
+    model_version: str
+    response_id: str
+    holdfast: Holdfast | UnsetType = UNSET
+
+
+class TokenCount(Answered, frozen=True, rename="camel", kw_only=True):
+    total_tokens: int
+    prompt_tokens_details: list[ModalityCount]
+
+
+def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> UsageMetadata:
+    read = usage.cache_read_tokens
+    return UsageMetadata(
+        prompt_token_count=usage.prompt_tokens,
+        cached_content_token_count=read or UNSET,
+        candidates_token_count=output_tokens - thinking_tokens,
+        thoughts_token_count=thinking_tokens or UNSET,
+        total_token_count=usage.prompt_tokens + output_tokens,
+        prompt_tokens_details=[ModalityCount(token_count=usage.prompt_tokens)],
+        cache_tokens_details=[ModalityCount(token_count=read)] if read else UNSET,
+    )
+
+
+def written_tokens(usage: InputUsage) -> int:
+    return usage.cache_write_5m_tokens + usage.cache_write_1h_tokens

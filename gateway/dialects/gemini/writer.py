@@ -1,0 +1,195 @@
+"""From the engine's frames to chunks of Google's stream; a whole answer is joined from the same.
+
+A function call goes out whole, when its input is complete. The ends of all candidates go out in
+the last chunk, together with the usage, since clients take the last chunk for both.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.protocol import (
+    Done,
+    Finished,
+    Frame,
+    InputUsage,
+    Started,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolUseStart,
+)
+from engine.protocol import FinishReason as EngineReason
+from gateway.base.errors import EngineFailed
+from gateway.dialects.extension import Found, Holdfast, extension_of
+from gateway.dialects.gemini.response import (
+    Candidate,
+    Content,
+    FinishReason,
+    FunctionCall,
+    GenerateContentResponse,
+    Part,
+    UsageMetadata,
+    usage_of,
+    written_tokens,
+)
+
+_REASONS: dict[EngineReason, FinishReason] = {
+    "stop": "STOP",
+    "length": "MAX_TOKENS",
+    "stop_sequence": "STOP",
+    "tool_use": "STOP",
+    "context": "MAX_TOKENS",
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call whose input is still coming."""
+
+    id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    def part(self) -> Part | None:
+        """None where the input is no JSON object: it was cut off, or is malformed."""
+        try:
+            args: Any = msgspec.json.decode("".join(self.pieces) or "{}")
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return None
+        if not isinstance(args, dict):
+            return None
+        return Part(function_call=FunctionCall(id=self.id, name=self.name, args=args))
+
+
+@dataclass(slots=True, kw_only=True)
+class GeminiWriter:
+    """One response. `found` is asked when the engine's first frame is there.
+
+    `paths` name the request's segments in the extension object, which goes out with the first
+    chunk. Without `shows_thoughts` thinking is counted and not sent.
+    """
+
+    response_id: str
+    model: str
+    found: Found
+    paths: Sequence[str]
+    num_candidates: int
+    shows_thoughts: bool
+    _input: InputUsage = field(default_factory=lambda: InputUsage(input_tokens=0))
+    _thinking_tokens: int = 0
+    _extension: Holdfast | UnsetType = UNSET
+    _calls: dict[int, _Call] = field(default_factory=dict)
+    _ended: dict[int, Candidate] = field(default_factory=dict)
+
+    def write(self, frame: Frame) -> Iterator[GenerateContentResponse]:
+        match frame:
+            case Started():
+                self._input = frame.usage
+                written = written_tokens(frame.usage)
+                found = extension_of(frame, self.found, self.paths)
+                self._extension = msgspec.structs.replace(found, written_tokens=written)
+            case TextDelta(text=text, choice=choice):
+                yield from self._complete(choice)
+                yield self._say(choice, Part(text=text))
+            case ThinkingDelta(text=text, choice=choice):
+                if self.shows_thoughts:
+                    yield self._say(choice, Part(text=text, thought=True))
+            case ToolUseStart(id=call_id, name=name, choice=choice):
+                yield from self._complete(choice)
+                self._calls[choice] = _Call(call_id, name)
+            case ToolInputDelta(partial_json=partial, choice=choice):
+                if choice not in self._calls:
+                    raise EngineFailed
+                self._calls[choice].pieces.append(partial)
+            case Finished():
+                self._finish(frame)
+            case Done():
+                if len(self._ended) != self.num_candidates:
+                    raise EngineFailed
+                ended = [self._ended[index] for index in sorted(self._ended)]
+                usage = usage_of(self._input, frame.output_tokens, self._thinking_tokens)
+                yield self._chunk(ended, usage)
+
+    def _complete(self, choice: int) -> Iterator[GenerateContentResponse]:
+        """The call that another block ends."""
+        call = self._calls.pop(choice, None)
+        if call is None:
+            return
+        part = call.part()
+        if part is None:
+            raise EngineFailed
+        yield self._say(choice, part)
+
+    def _finish(self, frame: Finished) -> None:
+        if frame.reason not in _REASONS:
+            raise EngineFailed
+        self._thinking_tokens += frame.thinking_tokens
+        reason = _REASONS[frame.reason]
+        call = self._calls.pop(frame.choice, None)
+        part = call.part() if call is not None else Part(text="")
+        if part is None:
+            part = Part(text="")
+            if reason != "MAX_TOKENS":
+                reason = "MALFORMED_FUNCTION_CALL"
+        self._ended[frame.choice] = Candidate(
+            content=Content(parts=[part]),
+            finish_reason=reason,
+            index=frame.choice,
+        )
+
+    def _say(self, choice: int, part: Part) -> GenerateContentResponse:
+        return self._chunk([Candidate(content=Content(parts=[part]), index=choice)])
+
+    def _chunk(
+        self, candidates: list[Candidate], usage: UsageMetadata | UnsetType = UNSET
+    ) -> GenerateContentResponse:
+        taken, self._extension = self._extension, UNSET
+        return GenerateContentResponse(
+            candidates=candidates,
+            usage_metadata=usage,
+            model_version=self.model,
+            response_id=self.response_id,
+            holdfast=taken,
+        )
+
+
+def collect(chunks: Iterable[GenerateContentResponse]) -> GenerateContentResponse:
+    """Join a response's chunks to one answer.
+
+    Raise EngineFailed if the chunks are not a whole response.
+    """
+    first: GenerateContentResponse | None = None
+    last: GenerateContentResponse | None = None
+    parts: dict[int, list[Part]] = {}
+    for chunk in chunks:
+        first, last = first or chunk, chunk
+        for candidate in chunk.candidates:
+            parts.setdefault(candidate.index, []).extend(candidate.content.parts)
+    if first is None or last is None or last.usage_metadata is UNSET:
+        raise EngineFailed
+    candidates = [
+        msgspec.structs.replace(ended, content=Content(parts=_joined(parts[ended.index])))
+        for ended in last.candidates
+    ]
+    return msgspec.structs.replace(last, candidates=candidates, holdfast=first.holdfast)
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Neighbouring texts of one kind become one; empty ones are left out beside others."""
+    made: list[tuple[Part, list[str]]] = []
+    for part in parts:
+        if part.text is UNSET or part.text is None:
+            made.append((part, []))
+        elif made and made[-1][1] and made[-1][0].thought == part.thought:
+            made[-1][1].append(part.text)
+        elif part.text:
+            made.append((part, [part.text]))
+    whole = [
+        msgspec.structs.replace(part, text="".join(texts)) if texts else part
+        for part, texts in made
+    ]
+    return whole or [Part(text="")]

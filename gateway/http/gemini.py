@@ -1,0 +1,135 @@
+"""POST /v1beta/models/{model}:generateContent, :streamGenerateContent and :countTokens.
+
+The same calls are served under /v1/models. A stream is a list of JSON objects, or server-sent
+events where the query says `alt=sse`.
+"""
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from litestar.response.base import ASGIResponse
+
+from gateway.base.catalogue import Model
+from gateway.base.errors import GatewayError, NotFound
+from gateway.dialects import sse
+from gateway.dialects.gemini.ask import Asked, ask_of
+from gateway.dialects.gemini.decode import decode_count, decode_generate
+from gateway.dialects.gemini.errors import body_of
+from gateway.dialects.gemini.request import GenerateRequest
+from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
+from gateway.dialects.gemini.writer import GeminiWriter, collect
+from gateway.http.generation import (
+    Items,
+    KeyRequest,
+    answered,
+    check_media,
+    prepared,
+    streamed,
+    until_taken,
+)
+from gateway.http.presence import while_present
+from gateway.http.services import Services, services_of
+from gateway.prompt.ask import Ask
+from gateway.turn.turn import Taken
+
+_GENERATE, _STREAM, _COUNT = "generateContent", "streamGenerateContent", "countTokens"
+_encode = msgspec.json.Encoder().encode
+
+
+async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIResponse:
+    """Answer a call of a model's method. `model_id` ends in `:` and the method.
+
+    Raise NotFound for an unknown method.
+    """
+    model, _, method = model_id.lstrip("/").rpartition(":")
+    if method not in (_GENERATE, _STREAM, _COUNT):
+        raise NotFound(f"method: no method `{method[:64]}` of a model")
+    check_media(request)
+    services = services_of(request)
+    if method == _COUNT:
+        return await _count(request, services, body, model)
+    ask = await _asked(request, services, body, model, method)
+    items, writer = await _begin(request, services, ask)
+    if method == _GENERATE:
+        return answered(collect(await while_present(request, _chunks(items, writer))))
+    if request.query_params.get("alt") == "sse":
+        return streamed(_events(items, writer), items)
+    return streamed(_array(items, writer), items, "application/json")
+
+
+async def _asked(
+    request: KeyRequest, services: Services, body: bytes, model: str, method: str
+) -> Ask:
+    arrived = request.scope["state"]["arrived"]
+
+    def read() -> tuple[GenerateRequest, int]:
+        decode = decode_count if method == _COUNT else decode_generate
+        return decode(body, model, services.bounds), 0
+
+    def make(decoded: GenerateRequest, _: int, found: Model) -> Ask:
+        asked = Asked(request.user, found, arrived, services.unreadable)
+        return ask_of(decoded, asked, stream=method == _STREAM, automatic="5m")
+
+    return await prepared(request, services, len(body), read, make)
+
+
+async def _count(request: KeyRequest, services: Services, body: bytes, model: str) -> ASGIResponse:
+    with services.counting.admitted(request.user.workspace, len(body)):
+        ask = await _asked(request, services, body, model, _COUNT)
+        tokens = await while_present(request, services.turns.count(ask))
+    return answered(
+        TokenCount(total_tokens=tokens, prompt_tokens_details=[ModalityCount(token_count=tokens)])
+    )
+
+
+async def _begin(request: KeyRequest, services: Services, ask: Ask) -> tuple[Items, GeminiWriter]:
+    """Run the turn until an engine has it. The response's id is the turn's."""
+    turn_id = services.turns.new_id()
+    items = services.turns.run(ask, turn_id)
+    taken = await while_present(request, until_taken(items))
+    writer = GeminiWriter(
+        response_id=turn_id,
+        model=ask.model.id,
+        found=taken.findings,
+        paths=[slot.path for slot in ask.plan.slots],
+        num_candidates=ask.sampling.num_choices,
+        shows_thoughts=not ask.omit_thinking,
+    )
+    return items, writer
+
+
+async def _chunks(items: Items, writer: GeminiWriter) -> list[GenerateContentResponse]:
+    return [chunk async for chunks in _written(items, writer) for chunk in chunks]
+
+
+async def _written(
+    items: Items, writer: GeminiWriter
+) -> AsyncGenerator[list[GenerateContentResponse], None]:
+    """The chunks of frames that came together. An empty list is a heartbeat."""
+    async for item in items:
+        if not isinstance(item, Taken):
+            yield [chunk for frame in item for chunk in writer.write(frame)]
+
+
+async def _events(items: Items, writer: GeminiWriter) -> AsyncGenerator[bytes, None]:
+    """After an error the stream ends, because nothing was completed."""
+    try:
+        async for chunks in _written(items, writer):
+            yield b"".join(map(sse.data, chunks)) or sse.COMMENT
+    except GatewayError as error:
+        yield sse.data(body_of(error))
+
+
+async def _array(items: Items, writer: GeminiWriter) -> AsyncGenerator[bytes, None]:
+    """One JSON list over the whole stream. Blanks keep the connection alive."""
+    separator = b"["
+    try:
+        async for chunks in _written(items, writer):
+            pieces = []
+            for chunk in chunks:
+                pieces += [separator, _encode(chunk)]
+                separator = b",\r\n"
+            yield b"".join(pieces) or b"\n"
+    except GatewayError as error:
+        yield separator + _encode(body_of(error))
+    yield b"]"

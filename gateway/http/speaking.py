@@ -1,0 +1,48 @@
+"""Which dialect a request speaks. Errors come in it, also where the request has no route.
+
+All dialects list models at `/v1/models`. There Anthropic's clients are known by their version
+header, Google's by where they put their key, and all others speak OpenAI's dialect.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from gateway.prompt.ask import Dialect
+
+OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
+GEMINI_PATHS = ("/v1beta/", "/v1/cachedContents")
+GOOGLE_KEY_HEADER = b"x-goog-api-key"
+_MODELS = "/v1/models"
+
+
+def dialect_of(scope: Mapping[str, Any]) -> Dialect:
+    path: str = scope["path"]
+    if not path.startswith(_MODELS):
+        return dialect_of_path(path)
+    names = {name.lower() for name, _ in scope["headers"]}
+    if is_google_call(path) or GOOGLE_KEY_HEADER in names or google_key_in_query(scope):
+        return "gemini"
+    return "anthropic" if b"anthropic-version" in names else "openai"
+
+
+def dialect_of_path(path: str) -> Dialect:
+    if path.startswith(GEMINI_PATHS) or is_google_call(path):
+        return "gemini"
+    return "openai" if path.startswith(OPENAI_PATHS) else "anthropic"
+
+
+def is_google_call(path: str) -> bool:
+    """Whether the path ends in a method of a model, such as `…/models/x:generateContent`."""
+    return path.startswith(_MODELS) and ":" in path.rpartition("/")[2]
+
+
+def google_key_in_query(scope: Mapping[str, Any]) -> str | None:
+    """The key of `?key=`. It is read nowhere else, and no log has the query."""
+    query: bytes = scope.get("query_string", b"")
+    if b"key=" not in query:
+        return None
+    try:
+        return parse_qs(query.decode("ascii"), max_num_fields=64).get("key", [None])[0]
+    except ValueError:
+        return None

@@ -1,0 +1,358 @@
+"""generateContent and its siblings through Google's official SDK, over a scripted engine."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from google.genai import errors, types
+
+from engine.protocol import (
+    Finished,
+    TextDelta,
+    TextPart,
+    ThinkingDelta,
+    ToolChoice,
+    ToolInputDelta,
+    ToolResultPart,
+    ToolUsePart,
+    ToolUseStart,
+)
+from tests.gateway.conftest import Stack
+from tests.gateway.gemini_bodies import LOOK, MODEL, QUESTION, client, generate, model, post, user
+from tests.gateway.openai_bodies import frames
+from tests.gateway.serving import API_KEY, eventually
+
+PROMPT_TOKENS = len(QUESTION) // 4 + 1 + 4
+
+
+def test_an_answer_has_text_reason_and_usage(stack: Stack) -> None:
+    answer = generate(stack, temperature=0.5, max_output_tokens=9, top_k=40, seed=3)
+    [candidate] = answer.candidates or []
+    assert answer.text == "Hello there"
+    assert candidate.finish_reason == types.FinishReason.STOP
+    assert candidate.content is not None and candidate.content.role == "model"
+    usage = answer.usage_metadata
+    assert usage is not None
+    assert usage.prompt_token_count == PROMPT_TOKENS
+    assert (usage.candidates_token_count, usage.total_token_count) == (2, PROMPT_TOKENS + 2)
+    assert answer.model_version == MODEL
+    assert answer.response_id is not None and answer.response_id.startswith("msg_")
+    sampling = stack.engine.requests[-1].sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.top_k) == (0.5, 9, 40)
+    assert sampling.seed == 3
+
+
+def test_a_stream_has_its_end_and_usage_in_the_last_chunk(stack: Stack) -> None:
+    with client(stack) as sdk:
+        chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=QUESTION))
+    assert "".join(chunk.text or "" for chunk in chunks) == "Hello there"
+    ends = [chunk.candidates[0].finish_reason for chunk in chunks if chunk.candidates]
+    assert ends == [None, None, types.FinishReason.STOP]
+    assert [chunk.usage_metadata is None for chunk in chunks] == [True, True, False]
+
+
+def test_a_stream_without_alt_is_one_json_list(stack: Stack) -> None:
+    reply = post(stack, "streamGenerateContent")
+    assert reply.headers["content-type"].startswith("application/json")
+    chunks = reply.json()
+    texts = [chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in chunks]
+    assert texts == ["Hello", " there", ""]
+    assert chunks[-1]["usageMetadata"]["candidatesTokenCount"] == 2
+
+
+def test_calls_come_whole_and_go_back_with_their_results(stack: Stack) -> None:
+    stack.engine.script = frames(
+        TextDelta("Looking."),
+        ToolUseStart("call_a", "look"),
+        ToolInputDelta('{"where"'),
+        ToolInputDelta(': "here"}'),
+        ToolUseStart("call_b", "look"),
+        Finished(reason="tool_use", output_tokens=9),
+    )
+    tool = types.Tool(function_declarations=[types.FunctionDeclaration(**LOOK)])
+    answer = generate(stack, tools=[tool])
+    calls = answer.function_calls or []
+    found = [(call.id, call.name, call.args) for call in calls]
+    assert found == [("call_a", "look", {"where": "here"}), ("call_b", "look", {})]
+    sent = stack.engine.requests[-1].prompt.tools[0]
+    assert sent.input_schema == {"type": "object", "properties": {"where": {"type": "string"}}}
+    assert answer.candidates and answer.candidates[0].content is not None
+    results = [
+        types.Part.from_function_response(name="look", response={"output": "A hold."}),
+        types.Part.from_function_response(name="look", response={"error": "Dark.", "code": 3}),
+        types.Part(text="Go on."),
+    ]
+    history = [
+        types.Content(role="user", parts=[types.Part(text=QUESTION)]),
+        answer.candidates[0].content,
+        types.Content(role="user", parts=results),
+    ]
+    stack.engine.script = frames(Finished(reason="stop", output_tokens=9))
+    generate(stack, history, tools=[tool])
+    messages = stack.engine.requests[-1].prompt.messages
+    assert [m.role for m in messages] == ["user", "assistant", "user"]
+    assert messages[1].parts[1:] == [
+        ToolUsePart("call_a", "look", {"where": "here"}),
+        ToolUsePart("call_b", "look", {}),
+    ]
+    assert messages[2].parts == [
+        ToolResultPart("call_a", "A hold."),
+        ToolResultPart("call_b", '{"error":"Dark.","code":3}'),
+        TextPart("Go on."),
+    ]
+
+
+def test_a_chat_of_the_sdk_keeps_its_history_over_streams(stack: Stack) -> None:
+    with client(stack) as sdk:
+        chat = sdk.chats.create(model=MODEL)
+        list(chat.send_message_stream("One"))
+        chat.send_message("Two")
+    messages = stack.engine.requests[-1].prompt.messages
+    assert [m.role for m in messages] == ["user", "assistant", "user"]
+    assert "".join(p.text for p in messages[1].parts if isinstance(p, TextPart)) == "Hello there"
+
+
+def test_thoughts_are_shown_only_where_they_are_asked_for(stack: Stack) -> None:
+    stack.engine.script = frames(
+        ThinkingDelta("Hm."),
+        TextDelta("Yes."),
+        Finished(reason="stop", output_tokens=9, thinking_tokens=4),
+    )
+    shown = generate(stack, thinking_config=types.ThinkingConfig(include_thoughts=True))
+    assert shown.candidates and shown.candidates[0].content is not None
+    parts = shown.candidates[0].content.parts or []
+    assert [(part.text, part.thought) for part in parts] == [("Hm.", True), ("Yes.", None)]
+    assert shown.usage_metadata is not None
+    assert shown.usage_metadata.thoughts_token_count == 4
+    assert shown.usage_metadata.candidates_token_count == 5
+    hidden = generate(stack, thinking_config=types.ThinkingConfig(thinking_budget=512))
+    assert hidden.text == "Yes."
+    assert stack.engine.requests[-1].thinking
+    generate(stack, thinking_config=types.ThinkingConfig(thinking_budget=0))
+    assert not stack.engine.requests[-1].thinking
+
+
+@pytest.mark.parametrize(
+    "mode, allowed, choice",
+    [
+        ("AUTO", [], ToolChoice()),
+        ("NONE", [], ToolChoice("none")),
+        ("ANY", [], ToolChoice("any")),
+        ("ANY", ["look"], ToolChoice("tool", "look")),
+        ("ANY", ["look", "hear"], ToolChoice("any", names=["look", "hear"])),
+        ("ANY", ["look", "hear", "feel"], ToolChoice("any")),
+        ("VALIDATED", [], ToolChoice()),
+    ],
+)
+def test_modes_become_choices_of_tools(
+    stack: Stack, mode: str, allowed: list[str], choice: ToolChoice
+) -> None:
+    functions = [{**LOOK, "name": name} for name in ("look", "hear", "feel")]
+    config = {"mode": mode, "allowedFunctionNames": allowed}
+    reply = post(
+        stack,
+        tools=[{"functionDeclarations": functions}],
+        toolConfig={"functionCallingConfig": config},
+    )
+    assert reply.status_code == 200, reply.text
+    assert stack.engine.requests[-1].tool_choice == choice
+
+
+def test_schemas_of_google_become_json_schemas(stack: Stack) -> None:
+    schema = {
+        "type": "OBJECT",
+        "properties": {
+            "b": {"type": "INTEGER", "nullable": True, "format": "int32"},
+            "a": {"type": "ARRAY", "items": {"type": "STRING", "enum": ["x"]}, "maxItems": "3"},
+        },
+        "propertyOrdering": ["a", "b"],
+        "required": ["a"],
+    }
+    reply = post(
+        stack, generationConfig={"responseMimeType": "application/json", "responseSchema": schema}
+    )
+    assert reply.status_code == 200, reply.text
+    made = stack.engine.requests[-1].output_schema
+    assert made == {
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "array",
+                "items": {"type": "string", "enum": ["x"]},
+                "maxItems": 3,
+            },
+            "b": {"type": ["integer", "null"], "format": "int32"},
+        },
+        "required": ["a"],
+    }
+    assert list(made["properties"]) == ["a", "b"]
+
+
+def test_both_names_of_a_field_mean_the_same(stack: Stack) -> None:
+    asked = {
+        "system_instruction": {"parts": {"text": "Be short."}},
+        "contents": {"parts": {"text": "Hi"}},
+        "generation_config": {"max_output_tokens": "7", "stop_sequences": ["x"], "topP": None},
+        "safetySettings": [{"category": "HARM", "threshold": "NONE"}],
+        "tools": [{"google_search": {}}, {"function_declarations": [LOOK]}],
+    }
+    with stack.http() as http:
+        reply = http.post(f"/v1/models/{MODEL}:generateContent", json=asked)
+    assert reply.status_code == 200, reply.text
+    sent = stack.engine.requests[-1]
+    assert [text.text for text in sent.prompt.system] == ["Be short."]
+    assert (sent.sampling.max_tokens, sent.sampling.stop_sequences) == (7, ["x"])
+    ignored = [item["path"] for item in reply.json()["holdfast"]["ignored"]]
+    assert sorted(ignored) == ["safetySettings", "tools[0].googleSearch"]
+
+
+def test_a_file_that_no_model_reads_is_told_and_a_text_is_read(stack: Stack) -> None:
+    parts = [
+        {"text": "See"},
+        {"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}},
+        {"inlineData": {"mimeType": "text/plain", "data": "aGVsbG8="}},
+        {"fileData": {"mimeType": "application/pdf", "fileUri": "https://x/y.pdf"}},
+    ]
+    reply = post(stack, contents=[user(*parts)])
+    [message] = stack.engine.requests[-1].prompt.messages
+    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+    assert texts[0] == "See" and texts[2] == "hello"
+    assert texts[1] == "[image: PNG, not shown to this model]"
+    assert texts[3].startswith("[document: PDF,")
+    told = [item["path"] for item in reply.json()["holdfast"]["ignored"]]
+    assert told == ["contents[0].parts[1].inlineData", "contents[0].parts[3].fileData"]
+
+
+def test_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
+    with client(stack) as sdk:
+        counted = sdk.models.count_tokens(model=MODEL, contents=QUESTION)
+    assert counted.total_tokens == generate(stack).usage_metadata.prompt_token_count  # type: ignore[union-attr]
+    whole = {"generateContentRequest": {"model": "x", "contents": [user({"text": QUESTION})]}}
+    with stack.http() as http:
+        reply = http.post(f"/v1beta/models/{MODEL}:countTokens", json=whole)
+    assert reply.json()["totalTokens"] == counted.total_tokens
+
+
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        ({"contents": []}, "contents"),
+        ({"contents": [user()]}, "contents[0].parts"),
+        ({"contents": [model({"text": "x"})]}, "contents"),
+        ({"contents": [{"role": "system", "parts": [{"text": "x"}]}]}, "contents[0].role"),
+        ({"contents": [user({"text": 3})]}, "contents[0].parts[0].text"),
+        ({"contents": [user({"text": "x", "fileData": {}})]}, "contents[0].parts[0]"),
+        ({"contents": [user({"txt": "x"})]}, "contents[0].parts[0].txt"),
+        ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
+        ({"generationConfig": {"presencePenalty": 1}}, "generationConfig.presencePenalty"),
+        ({"generationConfig": {"candidateCount": 99}}, "generationConfig.candidateCount"),
+        ({"generationConfig": {"responseMimeType": "x/y"}}, "generationConfig.responseMimeType"),
+        ({"generationConfig": {"responseSchema": {}}}, "generationConfig.responseSchema"),
+        ({"systemInstruction": user({"fileData": {}})}, "systemInstruction.parts[0]"),
+        (
+            {
+                "contents": [
+                    user({"text": "x"}),
+                    model({"functionCall": {"name": "f"}}),
+                    user({"text": "y"}),
+                ]
+            },
+            "contents",
+        ),
+        (
+            {"contents": [user({"functionResponse": {"name": "f"}})]},
+            "contents[0].parts[0].functionResponse",
+        ),
+        (
+            {
+                "tools": [
+                    {"functionDeclarations": [{"name": "f", "parameters": {"maximum": 2**70}}]}
+                ]
+            },
+            "tools[0].functionDeclarations[0].parameters",
+        ),
+    ],
+)
+def test_a_bad_field_is_named_in_googles_envelope(
+    stack: Stack, body: dict[str, Any], field: str
+) -> None:
+    reply = post(stack, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["status"]) == (400, 400, "INVALID_ARGUMENT")
+    [detail] = error["details"]
+    assert detail["@type"].endswith("BadRequest")
+    assert detail["fieldViolations"][0]["field"] == field
+    assert error["message"]
+
+
+def test_errors_reach_the_sdk_as_its_own(stack: Stack) -> None:
+    with client(stack, "hf-wrong") as sdk, pytest.raises(errors.ClientError) as caught:
+        sdk.models.generate_content(model=MODEL, contents=QUESTION)
+    assert (caught.value.code, caught.value.status) == (401, "UNAUTHENTICATED")
+    with client(stack) as sdk, pytest.raises(errors.ClientError) as missed:
+        sdk.models.generate_content(model="nothing", contents=QUESTION)
+    assert (missed.value.code, missed.value.status) == (404, "NOT_FOUND")
+    with stack.http() as http:
+        unknown = http.post(f"/v1beta/models/{MODEL}:embedContent", json={})
+    assert (unknown.status_code, unknown.json()["error"]["status"]) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("alt", ["?alt=sse", ""])
+def test_an_error_after_the_first_byte_is_the_streams_last_item(stack: Stack, alt: str) -> None:
+    stack.engine.script = frames(TextDelta("Hel"), Finished(reason="failed", output_tokens=1))
+    text = post(stack, f"streamGenerateContent{alt}").text
+    if alt:
+        items = [
+            json.loads(e.removeprefix("data: "))
+            for e in text.split("\r\n\r\n" if "\r" in text else "\n\n")
+            if e.startswith("data:")
+        ]
+    else:
+        items = json.loads(text)
+    assert items[-1]["error"]["status"] == "INTERNAL"
+
+
+@pytest.mark.parametrize(
+    "reason, told", [("length", "MAX_TOKENS"), ("stop", "MALFORMED_FUNCTION_CALL")]
+)
+def test_a_call_that_is_no_json_is_left_out(stack: Stack, reason: Any, told: str) -> None:
+    stack.engine.script = frames(
+        ToolUseStart("call_a", "look"),
+        ToolInputDelta('{"where'),
+        Finished(reason=reason, output_tokens=9),
+    )
+    [candidate] = post(stack, tools=[{"functionDeclarations": [LOOK]}]).json()["candidates"]
+    assert candidate["finishReason"] == told
+    assert candidate["content"]["parts"] == [{"text": ""}]
+
+
+def test_the_key_may_stand_in_the_query_and_models_are_listed(stack: Stack) -> None:
+    listed = httpx.get(f"{stack.url}/v1beta/models", params={"key": API_KEY}).json()
+    assert f"models/{MODEL}" in [each["name"] for each in listed["models"]]
+    same = httpx.get(f"{stack.url}/v1/models", headers={"x-goog-api-key": API_KEY}).json()
+    assert same == listed
+    with client(stack) as sdk:
+        assert [each.name for each in sdk.models.list()] == [m["name"] for m in listed["models"]]
+        assert sdk.models.get(model=MODEL).input_token_limit == 100_000
+    wrong = httpx.get(f"{stack.url}/v1beta/models")
+    assert (wrong.status_code, wrong.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+
+
+def test_usage_equals_the_ledger(stack: Stack) -> None:
+    answer = generate(stack, "Rules of the house. " * 40)
+    again = generate(stack, "Rules of the house. " * 40)
+    assert answer.usage_metadata is not None and again.usage_metadata is not None
+    assert again.usage_metadata.cached_content_token_count
+    for made in (answer, again):
+
+        def row(wanted: Any = made.response_id) -> Any:
+            items = stack.admin("turns").json()["items"]
+            return next((item for item in items if item["id"] == wanted), None)
+
+        eventually(row)
+        found, usage = row(), made.usage_metadata
+        assert usage is not None
+        assert found["dialect"] == "gemini"
+        assert found["cache_read_tokens"] == (usage.cached_content_token_count or 0)
+        assert found["output_tokens"] == usage.candidates_token_count
