@@ -30,7 +30,7 @@ from gateway.dialects.anthropic.response import ErrorBody, StreamError
 from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
 from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
-from gateway.http.speaking import dialect_of, dialect_of_path
+from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
 from gateway.prompt.ask import Dialect, Principal
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
@@ -49,11 +49,6 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
 # The paths that run turns. Only these count against a workspace's limits and have rate limit
 # headers.
 _LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions"}
-_ID_HEADERS: dict[Dialect, str] = {
-    "anthropic": "request-id",
-    "openai": "x-request-id",
-    "gemini": "x-request-id",
-}
 
 
 def request_id(scope: Scope) -> str:
@@ -70,7 +65,7 @@ async def before_send(message: Message, scope: Scope) -> None:
     if message["type"] != "http.response.start":
         return
     dialect = dialect_of(scope)
-    id_header = (_ID_HEADERS[dialect].encode(), request_id(scope).encode())
+    id_header = (ID_HEADERS[dialect].encode(), request_id(scope).encode())
     headers = [*message.get("headers", []), id_header]
     message["headers"] = headers
     state = scope["litestar_app"].state
@@ -158,7 +153,7 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str]
     """Headers and body for a failure before the application was called."""
     made = f"req_{secrets.token_hex(12)}"
     dialect = dialect_of_path(url.partition("?")[0])
-    name = _ID_HEADERS[dialect]
+    name = ID_HEADERS[dialect]
     if dialect == "anthropic":
         body = msgspec.json.encode(ErrorBody(detail_of(failure), made))
     else:

@@ -1,7 +1,8 @@
 """Which dialect a request speaks. Errors come in it, also where the request has no route.
 
-All dialects list models at `/v1/models`. There Anthropic's clients are known by their version
-header, Google's by where they put their key, and all others speak OpenAI's dialect.
+All dialects list models at `/v1/models`, and only Google's clients call one there. Otherwise
+Anthropic's clients are known by their version header, Google's by where they put their key, and all
+others speak OpenAI's dialect.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,12 @@ from gateway.prompt.ask import Dialect
 OPENAI_PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/responses")
 GEMINI_PATHS = ("/v1beta/", "/v1/cachedContents")
 GOOGLE_KEY_HEADER = b"x-goog-api-key"
+ID_HEADERS: dict[Dialect, str] = {
+    "anthropic": "request-id",
+    "openai": "x-request-id",
+    "gemini": "x-request-id",
+}
+"""The header of a response that has the request's id."""
 _MODELS = "/v1/models"
 
 
@@ -21,7 +28,8 @@ def dialect_of(scope: Mapping[str, Any]) -> Dialect:
     if not path.startswith(_MODELS):
         return dialect_of_path(path)
     names = {name.lower() for name, _ in scope["headers"]}
-    if is_google_call(path) or GOOGLE_KEY_HEADER in names or google_key_in_query(scope):
+    is_call = scope["method"] == "POST" or is_google_call(path)
+    if is_call or GOOGLE_KEY_HEADER in names or google_key_in_query(scope):
         return "gemini"
     return "anthropic" if b"anthropic-version" in names else "openai"
 

@@ -9,19 +9,24 @@ from gateway.admin.openapi.operation import (
     EVENT_STREAM,
     READING,
     SENDING,
-    Dialect,
     Operation,
     Security,
 )
 from gateway.base.errors import EngineTimeout, RateLimited, SpendLimitReached
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.gemini import models as gemini_models
+from gateway.dialects.gemini.request import GenerateRequest
+from gateway.dialects.gemini.response import GenerateContentResponse
+from gateway.dialects.gemini.response import TokenCount as TokenTotal
 from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.response import ChatCompletion, Completion
+from gateway.prompt.ask import Dialect
 
 _ASKING = (*SENDING, EngineTimeout)
 _TURNS = (*_ASKING, RateLimited, SpendLimitReached)
+_GOOGLE_KEYS: Security = ({"apiKey": []}, {"googleKey": []}, {"bearer": []})
 _KEYS: Security = ({"apiKey": []}, {"bearer": []})
 _VERSION = {
     "name": "anthropic-version",
@@ -32,7 +37,12 @@ _VERSION = {
 # Both SDKs list models. Anthropic's clients must send this header, OpenAI's do not.
 _VERSION_OF_EITHER = {**_VERSION, "required": False, "schema": {"type": "string"}}
 _MODEL_ID = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
-_BOTH: tuple[Dialect, ...] = ("anthropic", "openai")
+_ALL: tuple[Dialect, ...] = ("anthropic", "openai", "gemini")
+_CALLED_MODEL = {
+    **_MODEL_ID,
+    "description": "The model's id, `:` and one of `generateContent`, `streamGenerateContent` and"
+    " `countTokens`.",
+}
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +63,24 @@ _HEADERS = [
         "description": "Must be the key's own workspace.",
     },
 ]
+
+
+def _gemini_call(operation_id: str, path: str) -> Operation:
+    return Operation(
+        id=operation_id,
+        method="post",
+        path=path,
+        summary="Answer contents as Google does, also as a stream, or count their tokens.",
+        replies=(GenerateContentResponse, TokenTotal, list[GenerateContentResponse]),
+        body=GenerateRequest,
+        other=EVENT_STREAM,
+        security=_GOOGLE_KEYS,
+        parameters=(_CALLED_MODEL, _query("alt", {"type": "string"})),
+        errors=_TURNS,
+        dialects=("gemini",),
+        is_lenient=True,
+    )
+
 
 MODEL_OPERATIONS = (
     Operation(
@@ -107,9 +135,9 @@ MODEL_OPERATIONS = (
         method="get",
         path="/v1/models",
         summary="The models that may be asked for.",
-        replies=(ModelList, openai_models.ModelList),
+        replies=(ModelList, openai_models.ModelList, gemini_models.ModelList),
         security=_KEYS,
-        dialects=_BOTH,
+        dialects=_ALL,
         parameters=(
             _VERSION_OF_EITHER,
             _query("after_id", {"type": "string"}),
@@ -123,10 +151,33 @@ MODEL_OPERATIONS = (
         method="get",
         path="/v1/models/{model_id}",
         summary="One model.",
-        replies=(ModelInfo, openai_models.Model),
+        replies=(ModelInfo, openai_models.Model, gemini_models.Model),
         security=_KEYS,
-        dialects=_BOTH,
+        dialects=_ALL,
         parameters=(_VERSION_OF_EITHER, _MODEL_ID),
+        errors=READING,
+    ),
+    _gemini_call("callGeminiModel", "/v1beta/models/{model_id}"),
+    _gemini_call("callGeminiModelAtV1", "/v1/models/{model_id}"),
+    Operation(
+        id="listGeminiModels",
+        method="get",
+        path="/v1beta/models",
+        summary="The models that may be asked for, as Google lists them.",
+        replies=(gemini_models.ModelList,),
+        security=_GOOGLE_KEYS,
+        dialects=("gemini",),
+        errors=READING,
+    ),
+    Operation(
+        id="getGeminiModel",
+        method="get",
+        path="/v1beta/models/{model_id}",
+        summary="One model, as Google shows it.",
+        replies=(gemini_models.Model,),
+        security=_GOOGLE_KEYS,
+        dialects=("gemini",),
+        parameters=(_MODEL_ID,),
         errors=READING,
     ),
 )

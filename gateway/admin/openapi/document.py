@@ -9,10 +9,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from gateway.admin.openapi.operation import EVENT_STREAM, Dialect, Operation
+from gateway.admin.openapi.operation import EVENT_STREAM, Operation
 from gateway.base.errors import GatewayError
 from gateway.dialects.anthropic.events import Event
 from gateway.dialects.anthropic.response import ErrorBody
+from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
 from gateway.dialects.openai.request import (
     IGNORED,
@@ -21,11 +22,16 @@ from gateway.dialects.openai.request import (
     ChatRequest,
     CompletionRequest,
 )
+from gateway.http.speaking import ID_HEADERS
+from gateway.prompt.ask import Dialect
 
 # Two types of one name are told apart by their modules, whose package says nothing to a reader.
 _PACKAGES = re.compile(rb"gateway\.(?:dialects|admin|ledger|http)\.")
-_ENVELOPES: dict[Dialect, Any] = {"anthropic": ErrorBody, "openai": openai.ErrorBody}
-_ID_HEADERS: dict[Dialect, str] = {"anthropic": "request-id", "openai": "x-request-id"}
+_ENVELOPES: dict[Dialect, Any] = {
+    "anthropic": ErrorBody,
+    "openai": openai.ErrorBody,
+    "gemini": gemini.ErrorBody,
+}
 # Fields of these bodies besides those of their types, see `dialects/openai/request.py`.
 _REFUSED: dict[Any, Mapping[str, tuple[Any, ...]]] = {
     ChatRequest: REFUSED_IN_CHAT,
@@ -49,7 +55,11 @@ _NAMED_EVENT = {
 }
 # The last one is `[DONE]`.
 _BARE_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
-_EVENTS: dict[Dialect, dict[str, Any]] = {"anthropic": _NAMED_EVENT, "openai": _BARE_EVENT}
+_EVENTS: dict[Dialect, dict[str, Any]] = {
+    "anthropic": _NAMED_EVENT,
+    "openai": _BARE_EVENT,
+    "gemini": _BARE_EVENT,
+}
 
 
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -80,6 +90,7 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
             "securitySchemes": {
                 "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
                 "adminKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                "googleKey": {"type": "apiKey", "in": "header", "name": "x-goog-api-key"},
                 "bearer": {"type": "http", "scheme": "bearer"},
             },
         },
@@ -142,14 +153,23 @@ def _errors(
     found: dict[str, tuple[type[GatewayError], list[Any]]] = {}
     for error in operation.errors:
         for dialect in operation.dialects:
-            is_openai = dialect == "openai"
-            status = openai.status_of(error()) if is_openai else error.status
+            status = _status_of(error(), dialect)
             envelope = schema_of[repr(_ENVELOPES[dialect])]
-            if not is_openai:
+            if dialect == "anthropic":
                 kind = {"properties": {"error": {"properties": {"type": {"const": error.type}}}}}
                 envelope = {"allOf": [envelope, kind]}
             found.setdefault(str(status), (error, []))[1].append(envelope)
     return [(status, error, envelopes) for status, (error, envelopes) in found.items()]
+
+
+def _status_of(error: GatewayError, dialect: Dialect) -> int:
+    match dialect:
+        case "openai":
+            return openai.status_of(error)
+        case "gemini":
+            return gemini.status_of(error)
+        case "anthropic":
+            return error.status
 
 
 def _any_of(schemas: Iterable[Any]) -> Any:
@@ -159,5 +179,5 @@ def _any_of(schemas: Iterable[Any]) -> Any:
 
 def _response(operation: Operation, description: str, content: dict[str, Any]) -> dict[str, Any]:
     reference = {"$ref": "#/components/headers/RequestId"}
-    headers = {_ID_HEADERS[dialect]: reference for dialect in operation.dialects}
+    headers = {ID_HEADERS[dialect]: reference for dialect in operation.dialects}
     return {"description": description, "headers": headers, "content": content}

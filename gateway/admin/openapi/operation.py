@@ -1,7 +1,7 @@
 """What an operation of the HTTP API is."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from gateway.base.errors import (
     Forbidden,
@@ -14,8 +14,8 @@ from gateway.base.errors import (
     Unauthenticated,
     UnsupportedMedia,
 )
+from gateway.prompt.ask import Dialect
 
-Dialect = Literal["anthropic", "openai"]
 Security = tuple[dict[str, list[str]], ...]
 Errors = tuple[type[GatewayError], ...]
 
@@ -40,7 +40,8 @@ class Operation:
 
     `method` is in lower case. `replies` are the alternative types of the JSON answer, `other` is a
     content type of the answer besides JSON. `unready` is the type of a 503. `dialects` are those
-    whose error envelopes, statuses and id headers the operation answers with.
+    whose error envelopes, statuses and id headers the operation answers with. `is_lenient`: bodies
+    are taken in more forms than the schema says, as Google's own parser takes them.
     """
 
     id: str
@@ -55,3 +56,4 @@ class Operation:
     errors: Errors = ()
     unready: Any = None
     dialects: tuple[Dialect, ...] = ("anthropic",)
+    is_lenient: bool = False

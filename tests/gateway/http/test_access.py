@@ -40,8 +40,9 @@ OWN = {
 }
 NO_KEYS = ("none", "wrong", "revoked", "expired", "archived")
 REFUSED = {
-    401: {"authentication_error", "invalid_request_error"},  # the latter is OpenAI's word
-    403: {"permission_error", "invalid_request_error"},
+    # In Anthropic's, OpenAI's and Google's words.
+    401: {"authentication_error", "invalid_request_error", "UNAUTHENTICATED"},
+    403: {"permission_error", "invalid_request_error", "PERMISSION_DENIED"},
 }
 
 
@@ -110,7 +111,8 @@ def test_every_route_with_every_kind_of_key(
         assert reply.status_code not in (401, 403), reply.text
         return
     assert reply.status_code == status, reply.text
-    assert reply.json()["error"]["type"] in REFUSED[status]
+    error = reply.json()["error"]
+    assert error.get("type", error.get("status")) in REFUSED[status]
     assert "anthropic-workspace-id" not in reply.headers
 
 
