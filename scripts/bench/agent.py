@@ -40,6 +40,7 @@ from scripts.bench.agent_prompts import (
     with_marker,
 )
 from scripts.bench.report import machine_line, table_of
+from scripts.options import parse
 from scripts.stack import API_KEY, running_stack
 
 RESULT_TOKENS = 600
@@ -151,12 +152,14 @@ class Agent:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("synthetic", "native"), default="synthetic")
-    parser.add_argument("--tokens", type=int, default=20_000, help="of tools and system")
-    parser.add_argument("--turns", type=int, default=16, help="of the main agent")
-    parser.add_argument("--subagents", type=int, default=2, help="explorers, and as many forks")
-    options = parser.parse_args(arguments)
+    options = parse(
+        __doc__,
+        arguments,
+        engine=("synthetic", None, ("synthetic", "native")),
+        tokens=(20_000, "of tools and system"),
+        turns=(16, "of the main agent"),
+        subagents=(2, "explorers, and as many forks"),
+    )
     print(machine_line())
     rates = {}
     for is_removing in (True, False):

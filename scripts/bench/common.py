@@ -1,13 +1,14 @@
-"""What the engine's benchmarks share: an engine to step, one to ask, and a model to load.
+"""What the engine's benchmarks share: an engine to step, one to ask, timings, and a model.
 
 `SteppedEngine` is the engine's own cache, scheduler, lifecycle and loop without its thread, so that
 one operation can be timed, and a step's state looked at, with nothing else going on.
 """
 
-import argparse
 import asyncio
+import cProfile
 import json
 import os
+import pstats
 import shutil
 import statistics
 import sys
@@ -35,7 +36,6 @@ from engine.clock import MonotonicClock
 from engine.protocol import (
     Breakpoint,
     Done,
-    Event,
     Failed,
     Frame,
     GenerateRequest,
@@ -56,10 +56,29 @@ from engine.text.renderer import ChatRenderer
 from scripts.bench.report import machine_line, percentile
 from scripts.stack import ROOT
 
-__all__ = ["load_native", "load_synthetic"]
-
 DEMO_MODEL = ROOT / "engine" / "demo_model"
+BLOCK_SIZE = 16
 SECRET = "no-secret-for-benchmarks"  # nothing listens
+MODEL_OPTIONS = {"hidden": (512, "size of the model's hidden states"), "layers": 8}
+"""Options of a benchmark that makes a model by `bench_model`."""
+
+
+def new_settings(**changes: object) -> Settings:
+    """The engine's defaults but for `changes`; the environment's ENGINE_* count as ever."""
+    fixed = {"secret": SECRET, "log_level": "warning", "block_size": BLOCK_SIZE}
+    return Settings.model_validate(fixed | changes)
+
+
+def synthetic_settings(num_blocks: int, **changes: object) -> Settings:
+    """Of an engine whose model takes no time."""
+    timeless = {"synthetic_prefill_us": 0, "synthetic_decode_ms": 0}
+    return new_settings(backend="synthetic", num_blocks=num_blocks, **timeless, **changes)
+
+
+def load_parts(settings: Settings) -> Parts:
+    """Raises ModelRefused for a model that the native engine can't serve."""
+    load = load_synthetic if settings.backend == "synthetic" else load_native
+    return load(settings, lambda _stage, _fraction: None)
 
 
 @dataclass(slots=True)
@@ -75,32 +94,25 @@ class Sent:
 
 
 class SteppedEngine:
-    """One engine over `parts`, without a host tier."""
+    """One engine by its settings, without a host tier."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        settings: Settings,
-        *,
-        step_tokens: int | None = None,
-    ) -> None:
-        self.parts = parts
+    def __init__(self, settings: Settings, *, step_tokens: int | None = None) -> None:
+        self.parts = load_parts(settings)
         self.clock = MonotonicClock()
-        described = parts.description
+        described = self.parts.description
         self.pool = BlockPool(described.num_blocks, described.block_size)
-        self.entries = Entries(
+        entries = Entries(
             self.pool,
             lease_share=settings.lease_share,
             scope_lease_share=settings.scope_lease_share,
         )
         hasher = ChainHasher(b"a fixed key makes runs alike", described.block_size)
-        self.cache = PrefixCache(self.pool, self.entries, hasher)
+        self.cache = PrefixCache(self.pool, entries, hasher)
         self.scheduler = Scheduler(
             self.cache,
-            max_step_tokens=step_tokens or parts.step_tokens,
+            max_step_tokens=step_tokens or self.parts.step_tokens,
             max_running=settings.max_running,
         )
-        self.events: list[Event] = []
         self.lifecycle = Lifecycle(
             self.cache,
             self.scheduler,
@@ -109,12 +121,9 @@ class SteppedEngine:
             epoch="bench",
             max_waiting=settings.max_waiting,
             max_context_tokens=described.max_context_tokens,
-            publish=self._publish,
+            publish=lambda _events: None,
         )
-        self.loop = EngineLoop(self.scheduler, self.lifecycle, parts.runner, self.clock)
-
-    def _publish(self, events: list[Event]) -> None:
-        self.events.extend(events)
+        self.loop = EngineLoop(self.scheduler, self.lifecycle, self.parts.runner, self.clock)
 
     def submit(self, request: GenerateRequest) -> Sent:
         renderer, description = self.parts.renderer, self.parts.description
@@ -134,19 +143,13 @@ class SteppedEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """`first_seconds` is the time to the first frame, `seconds` to the last."""
 
     usage: InputUsage
-    started: Started
     output_tokens: int
     first_seconds: float
     seconds: float
-
-
-def new_settings(**changes: object) -> Settings:
-    """The engine's defaults but for `changes`; the environment's ENGINE_* count as ever."""
-    return Settings.model_validate({"secret": SECRET, "log_level": "warning", **changes})
 
 
 @asynccontextmanager
@@ -167,20 +170,19 @@ def _crash(error: BaseException) -> None:
     os._exit(1)
 
 
-async def ask(backend: LoopedBackend, request: GenerateRequest) -> Answer:
+async def ask(backend: LoopedBackend, request: GenerateRequest) -> EngineAnswer:
     """Run a request to its end. Raises RuntimeError where it fails."""
     begun = time.perf_counter()
-    first, started = 0.0, None
+    first, usage = 0.0, None
     async for frame in await backend.open(request):
         match frame:
             case Started():
-                started, first = frame, time.perf_counter() - begun
+                usage, first = frame.usage, time.perf_counter() - begun
             case Failed():
                 raise RuntimeError(f"{request.request_id}: {frame.message}")
             case Done():
-                assert started is not None
-                seconds = time.perf_counter() - begun
-                return Answer(started.usage, started, frame.output_tokens, first, seconds)
+                assert usage is not None
+                return EngineAnswer(usage, frame.output_tokens, first, time.perf_counter() - begun)
     raise RuntimeError(f"{request.request_id}: the frames ended early")
 
 
@@ -192,16 +194,15 @@ def new_request(
     max_tokens: int,
     scope: str = "bench",
     is_marked: bool = True,
-    min_cache_tokens: int | None = None,
+    ignore_eos: bool = False,
 ) -> GenerateRequest:
     """One system block, marked or not, and one question; greedy."""
     return GenerateRequest(
         request_id=request_id,
         scope=scope,
         prompt=Prompt([Message("user", [TextPart(question)])], system=[TextPart(system)]),
-        sampling=Sampling(max_tokens=max_tokens, temperature=0),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=ignore_eos),
         breakpoints=[Breakpoint(0)] if is_marked else [],
-        min_cache_tokens=min_cache_tokens,
     )
 
 
@@ -212,7 +213,7 @@ def numbered_text(label: str, num_lines: int) -> str:
 
 
 def text_of_tokens(count: Callable[[str], int], label: str, num_tokens: int) -> str:
-    """`numbered_text` of at least `num_tokens` tokens, by not more than a line's."""
+    """`numbered_text` of `num_tokens` tokens, or up to a line more."""
     probe = 50
     per_line = count(numbered_text(label, probe)) / probe
     lines = max(int(num_tokens / per_line) - 2, 1)
@@ -221,22 +222,28 @@ def text_of_tokens(count: Callable[[str], int], label: str, num_tokens: int) -> 
     return numbered_text(label, lines)
 
 
-class Times:
+@dataclass(slots=True)
+class Timings:
     """Seconds of one operation's repeats: on the clock, and of this thread on a CPU.
 
-    The two differ where something else has the CPU.
+    The two differ where something else has the CPU. `target` is the median's, in seconds.
     """
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+    target: float | None = None
+    profile: cProfile.Profile | None = None
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
 
     @contextmanager
     def measure(self) -> Iterator[None]:
+        if self.profile is not None:
+            self.profile.enable()
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         yield
         self.cpu_seconds.append(time.thread_time() - cpu_begun)
         self.seconds.append(time.perf_counter() - begun)
+        if self.profile is not None:
+            self.profile.disable()
 
     @property
     def median(self) -> float:
@@ -251,12 +258,16 @@ class Times:
         return percentile(self.seconds, 0.99)
 
 
+def print_profile(profile: cProfile.Profile, num_lines: int) -> None:
+    """The functions that took most time by themselves."""
+    pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(num_lines)
+
+
 @dataclass(frozen=True, slots=True)
-class Model:
+class RandomModel:
     """A Llama-style model with random weights around the demo model's tokenizer."""
 
     path: Path
-    parameters: int
 
     def count(self, text: str) -> int:
         """Tokens of a text by itself."""
@@ -264,13 +275,8 @@ class Model:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hidden", type=int, default=512, help="size of the model's hidden states")
-    parser.add_argument("--layers", type=int, default=8)
-
-
 @contextmanager
-def bench_model(hidden: int, layers: int, context: int) -> Iterator[Model]:
+def bench_model(hidden: int, layers: int, context: int) -> Iterator[RandomModel]:
     """Write such a model into a temporary folder, and print the machine and the model's size."""
     demo = json.loads((DEMO_MODEL / "config.json").read_text("utf-8"))
     config = LlamaConfig(
@@ -295,4 +301,4 @@ def bench_model(hidden: int, layers: int, context: int) -> Iterator[Model]:
         del model
         print(machine_line())
         print(f"random weights, {parameters / 1e6:.1f} M parameters, float32", flush=True)
-        yield Model(path, parameters)
+        yield RandomModel(path)

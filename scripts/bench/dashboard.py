@@ -9,7 +9,6 @@ dashboard process's processor time and resident memory.
     python -m scripts.bench.dashboard [--turns N] [--runs N] [--seconds N]
 """
 
-import argparse
 import os
 import sys
 import time
@@ -30,6 +29,7 @@ from scripts.docs.dashboard_stack import (
     signed_in,
     switch_page,
 )
+from scripts.options import parse
 
 PAINT_SECONDS = 2.0
 MAX_CORES = 0.5
@@ -40,11 +40,12 @@ KINDS = ("cold", "warm", "switch")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=60_000, help="of the sample month")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60.0, help="that the sessions stay open")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        turns=(60_000, "of the sample month"),
+        runs=3,
+        seconds=(60.0, "that the sessions stay open"),
+    )
     with TemporaryDirectory() as folder, chromium() as browser:
         seed(Path(folder), options.turns)
         with running(Path(folder)) as stack:

@@ -22,7 +22,8 @@ from functools import partial
 from engine.backends.looped import LoopedBackend
 from engine.protocol import CountRequest, GenerateRequest, Message, Prompt, Stats, TextPart
 from scripts.bench.common import (
-    Answer,
+    BLOCK_SIZE,
+    EngineAnswer,
     ask,
     new_request,
     new_settings,
@@ -31,20 +32,20 @@ from scripts.bench.common import (
     text_of_tokens,
 )
 from scripts.bench.report import machine_line, table_of
+from scripts.options import parse
 
-BLOCK_SIZE = 16
 # Name -> is the prefix marked, and the part of the pool that leases may hold.
 KINDS = {"leased": (True, 0.5), "best-effort": (True, 0.0), "unmarked": (False, 0.5)}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Flooded:
     """`prefix_tokens`: where the system block ends. `before`, `after`: the two answers."""
 
     kind: str
     prefix_tokens: int
-    before: Answer
-    after: Answer
+    before: EngineAnswer
+    after: EngineAnswer
     flood_tokens: int
     seconds: float
     stats: Stats
@@ -56,15 +57,16 @@ class Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", choices=["native", "synthetic", "both"], default="both")
-    parser.add_argument("--prefix", type=int, default=10_000)
-    parser.add_argument("--pool", type=int, default=24_000, help="tokens in the pool")
-    parser.add_argument("--times", type=int, default=10, help="flood in sizes of the pool")
-    parser.add_argument("--request", type=int, default=2_000, help="tokens of a flood request")
-    parser.add_argument("--at-once", type=int, default=8, help="flood requests at the same time")
-    parser.add_argument("--output", type=int, default=64, help="tokens that each of them answers")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        backend=("both", None, ["native", "synthetic", "both"]),
+        prefix=10_000,
+        pool=(24_000, "tokens in the pool"),
+        times=(10, "flood in sizes of the pool"),
+        request=(2_000, "tokens of a flood request"),
+        at_once=(8, "flood requests at the same time"),
+        output=(64, "tokens that each of them answers"),
+    )
     print(machine_line())
     backends = ["synthetic", "native"] if options.backend == "both" else [options.backend]
     is_kept = True
@@ -77,12 +79,11 @@ def main() -> int:
     return 0 if is_kept else 1
 
 
-async def run(backend: str, kind: str, options: argparse.Namespace) -> Outcome:
+async def run(backend: str, kind: str, options: argparse.Namespace) -> Flooded:
     is_marked, lease_share = KINDS[kind]
     settings = new_settings(
         backend=backend,
         num_blocks=options.pool // BLOCK_SIZE,
-        block_size=BLOCK_SIZE,
         lease_share=lease_share,
         synthetic_prefill_us=0,
         synthetic_decode_ms=0,
@@ -98,7 +99,7 @@ async def run(backend: str, kind: str, options: argparse.Namespace) -> Outcome:
         seconds = time.perf_counter() - begun
         after = await ask(engine, again)
         stats = await engine.stats()
-    return Outcome(kind, prefix_tokens, before, after, flood_tokens, seconds, stats)
+    return Flooded(kind, prefix_tokens, before, after, flood_tokens, seconds, stats)
 
 
 async def flood(engine: LoopedBackend, options: argparse.Namespace) -> int:
@@ -112,11 +113,10 @@ async def flood(engine: LoopedBackend, options: argparse.Namespace) -> int:
         while tokens < wanted:
             index += 1
             text = numbered_text(f"Flood {index}", lines)
-            request = new_request(
-                f"f{index}", text, "?", max_tokens=options.output, is_marked=False
-            )
+            name = f"f{index}"
+            request = new_request(name, text, "?", max_tokens=options.output, is_marked=False)
             answer = await ask(engine, request)
-            await engine.acknowledge([request.request_id])
+            await engine.acknowledge([name])
             assert answer.usage.computed_tokens > 0.9 * answer.usage.prompt_tokens
             tokens += answer.usage.prompt_tokens
 
@@ -145,22 +145,22 @@ async def end_of_system(engine: LoopedBackend, request: GenerateRequest) -> int:
     return end
 
 
-def report(backend: str, outcomes: list[Outcome], options: argparse.Namespace) -> None:
+def report(backend: str, outcomes: list[Flooded], options: argparse.Namespace) -> None:
     note = "no model, no time" if backend == "synthetic" else "the demo model computes"
     print(
         f"\n{backend} ({note}): pool {options.pool:,} tokens in blocks of {BLOCK_SIZE}, flood in"
         f" prompts of {options.request:,}, {options.at_once} at once"
     )
-    columns: dict[str, Callable[[Outcome], str]] = {
-        "prefix": "{.kind}".format,
-        "tokens": "{.prefix_tokens:,}".format,
-        "flood": "{.flood_tokens:,}".format,
-        "flood s": "{.seconds:.1f}".format,
-        "evicted blocks": "{.stats.counters.evicted_blocks:,}".format,
-        "read": "{.after.usage.cache_read_tokens:,}".format,
-        "automatic": "{.after.usage.automatic_tokens:,}".format,
-        "computed": "{.after.usage.computed_tokens:,}".format,
-        "kept": lambda one: f"{one.kept:.1%}",
+    columns: dict[str, str | Callable[[Flooded], str]] = {
+        "prefix": "{.kind}",
+        "tokens": "{.prefix_tokens:,}",
+        "flood": "{.flood_tokens:,}",
+        "flood s": "{.seconds:.1f}",
+        "evicted blocks": "{.stats.counters.evicted_blocks:,}",
+        "read": "{.after.usage.cache_read_tokens:,}",
+        "automatic": "{.after.usage.automatic_tokens:,}",
+        "computed": "{.after.usage.computed_tokens:,}",
+        "kept": "{.kept:.1%}",
         "ms before": lambda one: f"{one.before.first_seconds * 1e3:.0f}",
         "ms after": lambda one: f"{one.after.first_seconds * 1e3:.0f}",
     }

@@ -22,14 +22,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
 
-from scripts.bench.gateway_load import Load, Request, drive, post, rss_bytes
+from scripts.bench.gateway_load import RawRequest, drive, post, rss_bytes
 from scripts.bench.gateway_profile import profile
 from scripts.bench.gateway_servers import (
     OTHER_CORE,
@@ -40,21 +41,15 @@ from scripts.bench.gateway_servers import (
     our_gateway,
     rust_router,
 )
+from scripts.bench.load import Measured, marked
+from scripts.options import parse
 from scripts.stack import ROOT, cpu_seconds
 
 CONNECTIONS, STREAMS = 32, 64
 NUM_CHUNKS = 200
+Rounds = list[dict[str, float]]
+"""A subject's measurements, a value a round; CPU in seconds, rates by second."""
 SENTENCE = "Leases end when their time is over, and no sooner. "
-
-
-@dataclass(slots=True)
-class CpuCost:
-    """One subject's measurements, a value a round; CPU in seconds, rates by second."""
-
-    rounds: list[dict[str, float]] = field(default_factory=list)
-
-    def median(self, name: str) -> float:
-        return statistics.median(each[name] for each in self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class Subject:
     is_ours: bool = False
     is_slow: bool = False
 
-    def request(self, server: Server, prompt: dict[str, Any], **changes: Any) -> Request:
+    def request(self, server: Server, prompt: dict[str, Any], **changes: Any) -> RawRequest:
         body = {"model": "holdfast-demo", "max_tokens": 64, **prompt, **changes}
         path = "/v1/messages" if self.speaks_messages else "/v1/chat/completions"
         headers = {"content-type": "application/json", **server.headers}
@@ -82,17 +77,16 @@ class Subject:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=Path, help="virtual environment with the group `peers`")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=4000, help="of 8 KB, in each round")
-    parser.add_argument(
-        "--data", type=Path, help="where our journal and ledger lie (default: /tmp)"
+    options = parse(
+        __doc__,
+        peers=(Path, "virtual environment with the group `peers`"),
+        rounds=3,
+        requests=(4000, "of 8 KB, in each round"),
+        data=(Path, "where our journal and ledger lie (default: /tmp)"),
+        verbose=(False, "also what each round was"),
+        profile=(False, "where our CPU goes, with py-spy"),
+        only=(str, "measure only what has this in its name"),
     )
-    parser.add_argument("--verbose", action="store_true", help="also what each round was")
-    parser.add_argument("--profile", action="store_true", help="where our CPU goes, with py-spy")
-    parser.add_argument("--only", help="measure only what has this in its name")
-    options = parser.parse_args()
     os.sched_setaffinity(0, {OTHER_CORE})
     os.chdir(ROOT)
     with (
@@ -101,48 +95,38 @@ def main() -> int:
     ):
         sync = sync_seconds(Path(directory)) * 1e3
         print(f"one sync of 8 KB to this disk: {sync:.2f} ms (median); our turns wait for two")
-        direct = uvloop.run(_latency(_direct(engine), engine, 600))
-        print(f"direct: p50 {direct.percentile(0.5) * 1e3:.3f} ms, p99 "
-              f"{direct.percentile(0.99) * 1e3:.3f} ms")  # fmt: skip
+        direct = uvloop.run(_latency(Subject("direct", engine_stub), engine, 600))
+        p50, p99 = direct.percentile(0.5) * 1e3, direct.percentile(0.99) * 1e3
+        print(f"direct: p50 {p50:.3f} ms, p99 {p99:.3f} ms")
         print(HEADINGS)
         for subject in _subjects(engine, options.peers, Path(directory)):
             if options.only is None or options.only in subject.name:
                 with subject.start() as server:
-                    cost = uvloop.run(_measure(subject, server, options))
-                    print(_row(subject.name, cost, direct, server), flush=True)
+                    rounds = uvloop.run(_measure(subject, server, options))
+                    print(_row(subject.name, rounds, direct, server), flush=True)
                     if options.profile and subject.is_ours:
                         print(uvloop.run(_profile(subject, server, Path(directory))), flush=True)
     return 0
 
 
 def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
+    messages, chat = partial(our_gateway, engine, data / "messages"), data / "chat"
     found = [
-        Subject(
-            "holdfast, Messages",
-            lambda: our_gateway(engine, data / "messages"),
-            speaks_messages=True,
-            is_ours=True,
-        ),
-        Subject(
-            "holdfast, Chat Completions", lambda: our_gateway(engine, data / "chat"), is_ours=True
-        ),
-        Subject("Litestar, aiohttp alone", lambda: libraries(engine)),
+        Subject("holdfast, Messages", messages, speaks_messages=True, is_ours=True),
+        Subject("holdfast, Chat Completions", partial(our_gateway, engine, chat), is_ours=True),
+        Subject("Litestar, aiohttp alone", partial(libraries, engine)),
     ]
     if peers is not None:
         found += [
-            Subject("vllm-router", lambda: rust_router("vllm-router", engine, peers)),
-            Subject("sglang-router", lambda: rust_router("sglang-router", engine, peers)),
-            Subject("litellm", lambda: litellm(engine, peers, data), is_slow=True),
+            Subject("vllm-router", partial(rust_router, "vllm-router", engine, peers)),
+            Subject("sglang-router", partial(rust_router, "sglang-router", engine, peers)),
+            Subject("litellm", partial(litellm, engine, peers, data), is_slow=True),
         ]
     return found
 
 
-def _direct(engine: Server) -> Subject:
-    return Subject("direct", lambda: engine_stub())
-
-
-async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> CpuCost:
-    cost, share = CpuCost(), 8 if subject.is_slow else 1
+async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> Rounds:
+    rounds, share = Rounds(), 8 if subject.is_slow else 1
     small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     large = [subject.request(server, conversation(subject, n)) for n in range(50)]
     await drive(server.port, small, CONNECTIONS, 512 // share)
@@ -159,10 +143,10 @@ async def _measure(subject: Subject, server: Server, options: argparse.Namespace
         await drive(server.port, large, 1, 5)
         load, used = await _watched(subject, server, large, 1, 50)
         seen["large"] = used / len(load.seconds)
-        cost.rounds.append(seen)
+        rounds.append(seen)
         if options.verbose:
             print(f"  {seen}", file=sys.stderr)
-    return cost
+    return rounds
 
 
 async def _profile(subject: Subject, server: Server, data: Path) -> str:
@@ -174,7 +158,7 @@ async def _profile(subject: Subject, server: Server, data: Path) -> str:
 
 async def _streams(
     subject: Subject, server: Server, num_streams: int, num_requests: int, **changes: Any
-) -> tuple[Load, float]:
+) -> tuple[Measured, float]:
     requests = [
         subject.request(server, prompt(subject, 512, n), stream=True, max_tokens=200, **changes)
         for n in range(64)
@@ -182,15 +166,19 @@ async def _streams(
     return await _watched(subject, server, requests, num_streams, num_requests)
 
 
-async def _latency(subject: Subject, server: Server, number: int) -> Load:
+async def _latency(subject: Subject, server: Server, number: int) -> Measured:
     requests = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     await drive(server.port, requests, 1, 50)
     return await drive(server.port, requests, 1, number)
 
 
 async def _watched(
-    subject: Subject, server: Server, requests: list[Request], connections: int, number: int
-) -> tuple[Load, float]:
+    subject: Subject,
+    server: Server,
+    requests: list[RawRequest],
+    connections: int,
+    number: int,
+) -> tuple[Measured, float]:
     """The load, and the CPU seconds that the server used for it."""
     before = cpu_seconds(server.pid)
     load = await drive(server.port, requests, connections, number)
@@ -231,8 +219,7 @@ def _prompt(subject: Subject, system: str, turns: list[str]) -> dict[str, Any]:
     messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
     if not subject.speaks_messages:
         return {"messages": [{"role": "system", "content": system}, *messages]}
-    block = {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}
-    return {"system": [block], "messages": messages}
+    return {"system": marked(system), "messages": messages}
 
 
 def text(num_bytes: int) -> str:
@@ -247,13 +234,13 @@ HEADINGS = (
 )
 
 
-def _row(name: str, cost: CpuCost, direct: Load, server: Server) -> str:
-    p50 = cost.median("p50") - direct.percentile(0.5)
-    p99 = cost.median("p99") - direct.percentile(0.99)
+def _row(name: str, rounds: Rounds, direct: Measured, server: Server) -> str:
+    seen = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    p50, p99 = seen["p50"] - direct.percentile(0.5), seen["p99"] - direct.percentile(0.99)
     return (
-        f"{name:28}{cost.median('cpu') * 1e6:8.0f}{cost.median('rate'):8.0f}{p50 * 1e3:11.2f}"
-        f"{p99 * 1e3:8.2f}{cost.median('chunks'):10.0f}{cost.median('paced') * 1e6:8.1f}"
-        f"{cost.median('large') * 1e3:9.2f}{rss_bytes(server.pid) / 1e6:7.0f}"
+        f"{name:28}{seen['cpu'] * 1e6:8.0f}{seen['rate']:8.0f}{p50 * 1e3:11.2f}"
+        f"{p99 * 1e3:8.2f}{seen['chunks']:10.0f}{seen['paced'] * 1e6:8.1f}"
+        f"{seen['large'] * 1e3:9.2f}{rss_bytes(server.pid) / 1e6:7.0f}"
     )
 
 

@@ -1,23 +1,22 @@
-"""The load of `gateway.py`: HTTP/1.1 over raw sockets, and what a process used meanwhile.
+"""The load of `gateway.py`: HTTP/1.1 over raw sockets, which leave the CPU to what is measured.
 
-A connection asks again as soon as it has its answer. Every answer is checked: a status other than
-200, or a text that is not the stub's, ends the measurement.
+Every answer is checked: a status other than 200, or a text that is not the stub's, ends the
+measurement.
 """
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.report import percentile
+from scripts.bench.load import Measured, closed_loop
 from scripts.stack import family
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RawRequest:
     """Ready to be sent; `mark` must be in the answer `num_marks` times."""
 
     data: bytes
@@ -25,7 +24,7 @@ class Request:
     num_marks: int
 
 
-class Client(asyncio.Protocol):
+class RawConnection(asyncio.Protocol):
     """One connection; `ask` is one request at a time."""
 
     def __init__(self) -> None:
@@ -58,76 +57,49 @@ class Client(asyncio.Protocol):
         if is_over and self._answer is not None and not self._answer.done():
             self._answer.set_result(b"".join(self._parts))
 
-    async def ask(self, request: Request) -> None:
+    async def ask(self, request: RawRequest) -> None:
         """Raise RuntimeError for any other answer than the stub's."""
         self._parts, self._left = [], None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request.data)
         answer = await asyncio.wait_for(self._answer, 60)
-        if not answer.startswith(b"HTTP/1.1 200 ") or _count(answer, request) != request.num_marks:
+        is_whole = answer.count(request.mark) == request.num_marks
+        if not answer.startswith(b"HTTP/1.1 200 ") or not is_whole:
             raise RuntimeError(f"not the stub's answer: {answer[:2000]!r}")
 
     def close(self) -> None:
         self._transport.close()
 
 
-@dataclass(slots=True)
-class Load:
-    """What one measurement saw; `seconds` of every answer, sorted by when they came."""
-
-    wall_seconds: float = 0.0
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        return len(self.seconds) / self.wall_seconds
-
-    def percentile(self, share: float) -> float:
-        """In seconds."""
-        return percentile(self.seconds, share)
-
-
 async def drive(
-    port: int, requests: Sequence[Request], num_connections: int, num_requests: int
-) -> Load:
+    port: int, requests: Sequence[RawRequest], num_connections: int, num_requests: int
+) -> Measured:
     """Ask so many times over so many connections; connection n begins with request n."""
-    loop, load = asyncio.get_running_loop(), Load()
-    pairs = [
-        await loop.create_connection(Client, "127.0.0.1", port) for _ in range(num_connections)
-    ]
-    clients = [client for _, client in pairs]
-    numbers = iter(range(num_requests))
-
-    async def work(client: Client) -> None:
-        for number in numbers:
-            begun = time.perf_counter()
-            await client.ask(requests[number % len(requests)])
-            load.seconds.append(time.perf_counter() - begun)
-
-    begun = time.perf_counter()
+    loop, connections = asyncio.get_running_loop(), []
     try:
-        await asyncio.gather(*(work(client) for client in clients))
+        for _ in range(num_connections):
+            pair = await loop.create_connection(RawConnection, "127.0.0.1", port)
+            connections.append(pair[1])
+        return await closed_loop(
+            connections, num_requests, lambda one, number: one.ask(requests[number % len(requests)])
+        )
     finally:
-        for client in clients:
-            client.close()
-    load.wall_seconds = time.perf_counter() - begun
-    return load
+        for connection in connections:
+            connection.close()
 
 
-def post(path: str, headers: dict[str, str], body: bytes, mark: bytes, num_marks: int) -> Request:
+def post(
+    path: str, headers: dict[str, str], body: bytes, mark: bytes, num_marks: int
+) -> RawRequest:
     lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    return Request("\r\n".join([*lines, "", ""]).encode() + body, mark, num_marks)
+    return RawRequest("\r\n".join([*lines, "", ""]).encode() + body, mark, num_marks)
 
 
 def rss_bytes(pid: int) -> int:
     """Memory of a process and its descendants that is in RAM."""
     pages = [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in family(pid)]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _count(answer: bytes, request: Request) -> int:
-    return answer.count(request.mark)
 
 
 def _content_length(head: bytes) -> int:

@@ -8,7 +8,6 @@ a p of at most 0.01 for stranger against cold; the test is worth something where
 probes give less than 1e-8.
 """
 
-import argparse
 import random
 import statistics
 import sys
@@ -21,6 +20,7 @@ import httpx
 from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
 from scripts.bench.report import machine_line
+from scripts.options import parse
 from scripts.stack import running_stack
 from tests.isolation import probes
 
@@ -33,13 +33,14 @@ Times = dict[str, list[float]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--probes", type=int, default=1000, help="exact probes; 0 leaves them out")
-    parser.add_argument("--samples", type=int, default=250, help="timed probes of each kind")
-    parser.add_argument("--words", type=int, default=150, help="of a timed prompt's prefix")
-    parser.add_argument("--runs", type=int, default=3, help="of the timing part")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        probes=(1000, "exact probes; 0 leaves them out"),
+        samples=(250, "timed probes of each kind"),
+        words=(150, "of a timed prompt's prefix"),
+        runs=(3, "of the timing part"),
+        seed=0,
+    )
     # All that the probes write fits into the lease budget: a full one shows in every answer.
     settings = {**probes.ENGINE, "ENGINE_NUM_BLOCKS": "65536"}
     with tempfile.TemporaryDirectory() as work, ExitStack() as stack:

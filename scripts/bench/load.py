@@ -4,13 +4,21 @@ An answer is read line by line, in either dialect, so that any HTTP client will 
 and `ask_now`, another by giving its lines to `Answer.take`.
 """
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
+
+from scripts.bench.report import percentile
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+
+Asker = TypeVar("Asker")
 
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 
@@ -160,3 +168,51 @@ def ask_now(http: httpx.Client, body: Mapping[str, Any], url: str = MESSAGES) ->
             answer.take_whole(reply.read().decode())
     answer._end()
     return answer
+
+
+def ask_by_sdk(client: "Anthropic", body: Mapping[str, Any]) -> Answer:
+    """As `ask_now`, by the official SDK; the first content counts, be it text or not."""
+    answer = Answer()
+    with client.messages.stream(**body) as stream:
+        for event in stream:
+            if event.type == "content_block_start" and answer.first_seconds is None:
+                answer.first_seconds = time.perf_counter() - answer.begun
+        final = stream.get_final_message()
+    answer.usage, answer.is_whole = final.usage.model_dump(), True
+    answer._end()
+    return answer
+
+
+@dataclass(slots=True)
+class Measured:
+    """Seconds of every answer in the order of their ends, and of the whole measurement."""
+
+    seconds: list[float] = field(default_factory=list)
+    wall_seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Answers in a second."""
+        return len(self.seconds) / self.wall_seconds
+
+    def percentile(self, share: float) -> float:
+        """In seconds."""
+        return percentile(self.seconds, share)
+
+
+async def closed_loop(
+    askers: Sequence[Asker], num_requests: int, ask: Callable[[Asker, int], Awaitable[object]]
+) -> Measured:
+    """Each asker asks again as soon as it has its answer, until all requests are taken."""
+    measured, numbers = Measured(), iter(range(num_requests))
+
+    async def work(asker: Asker) -> None:
+        for number in numbers:
+            begun = time.perf_counter()
+            await ask(asker, number)
+            measured.seconds.append(time.perf_counter() - begun)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*map(work, askers))
+    measured.wall_seconds = time.perf_counter() - begun
+    return measured

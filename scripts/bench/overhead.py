@@ -1,115 +1,114 @@
 """What the engine itself costs, without a model: look-up, leases, scheduler, each by itself.
 
 No model computes here. The prefix cache, the entries and the scheduler are the engine's own and run
-in this thread; the synthetic runner behind the scheduler answers at once. Token ids are random
+in this thread. The synthetic runner behind the scheduler answers at once. Token ids are random
 (seeded), so rendering and tokenizing are measured apart, on text, with the demo model's template
 and tokenizer. CPU time stands beside the clock's: they differ where something else has the CPU.
-`--profile` says which lines the time goes to.
 """
 
-import argparse
 import cProfile
 import gc
-import pstats
 import random
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import TokenId
 from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
-from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.cache.table import BlockTable
 from engine.protocol import MAX_NAMES, Breakpoint, HeldName, Message, Prompt, TextPart
 from engine.schedule.scheduler import PrefillChunk
 from engine.text.renderer import ChatRenderer
 from scripts.bench.common import (
+    BLOCK_SIZE,
     DEMO_MODEL,
     SteppedEngine,
-    Times,
-    load_synthetic,
+    Timings,
     new_request,
-    new_settings,
     numbered_text,
+    print_profile,
+    synthetic_settings,
     text_of_tokens,
 )
-from scripts.bench.report import machine_line, table
+from scripts.bench.report import machine_line, table_of, verdict
+from scripts.options import parse
 
-BLOCK_SIZE = 16
 LEASE_TOKENS = 16_000
 BATCH = 32
 VOCABULARY = 32_000
 NUM_SEGMENTS = 40
 
-Row = tuple[str, Times, float | None]
-"""What was measured and the median's target in seconds."""
+
+class Operations:
+    """The timings of every operation by its name, in the order of the table."""
+
+    def __init__(self, repeats: int, profile: cProfile.Profile | None) -> None:
+        self.repeats = repeats
+        self.timings: dict[str, Timings] = {}
+        self._profile = profile
+
+    def profiled(self, name: str, target: float | None = None) -> Timings:
+        return self.timings.setdefault(name, Timings(target, self._profile))
+
+    def plain(self, name: str, target: float | None = None) -> Timings:
+        return self.timings.setdefault(name, Timings(target))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=100_000, help="length of the prompt")
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--profile", action="store_true", help="profile what is timed (slower)")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        tokens=(100_000, "length of the prompt"),
+        repeats=200,
+        profile=(False, "print the lines that the time goes to (slower)"),
+    )
     print(machine_line())
     print(f"blocks of {BLOCK_SIZE} tokens, {options.repeats} repeats; no model computes\n")
     profile = cProfile.Profile() if options.profile else None
-    rows = [
-        *measure_warm_prompt(options.tokens, options.repeats, profile),
-        *measure_leases(options.repeats, profile),
-        *measure_steps(2_000, options.repeats, profile),
-        *measure_steps(8_000, options.repeats, profile),
-        *measure_rendering(options.tokens, max(options.repeats // 20, 3)),
-    ]
-    print(
-        table(
-            ("operation", "median ms", "p99 ms", "median CPU ms", "target ms", ""),
-            [cells(*row) for row in rows],
-        )
-    )
+    operations = Operations(options.repeats, profile)
+    measure_warm_prompt(options.tokens, operations)
+    measure_leases(operations)
+    measure_steps(2_000, operations)
+    measure_steps(8_000, operations)
+    measure_rendering(options.tokens, operations)
+    columns: dict[str, str | Callable[[tuple[str, Timings]], str]] = {
+        "operation": "{0[0]}",
+        "median ms": lambda row: f"{row[1].median * 1e3:.3f}",
+        "p99 ms": lambda row: f"{row[1].p99 * 1e3:.3f}",
+        "median CPU ms": lambda row: f"{row[1].cpu_median * 1e3:.3f}",
+        "target ms": lambda row: "" if row[1].target is None else f"{row[1].target * 1e3:g}",
+        "": lambda row: "" if row[1].target is None else verdict(row[1].median <= row[1].target),
+    }
+    print(table_of(operations.timings.items(), columns))
     if profile is not None:
-        pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(25)
+        print_profile(profile, 25)
     return 0
-
-
-def cells(name: str, times: Times, target: float | None) -> Sequence[str]:
-    verdict = "" if target is None else "met" if times.median <= target else "MISSED"
-    return (
-        name,
-        f"{times.median * 1e3:.3f}",
-        f"{times.p99 * 1e3:.3f}",
-        f"{times.cpu_median * 1e3:.3f}",
-        "" if target is None else f"{target * 1e3:g}",
-        verdict,
-    )
-
-
-def profiled(profile: cProfile.Profile | None) -> AbstractContextManager[object]:
-    return nullcontext() if profile is None else profile
 
 
 # A long prompt whose prefix is in memory.
 
 
-def measure_warm_prompt(
-    num_tokens: int, repeats: int, profile: cProfile.Profile | None
-) -> list[Row]:
+def measure_warm_prompt(num_tokens: int, operations: Operations) -> None:
     """The same prefix again and again, each time with another question of 100 tokens behind it."""
-    num_blocks = 2 * num_tokens // BLOCK_SIZE + 64
-    cache = new_cache(num_blocks)
+    cache = new_cache(2 * num_tokens // BLOCK_SIZE + 64)
     rng = random.Random(0)
     prefix = [rng.randrange(VOCABULARY) for _ in range(num_tokens - 100)]
     write_prefix(cache, prefix)
     gc.collect()
     gc.freeze()  # as the engine does once it has loaded
-    whole, digesting, matching, holding, writing, ending = (Times() for _ in range(6))
-    for index in range(repeats):
+    label = f"{num_tokens:,}-token prompt, warm: match + hold + table"
+    whole = operations.profiled(label, 0.020)
+    digesting = operations.plain("  of that: pack and chain digests")
+    matching = operations.plain("  of that: match, verify, hold (look_up)")
+    holding = operations.plain("  of that: reuse, allocate, table (begin)")
+    writing = operations.plain(f"  afterwards: entries and {MAX_NAMES} names (write)")
+    ending = operations.plain("  afterwards: release")
+    for index in range(operations.repeats):
         tokens = prefix + [rng.randrange(VOCABULARY) for _ in range(100)]
         names = new_names(len(prefix), index)
-        with profiled(profile), whole.measure():
+        with whole.measure():
             with digesting.measure():
                 query = new_query(cache, tokens, len(prefix), names, now=1.0 + index / 1e3)
             with matching.measure():
@@ -124,15 +123,6 @@ def measure_warm_prompt(
             cache.write(query, found, block_table, query.arrived_at)
         with ending.measure():
             block_table.release()
-    label = f"{num_tokens:,}-token prompt, warm"
-    return [
-        (f"{label}: match + hold + table", whole, 0.020),
-        ("  of that: pack and chain digests", digesting, None),
-        ("  of that: match, verify, hold (look_up)", matching, None),
-        ("  of that: reuse, allocate, table (begin)", holding, None),
-        (f"  afterwards: entries and {MAX_NAMES} names (write)", writing, None),
-        ("  afterwards: release", ending, None),
-    ]
 
 
 def new_cache(num_blocks: int) -> PrefixCache:
@@ -141,16 +131,15 @@ def new_cache(num_blocks: int) -> PrefixCache:
     return PrefixCache(pool, Entries(pool, lease_share=0.9), hasher)
 
 
-def write_prefix(cache: PrefixCache, prefix: Sequence[TokenId]) -> CacheResult:
+def write_prefix(cache: PrefixCache, prefix: Sequence[TokenId]) -> None:
     """One request computes it, marked at its end, and is over."""
     query = new_query(cache, [*prefix, 7], len(prefix), [], now=0.0)
     found = cache.look_up(query)
     block_table = cache.new_table(query)
     cache.begin(query, found, block_table)
     block_table.commit(query.tokens)
-    written = cache.write(query, found, block_table, 0.0)
+    cache.write(query, found, block_table, 0.0)
     block_table.release()
-    return written
 
 
 def new_query(
@@ -184,18 +173,20 @@ def new_names(num_tokens: int, seed: int) -> list[HeldName]:
 # Leases.
 
 
-def measure_leases(repeats: int, profile: cProfile.Profile | None) -> list[Row]:
+def measure_leases(operations: Operations) -> None:
     """Created while the writer holds the blocks, dropped when it is gone; as it happens in use."""
     cache = new_cache(2 * LEASE_TOKENS // BLOCK_SIZE)
     rng = random.Random(1)
-    created, dropped, taken_again = Times(), Times(), Times()
-    for _ in range(repeats):
+    created = operations.profiled(f"lease of {LEASE_TOKENS:,} tokens created", 0.001)
+    dropped = operations.profiled(f"lease of {LEASE_TOKENS:,} tokens dropped", 0.001)
+    refreshed = operations.plain("  a live lease refreshed")
+    for _ in range(operations.repeats):
         tokens = [rng.randrange(VOCABULARY) for _ in range(LEASE_TOKENS)]
         digests = cache.digests("bench", tokens)
         block_table = BlockTable(cache.pool, cache._hasher, digests.root)
         block_table.prepare(len(tokens))
         block_table.commit(tokens)
-        with profiled(profile), created.measure():
+        with created.measure():
             entry = cache.entries.write(
                 "bench",
                 digests.at(LEASE_TOKENS),
@@ -207,31 +198,22 @@ def measure_leases(repeats: int, profile: cProfile.Profile | None) -> list[Row]:
             )
         assert entry is not None and entry.is_leased
         block_table.release()
-        with taken_again.measure():
+        with refreshed.measure():
             cache.entries.refresh(entry, 1.0)
-        with profiled(profile), dropped.measure():
+        with dropped.measure():
             count = cache.entries.drop("bench")
         assert count == 1
         cache.entries.leases.take_ended()
-    return [
-        (f"lease of {LEASE_TOKENS:,} tokens created", created, 0.001),
-        (f"lease of {LEASE_TOKENS:,} tokens dropped", dropped, 0.001),
-        ("  a live lease refreshed", taken_again, None),
-    ]
 
 
 # Steps.
 
 
-def measure_steps(context: int, repeats: int, profile: cProfile.Profile | None) -> list[Row]:
+def measure_steps(context: int, operations: Operations) -> None:
     """32 sequences decode; every step is timed whole, and the scheduler's part of it."""
-    settings = new_settings(
-        num_blocks=BATCH * (context + repeats + 64) // BLOCK_SIZE + 64,
-        synthetic_prefill_us=0,
-        synthetic_decode_ms=0,
-    )
-    parts = load_synthetic(settings, lambda _stage, _fraction: None)
-    engine = SteppedEngine(parts, settings, step_tokens=8192)
+    repeats = operations.repeats
+    settings = synthetic_settings(BATCH * (context + repeats + 64) // BLOCK_SIZE + 64)
+    engine = SteppedEngine(settings, step_tokens=8192)
     text = numbered_text(f"context {context}", 4 * context // 60)[: 4 * context]
     for index in range(BATCH):
         scope = f"tenant {index}"  # nothing shared: the tables are as long as they get
@@ -240,25 +222,22 @@ def measure_steps(context: int, repeats: int, profile: cProfile.Profile | None) 
         engine.scheduler.waiting
     ):
         engine.loop.step()
-    scheduling, whole = Times(), Times()
+    label = f"batch {BATCH}, {context:,}-token contexts"
+    scheduling = operations.plain(f"{label}: scheduler per decode step", 0.0005)
+    whole = operations.profiled(f"  the whole step without the model, {context:,}")
     # Only this benchmark looks into a step: the seam is not worth a hook in the engine.
     engine.scheduler.schedule = timed(engine.scheduler.schedule, scheduling)  # type: ignore
     for _ in range(repeats):
-        with profiled(profile), whole.measure():
+        with whole.measure():
             engine.loop.step()
     assert len(engine.scheduler.running) == BATCH
-    label = f"batch {BATCH}, {context:,}-token contexts"
-    return [
-        (f"{label}: scheduler per decode step", scheduling, 0.0005),
-        ("  the whole step without the model", whole, None),
-    ]
 
 
 def timed(
-    schedule: Callable[[float], list[PrefillChunk]], times: Times
+    schedule: Callable[[float], list[PrefillChunk]], timings: Timings
 ) -> Callable[[float], list[PrefillChunk]]:
     def run(now: float) -> list[PrefillChunk]:
-        with times.measure():
+        with timings.measure():
             return schedule(now)
 
     return run
@@ -267,25 +246,22 @@ def timed(
 # Rendering.
 
 
-def measure_rendering(num_tokens: int, repeats: int) -> list[Row]:
+def measure_rendering(num_tokens: int, operations: Operations) -> None:
     """The demo model's template and tokenizer: a new text, and the same with another question."""
     renderer = ChatRenderer.from_model(str(DEMO_MODEL))
 
     def count(text: str) -> int:
         return len(renderer.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    cold, warm = Times(), Times()
-    for index in range(repeats):
+    cold = operations.plain(f"render and tokenize {num_tokens:,} tokens, new text")
+    warm = operations.plain("  the same prefix, another question")
+    for index in range(max(operations.repeats // 20, 3)):
         text = text_of_tokens(count, f"Render {index}", num_tokens)
-        for question, times in (("What is a lease?", cold), ("What is an entry?", warm)):
+        for question, timings in (("What is a lease?", cold), ("What is an entry?", warm)):
             prompt = Prompt([Message("user", [TextPart(question)])], system=[TextPart(text)])
-            with times.measure():
+            with timings.measure():
                 rendered = renderer.render(prompt, thinking=False, scope="bench")
             assert len(rendered.token_ids) >= num_tokens
-    return [
-        (f"render and tokenize {num_tokens:,} tokens, new text", cold, None),
-        ("  the same prefix, another question", warm, None),
-    ]
 
 
 if __name__ == "__main__":

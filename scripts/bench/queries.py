@@ -29,6 +29,7 @@ from gateway.ledger.reads.totals import Queries
 from gateway.ledger.reads.turns import Cursor, TurnFilter
 from gateway.prices.book import PriceBook
 from scripts.bench.report import table
+from scripts.options import parse
 
 END = datetime(2026, 11, 21, 12, 20, 30, tzinfo=UTC)
 LIMIT_MS = 300.0
@@ -105,13 +106,14 @@ async def measure(url: str, runs: int) -> dict[str, tuple[float, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=1_000_000)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--data", type=Path, help="directory for the SQLite file")
-    parser.add_argument("--postgres", default="", help="SQLAlchemy URL of an empty database")
-    parser.add_argument("--loaded", action="store_true", help="the turns are there already")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        turns=1_000_000,
+        runs=5,
+        data=(Path, "directory for the SQLite file"),
+        postgres=("", "SQLAlchemy URL of an empty database"),
+        loaded=(False, "the turns are there already"),
+    )
     columns: dict[str, dict[str, tuple[float, float]]] = {}
     with TemporaryDirectory() as spare:
         for kind, url in (("SQLite", ""), ("PostgreSQL", options.postgres)):

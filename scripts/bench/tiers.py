@@ -8,7 +8,6 @@ second one's answer begins. The engine runs whole in this process over a Llama-s
 random weights.
 """
 
-import argparse
 import asyncio
 import sys
 import time
@@ -16,15 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import msgspec
-
 from engine.backends.looped import LoopedBackend
 from engine.protocol import GenerateRequest, Started, Stats, TextDelta
 from engine.settings import Settings
 from scripts.bench.common import (
-    Answer,
-    Model,
-    add_model_arguments,
+    BLOCK_SIZE,
+    MODEL_OPTIONS,
+    EngineAnswer,
+    RandomModel,
     ask,
     bench_model,
     new_request,
@@ -33,19 +31,19 @@ from scripts.bench.common import (
     text_of_tokens,
 )
 from scripts.bench.report import table_of
+from scripts.options import parse
 
-BLOCK_SIZE = 16
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TierRun:
     """`quiet_gap`, `busy_gap`: the reader's longest pause before and while the prefix came."""
 
     name: str
     quiet_gap: float
     busy_gap: float
-    again: Answer
+    again: EngineAnswer
     stats: Stats
 
 
@@ -72,11 +70,7 @@ class Reader:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prefix", type=int, default=8192)
-    add_model_arguments(parser)
-    parser.add_argument("--mib", type=float, nargs="*", default=[1, 4, 64, 1024])
-    options = parser.parse_args()
+    options = parse(__doc__, prefix=8192, mib=[1.0, 4.0, 64.0, 1024.0], **MODEL_OPTIONS)
     with bench_model(options.hidden, options.layers, 2 * options.prefix) as model:
         print(f"prefix {options.prefix} tokens")
         sizes = [*options.mib, None]
@@ -88,23 +82,22 @@ def settings_of(model: str, prefix: int, mib: float | None) -> Settings:
     num_blocks = 3 * prefix // BLOCK_SIZE // 2
     return new_settings(
         model=model,
-        block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         host_blocks=4 * num_blocks if mib is not None else 0,
         copy_bytes_per_step=int((mib or 1) * MIB),
     )
 
 
-async def measure(model: Model, prefix: int, mib: float | None) -> Outcome:
+async def measure(model: RandomModel, prefix: int, mib: float | None) -> TierRun:
     async with running_backend(settings_of(str(model.path), prefix, mib)) as backend:
 
         def text(label: str) -> str:
             return text_of_tokens(model.count, label, prefix)
 
         def request(name: str, system: str, max_tokens: int) -> GenerateRequest:
-            made = new_request(name, system, "What?", max_tokens=max_tokens, is_marked=False)
-            sampling = msgspec.structs.replace(made.sampling, ignore_eos=True)
-            return msgspec.structs.replace(made, sampling=sampling)
+            return new_request(
+                name, system, "What?", max_tokens=max_tokens, is_marked=False, ignore_eos=True
+            )
 
         kept = text("The prefix")
         await ask(backend, request("first", kept, 1))
@@ -125,18 +118,18 @@ async def measure(model: Model, prefix: int, mib: float | None) -> Outcome:
         name = "none: computed again" if mib is None else f"{mib:g} MiB a step"
         stats = await backend.stats()
         quiet, busy = reader.longest_gap(begun, asked), reader.longest_gap(asked, ended)
-        return Outcome(name, quiet, busy, again, stats)
+        return TierRun(name, quiet, busy, again, stats)
 
 
-def report(outcomes: list[Outcome]) -> None:
-    columns: dict[str, Callable[[Outcome], str]] = {
-        "host tier": "{.name}".format,
+def report(outcomes: list[TierRun]) -> None:
+    columns: dict[str, str | Callable[[TierRun], str]] = {
+        "host tier": "{.name}",
         "quiet gap ms": lambda one: f"{one.quiet_gap * 1e3:.1f}",
         "longest gap ms": lambda one: f"{one.busy_gap * 1e3:.1f}",
-        "first token s": "{.again.first_seconds:.3f}".format,
-        "reused": "{.again.usage.automatic_tokens:,}".format,
-        "computed": "{.again.usage.computed_tokens:,}".format,
-        "blocks brought back": "{.stats.counters.promoted_blocks:,}".format,
+        "first token s": "{.again.first_seconds:.3f}",
+        "reused": "{.again.usage.automatic_tokens:,}",
+        "computed": "{.again.usage.computed_tokens:,}",
+        "blocks brought back": "{.stats.counters.promoted_blocks:,}",
     }
     print(table_of(outcomes, columns))
 

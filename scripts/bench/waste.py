@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from engine.cache.pool import BlockPool
 from engine.sizing import kv_size
 from scripts.bench.common import (
+    BLOCK_SIZE,
     Sent,
     SteppedEngine,
-    load_synthetic,
     new_request,
-    new_settings,
+    synthetic_settings,
 )
-from scripts.bench.report import machine_line, percentile, table, table_of
+from scripts.bench.report import machine_line, percentile, table, table_of, verdict
+from scripts.options import parse
 
-BLOCK_SIZE = 16
 BATCH = 32
 TARGET = 0.04
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -42,7 +42,7 @@ LLAMA_3_8B = {
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Lengths:
     """Prompt and output tokens are log-uniform between these bounds, and independent."""
 
     name: str
@@ -58,10 +58,10 @@ class Load:
 
 
 # The first is what the target is for; the others show what it depends on.
-LOADS = (
-    Load("mixed", (64, 4096), (16, 512)),
-    Load("chat", (32, 1024), (32, 1024)),
-    Load("short", (16, 64), (16, 64)),
+LENGTHS = (
+    Lengths("mixed", (64, 4096), (16, 512)),
+    Lengths("chat", (32, 1024), (32, 1024)),
+    Lengths("short", (16, 64), (16, 64)),
 )
 
 
@@ -86,46 +86,42 @@ class Waste:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4000, help="sampled, after as many unsampled")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(__doc__, steps=(4000, "sampled, after as many unsampled"), seed=0)
     print(f"{machine_line()}\nsynthetic runner: no model computes; blocks of {BLOCK_SIZE} tokens\n")
     wastes = [
-        (load, device, measure_waste(load, STEP_TOKENS[device], options.steps, options.seed))
-        for load in LOADS
+        (lengths, device, measure_waste(lengths, STEP_TOKENS[device], options.steps, options.seed))
+        for lengths in LENGTHS
         for device in STEP_TOKENS
     ]
     report_waste(wastes, options)
     print()
     report_sharing(requests=64, prefix_tokens=8192)
-    is_met = all(waste.share < TARGET for load, _, waste in wastes if load is LOADS[0])
+    is_met = all(waste.share < TARGET for lengths, _, waste in wastes if lengths is LENGTHS[0])
     return 0 if is_met else 1
 
 
-def measure_waste(load: Load, step_tokens: int, steps: int, seed: int) -> Waste:
+def measure_waste(lengths: Lengths, step_tokens: int, steps: int, seed: int) -> Waste:
     """There is always one more request waiting, so the batch is full."""
     rng = random.Random(seed)
-    settings = new_settings(num_blocks=BATCH * load.longest // BLOCK_SIZE, max_running=BATCH)
-    engine = new_engine(settings.num_blocks or 0, BATCH, step_tokens)
+    engine = new_engine(BATCH * lengths.longest // BLOCK_SIZE, BATCH, step_tokens)
     waste, running = Waste(), list[Sent]()
     num_sent = 0
     for step in range(2 * steps):
         running = [sent for sent in running if not sent.is_over]
         while len(running) <= BATCH:
             num_sent += 1
-            prompt, output = load.draw(rng)
+            prompt, output = lengths.draw(rng)
             # Four bytes are a token here, and four tokens are the scaffold's.
             text = f"{num_sent:08d}".ljust(4 * max(prompt - 4 - 1, 2), "x")
             request = new_request(f"r{num_sent}", text, "?", max_tokens=output, is_marked=False)
             running.append(engine.submit(request))
         engine.loop.step()
         if step >= steps:
-            sample(waste, engine, load)
+            sample(waste, engine, lengths)
     return waste
 
 
-def sample(waste: Waste, engine: SteppedEngine, load: Load) -> None:
+def sample(waste: Waste, engine: SteppedEngine, lengths: Lengths) -> None:
     allocated, used = pool_tokens(engine.pool)
     if not allocated:
         return
@@ -136,7 +132,7 @@ def sample(waste: Waste, engine: SteppedEngine, load: Load) -> None:
         request, held = sequence.request, sequence.table.num_tokens
         waste.pending += max(len(request.query.tokens) - held, 0)
         waste.contiguous_used += held
-        waste.contiguous_longest += load.longest
+        waste.contiguous_longest += lengths.longest
         answer = request.request.sampling.max_tokens
         assert answer is not None  # every load here gives one
         waste.contiguous_exact += len(request.query.tokens) + answer
@@ -149,27 +145,19 @@ def pool_tokens(pool: BlockPool) -> tuple[int, int]:
 
 
 def new_engine(num_blocks: int, max_running: int, step_tokens: int) -> SteppedEngine:
-    settings = new_settings(
-        backend="synthetic",
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_running=max_running,
-        synthetic_prefill_us=0,
-        synthetic_decode_ms=0,
-    )
-    parts = load_synthetic(settings, lambda _stage, _fraction: None)
-    return SteppedEngine(parts, settings, step_tokens=step_tokens)
+    settings = synthetic_settings(num_blocks, max_running=max_running)
+    return SteppedEngine(settings, step_tokens=step_tokens)
 
 
-def report_waste(wastes: list[tuple[Load, str, Waste]], options: argparse.Namespace) -> None:
+def report_waste(wastes: list[tuple[Lengths, str, Waste]], options: argparse.Namespace) -> None:
     print(f"allocated but unused, {BATCH} running, {options.steps:,} steps, seed {options.seed}")
-    columns: dict[str, Callable[[tuple[Load, str, Waste]], str]] = {
-        "load": "{0[0].name}".format,
-        "prompt": "{0[0].prompt[0]}-{0[0].prompt[1]}".format,
-        "output": "{0[0].output[0]}-{0[0].output[1]}".format,
+    columns: dict[str, str | Callable[[tuple[Lengths, str, Waste]], str]] = {
+        "load": "{0[0].name}",
+        "prompt": "{0[0].prompt[0]}-{0[0].prompt[1]}",
+        "output": "{0[0].output[0]}-{0[0].output[1]}",
         "tokens a step": lambda row: str(STEP_TOKENS[row[1]]),
         "held": lambda row: f"{row[2].used / len(row[2].shares):,.0f}",
-        "unused": "{0[2].share:.2%}".format,
+        "unused": "{0[2].share:.2%}",
         "in last blocks": lambda row: f"{row[2].share - row[2].pending / row[2].allocated:.2%}",
         "prompt to come": lambda row: f"{row[2].pending / row[2].allocated:.2%}",
         "p99 step": lambda row: f"{percentile(row[2].shares, 0.99):.2%}",
@@ -177,9 +165,9 @@ def report_waste(wastes: list[tuple[Load, str, Waste]], options: argparse.Namesp
         "contiguous, exact": lambda row: row[2].unused_of(row[2].contiguous_exact),
     }
     print(table_of(wastes, columns))
-    worst = max(waste.share for load, _, waste in wastes if load is LOADS[0])
-    verdict = "met" if worst < TARGET else "MISSED"
-    print(f"\ntarget under {TARGET:.0%} at the mixed load: {worst:.2%} at most, {verdict}")
+    worst = max(waste.share for lengths, _, waste in wastes if lengths is LENGTHS[0])
+    told = verdict(worst < TARGET)
+    print(f"\ntarget under {TARGET:.0%} at the mixed load: {worst:.2%} at most, {told}")
 
 
 def report_sharing(requests: int, prefix_tokens: int) -> None:
@@ -200,18 +188,12 @@ def blocks_in_use(requests: int, prefix_tokens: int, *, is_shared: bool) -> int:
     blocks_each = -(-(prefix_tokens + 256) // BLOCK_SIZE)
     engine = new_engine(requests * blocks_each, requests, 2048)
     prefix = "A prefix that all share.".ljust(4 * prefix_tokens, "p")
-    sent = [
-        engine.submit(
-            new_request(
-                f"r{index}",
-                prefix,
-                f"Question {index:06d}: ".ljust(128, "q"),
-                max_tokens=100_000,
-                scope="all" if is_shared else f"tenant {index}",
-            )
-        )
-        for index in range(requests)
-    ]
+    sent = []
+    for index in range(requests):
+        question = f"Question {index:06d}: ".ljust(128, "q")
+        scope = "all" if is_shared else f"tenant {index}"
+        request = new_request(f"r{index}", prefix, question, max_tokens=100_000, scope=scope)
+        sent.append(engine.submit(request))
     for _ in range(requests * math.ceil(prefix_tokens / 2048) + 64):
         engine.loop.step()
         if all(one.state.started_at is not None for one in sent):

@@ -7,7 +7,6 @@ at least 4.5:1, a unit on each axis, no error in the console, no request to anot
     python -m scripts.docs.shots [--out dashboard/screenshots] [--pages a,b] [--turns N]
 """
 
-import argparse
 import io
 import sys
 import time
@@ -30,6 +29,7 @@ from scripts.docs.dashboard_stack import (
     send_traffic,
     signed_in,
 )
+from scripts.options import parse
 
 WIDTHS = (1200, 1920)
 LIVE = ("prefixes", "memory", "fleet", "playground")
@@ -39,11 +39,12 @@ QUALITY = 78
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "dashboard" / "screenshots")
-    parser.add_argument("--pages", default=",".join(PAGES))
-    parser.add_argument("--turns", type=int, default=60_000, help="of the sample month")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        out=ROOT / "dashboard" / "screenshots",
+        pages=",".join(PAGES),
+        turns=(60_000, "of the sample month"),
+    )
     wanted = [name for name in options.pages.split(",") if name in PAGES]
     options.out.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []

@@ -9,7 +9,6 @@ in the folder that HOLDFAST_TEMPLATES names, by default shared/templates beside 
 the table of engine/README.md; with --write it is put there. --cost prints what renders cost.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ from engine.text.files import PromptFiles
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
+from scripts.options import parse
 from scripts.stack import ROOT
 from tests.engine.text.conversations import Conversations, template_paths
 from tests.engine.text.vocabularies import tokenizer_for
@@ -288,10 +288,11 @@ def _cpu_ms(renderer: ChatRenderer, prompt: Prompt) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into engine/README.md")
-    parser.add_argument("--cost", action="store_true", help="print what renders cost instead")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        write=(False, "put the table into engine/README.md"),
+        cost=(False, "print what renders cost instead"),
+    )
     paths = template_paths()
     if options.cost:
         print("\n".join(cost(paths)))

@@ -9,7 +9,6 @@ name of an index is written. torch is left out, with what only its CUDA build ne
 install_needs.py.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts.options import parse
 from scripts.setup.install_needs import (
     FOR,
     LOCK,
@@ -40,9 +40,7 @@ HEAD = f"""\
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest that fits")
-    options = parser.parse_args()
+    options = parse(__doc__, upgrade=(False, "take the newest that fits"))
     install(["release"])
     project = read_project()
     needs = {need: requirements_of(need, project) for need in NEEDS}
