@@ -41,8 +41,9 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.ledger.database import Ledger
+from gateway.ledger.database import DEADLINE_SECONDS, Ledger
 from gateway.ledger.identity import Identity
+from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
@@ -71,6 +72,8 @@ _SETTLE_SECONDS = 3.0
 _DRAIN_CONNECTIONS = 2
 _ACCESS_CONNECTIONS = 6
 _READ_CONNECTIONS = 8
+_INSPECTION_CONNECTIONS = 1
+_INSPECTION_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Ledgers:
     drain: Ledger
     access: Ledger
     reads: Ledger
+    inspection: Ledger
 
 
 def create_app(
@@ -181,6 +185,8 @@ async def _start(
     drain = _drain(journal, ledgers.drain, fleet, metrics)
     queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
+    inspection = Inspection(ledgers.inspection, metrics.ledger_damage.set)
+    _run_beside(stack, base.supervisor, "inspect", inspection.run)
     background = Background()
     stack.push_async_callback(background.close, _SETTLE_SECONDS)
     await _look_at_database(keyring)
@@ -210,6 +216,7 @@ async def _start(
         metrics=metrics,
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
+        inspection=inspection,
         reading=ReadLimit(),
         clock=clock,
         workers=_workers(stack),
@@ -286,8 +293,8 @@ def _workers(stack: AsyncExitStack) -> Workers:
 def _open_ledgers(stack: AsyncExitStack, settings: Settings) -> Ledgers:
     identity = Identity()
 
-    def opened(pool_size: int) -> Ledger:
-        ledger = Ledger(settings.ledger_url, pool_size=pool_size, identity=identity)
+    def opened(pool_size: int, seconds: float = DEADLINE_SECONDS) -> Ledger:
+        ledger = Ledger(settings.ledger_url, seconds, pool_size, identity)
         stack.push_async_callback(ledger.close)
         return ledger
 
@@ -295,6 +302,7 @@ def _open_ledgers(stack: AsyncExitStack, settings: Settings) -> Ledgers:
         drain=opened(_DRAIN_CONNECTIONS),
         access=opened(_ACCESS_CONNECTIONS),
         reads=opened(_READ_CONNECTIONS),
+        inspection=opened(_INSPECTION_CONNECTIONS, _INSPECTION_SECONDS),
     )
 
 

@@ -206,6 +206,11 @@ class Metrics:
             "Loops that stay down or end again and again; the gateway is not ready meanwhile",
             registry=self.registry,
         )
+        self.ledger_damage = Gauge(
+            "holdfast_gateway_ledger_damage",
+            "Damages that the last look through the ledger found",
+            registry=self.registry,
+        )
         self.turns_set_aside = Counter(
             "holdfast_gateway_turns_set_aside",
             "Turns that the ledger can't hold; they stay in the journal",

@@ -14,6 +14,7 @@ from gateway.base.supervisor import LoopHealth
 from gateway.http.services import Services
 from gateway.routing.engine import Engine, EngineStatus
 
+_SHOWN = 10
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -40,7 +41,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: the gateway was told to end.
 
     `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
-    database for good; there is neither while it is ready.
+    database for good; there is neither while it is ready. `ledger_damage` lists what a look
+    through the ledger found: the first of it, which does not keep the gateway from serving.
     """
 
     ready: bool
@@ -50,6 +52,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalHealth
     loops: list[LoopHealth]
     ledger: str | None
+    ledger_damage: list[str]
 
 
 def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
@@ -107,6 +110,7 @@ class HealthController(Controller):
             journal=journal,
             loops=loops,
             ledger=ledger,
+            ledger_damage=services.inspection.findings[:_SHOWN],
         )
         return Response(body, status_code=200 if is_ready else 503)
 

@@ -14,6 +14,7 @@ from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.journal.writer import Journal
 from gateway.ledger.identity import Identity
+from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
@@ -42,6 +43,7 @@ class Services:
     metrics: Metrics
     supervisor: Supervisor
     ledger: Identity
+    inspection: Inspection
     reading: ReadLimit
     clock: Clock
     workers: Workers

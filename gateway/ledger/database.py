@@ -35,12 +35,13 @@ from gateway.base.errors import (
 )
 from gateway.base.record import TurnRecord
 from gateway.ledger import watermark
+from gateway.ledger.checksums import COLUMN, checksum_of
 from gateway.ledger.identity import Identity, is_damage
 from gateway.ledger.patience import PatientTimer
 from gateway.ledger.schema import TurnRow
 from gateway.ledger.sums.rollups import add_turns
 
-_DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 5.0
 _COMMAND_SECONDS = 600.0
 # A statement ends before the transaction's deadline, so that the database says what happened.
 _STATEMENT_SHARE = 0.8
@@ -63,7 +64,7 @@ class Ledger:
     def __init__(
         self,
         url: str,
-        deadline_seconds: float = _DEADLINE_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
         pool_size: int = 10,
         identity: Identity | None = None,
     ) -> None:
@@ -221,6 +222,11 @@ class Ledger:
             await connection.execute(text("ANALYZE"))
 
     @property
+    def path(self) -> str | None:
+        """The SQLite file; None for another database, or one in memory."""
+        return self.engine.url.database if _is_file(str(self.engine.url)) else None
+
+    @property
     def is_postgres(self) -> bool:
         return self.engine.dialect.name == "postgresql"
 
@@ -324,7 +330,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 def row_of(record: TurnRecord) -> dict[str, Any]:
     """The columns of a turn."""
-    return {
+    row = {
         "id": record.id,
         "instance": record.instance,
         "workspace_id": record.workspace,
@@ -363,3 +369,4 @@ def row_of(record: TurnRecord) -> dict[str, Any]:
         "available_tokens": record.available_tokens,
         "captured_tokens": record.captured_tokens,
     }
+    return {**row, COLUMN: checksum_of(row)}

@@ -107,6 +107,7 @@ class TurnRow(Base):
 
     `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
     sheet with its version (`name@date`). `fingerprint` and `prefix` hold keyed digests only.
+    `checksum` is of all other columns; it is NULL in rows of earlier versions.
     """
 
     __tablename__ = "turns"
@@ -157,6 +158,7 @@ class TurnRow(Base):
     decode_seconds: Mapped[float | None]
     available_tokens: Mapped[int | None]
     captured_tokens: Mapped[int | None]
+    checksum: Mapped[int | None]
 
 
 class TurnRollupRow(Base):

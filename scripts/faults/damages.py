@@ -145,7 +145,7 @@ async def restart(data: Path, truth: dict[str, int], outcome: Outcome) -> None:
             pass
         found = {turn_id: await one(ledger, turn_id) for turn_id in truth}
         held = {turn_id: row.output_tokens for turn_id, row in found.items() if row}
-        outcome.said = "; ".join(await problems(ledger)) or outcome.said
+        outcome.said = "; ".join(await found_in(ledger)) or outcome.said
     except GatewayError as error:
         outcome.said = str(error)
     waiting = [*await journal.open_turns(), *await journal.closed_turns(1000)]
@@ -160,6 +160,10 @@ async def restart(data: Path, truth: dict[str, int], outcome: Outcome) -> None:
             outcome.named += 1
         else:
             outcome.unnamed.append(turn_id)
+
+
+async def found_in(ledger: Ledger) -> list[str]:
+    return [line async for line in problems(ledger, lambda: asyncio.sleep(0))]
 
 
 def trial(seed: int, prepared: Path, truth: dict[str, int]) -> Outcome:

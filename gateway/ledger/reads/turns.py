@@ -88,7 +88,8 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(int(opened), turn_id)
 
 
-_COLUMNS = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
+_HIDDEN = ("fingerprint", "checksum")
+_COLUMNS = [column for column in TurnRow.__table__.columns if column.name not in _HIDDEN]
 
 
 async def page(

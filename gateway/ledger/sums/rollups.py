@@ -251,14 +251,22 @@ def _upsert(is_postgres: bool, table: type[Base], source: Any) -> Any:
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 
+IntervalTable = type[TurnRollupRow] | type[ReasonRollupRow] | type[LatencyRollupRow]
+
+
+def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
+    """By table, the select of its rows over the turns that `where` leaves."""
+    return {
+        TurnRollupRow: union_all(*(_turn_sums(width, where) for width in WIDTHS_SECONDS)),
+        ReasonRollupRow: union_all(
+            *(part for width in WIDTHS_SECONDS for part in reasons(width, where))
+        ),
+        LatencyRollupRow: _latencies(where),
+    }
+
+
 def _additions(is_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
-    turn_sums = union_all(*(_turn_sums(width, where) for width in WIDTHS_SECONDS))
-    reason_sums = union_all(*(part for width in WIDTHS_SECONDS for part in reasons(width, where)))
-    return [
-        _upsert(is_postgres, TurnRollupRow, turn_sums),
-        _upsert(is_postgres, ReasonRollupRow, reason_sums),
-        _upsert(is_postgres, LatencyRollupRow, _latencies(where)),
-    ]
+    return [_upsert(is_postgres, table, sums) for table, sums in interval_sums(where).items()]
 
 
 @cache
@@ -306,6 +314,31 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
     await connection.execute(
         _upsert(_is_postgres(connection), PrefixRow, _prefixes(literal(1) == 1))
     )
+    counts = gap_counts()
+    is_own = (PrefixRow.workspace_id == counts.c.workspace_id) & (
+        PrefixRow.prefix == counts.c.prefix
+    )
+    await connection.execute(
+        update(PrefixRow).where(is_own).values(gaps_5m=counts.c.gaps_5m, gaps_1h=counts.c.gaps_1h)
+    )
+
+
+def prefix_sums() -> Any:
+    """The select of the prefixes' rows over all turns."""
+    counts = gap_counts()
+    rest = _prefixes(literal(1) == 1).subquery()
+    is_own = (rest.c.workspace_id == counts.c.workspace_id) & (rest.c.prefix == counts.c.prefix)
+    columns = [
+        func.coalesce(counts.c[column.name], 0).label(column.name)
+        if column.name in ("gaps_5m", "gaps_1h")
+        else column
+        for column in rest.c
+    ]
+    return select(*columns).select_from(rest.outerjoin(counts, is_own))
+
+
+def gap_counts() -> Any:
+    """By prefix, the turns that came within five minutes and within an hour after another."""
     own = (TurnRow.workspace_id, TurnRow.prefix)
     before = func.lag(TurnRow.opened_ms).over(
         partition_by=own, order_by=(TurnRow.opened_ms, TurnRow.id)
@@ -315,7 +348,7 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
         .where(TurnRow.prefix.is_not(None))
         .subquery()
     )
-    counts = (
+    return (
         select(
             gaps.c.workspace_id,
             gaps.c.prefix,
@@ -325,12 +358,6 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
         .where(gaps.c.gap <= HOUR_MS)
         .group_by(gaps.c.workspace_id, gaps.c.prefix)
         .subquery()
-    )
-    is_own = (PrefixRow.workspace_id == counts.c.workspace_id) & (
-        PrefixRow.prefix == counts.c.prefix
-    )
-    await connection.execute(
-        update(PrefixRow).where(is_own).values(gaps_5m=counts.c.gaps_5m, gaps_1h=counts.c.gaps_1h)
     )
 
 
