@@ -55,7 +55,7 @@ async def many_properties(who: Neighbour, rng: random.Random) -> int:
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
     body = _chat(who, rng, max_tokens=16, response_format=form)
-    return await _post(who, "/v1/chat/completions", body | {"n": who.bounds.max_choices})
+    return await post(who, "/v1/chat/completions", body | {"n": who.bounds.max_choices})
 
 
 async def dropped_thinking(who: Neighbour, rng: random.Random) -> int:
@@ -69,21 +69,19 @@ async def dropped_thinking(who: Neighbour, rng: random.Random) -> int:
         {"role": "assistant", "content": [*blocks, {"type": "text", "text": "Well."}]},
         {"role": "user", "content": "And now?"},
     ]
-    return await _post(who, "/v1/messages/count_tokens", {"model": who.model, "messages": messages})
+    return await post(who, "/v1/messages/count_tokens", {"model": who.model, "messages": messages})
 
 
 async def plain_text(who: Neighbour, rng: random.Random) -> int:
     """One text as long as a body may be: far more than the context holds."""
     once = text(rng, 2000) + " "
     long = once * ((who.bounds.body_limit_bytes - 4096) // len(once))
-    return await _post(who, "/v1/messages", _message(who, long, max_tokens=1))
+    return await post(who, "/v1/messages", _message(who, long, max_tokens=1))
 
 
 async def whole_context(who: Neighbour, rng: random.Random) -> int:
     """A cold prompt that fills most of the context."""
-    return await _post(
-        who, "/v1/messages", _message(who, text(rng, who.context // 3), max_tokens=4)
-    )
+    return await post(who, "/v1/messages", _message(who, text(rng, who.context // 3), max_tokens=4))
 
 
 async def one_letter_blocks(who: Neighbour, rng: random.Random) -> int:
@@ -92,7 +90,7 @@ async def one_letter_blocks(who: Neighbour, rng: random.Random) -> int:
         {"type": "text", "text": rng.choice("abcdefgh")} for _ in range(who.bounds.max_blocks)
     ]
     messages = [{"role": "user", "content": blocks}]
-    return await _post(who, "/v1/messages", _message(who, "", max_tokens=1, messages=messages))
+    return await post(who, "/v1/messages", _message(who, "", max_tokens=1, messages=messages))
 
 
 async def too_many_blocks(who: Neighbour, rng: random.Random) -> int:
@@ -101,7 +99,7 @@ async def too_many_blocks(who: Neighbour, rng: random.Random) -> int:
     blocks = (one * ((who.bounds.body_limit_bytes - 4096) // len(one)))[:-1]
     head = json.dumps(_message(who, "", max_tokens=1, messages=[]))[:-3]
     body = f'{head}[{{"role":"user","content":[{blocks}]}}]}}'
-    return await _post(who, "/v1/messages", body.encode())
+    return await post(who, "/v1/messages", body.encode())
 
 
 async def many_stops(who: Neighbour, rng: random.Random) -> int:
@@ -111,7 +109,7 @@ async def many_stops(who: Neighbour, rng: random.Random) -> int:
         for number in range(who.bounds.max_stop_sequences)
     ]
     body = _message(who, text(rng, 20), max_tokens=128, stop_sequences=stops, stream=True)
-    return await _post(who, "/v1/messages", body)
+    return await post(who, "/v1/messages", body)
 
 
 async def many_tools(who: Neighbour, rng: random.Random) -> int:
@@ -122,7 +120,7 @@ async def many_tools(who: Neighbour, rng: random.Random) -> int:
         {"name": f"t{nonce}_{number}", "description": "Does it.", "input_schema": schema}
         for number in range(who.bounds.max_tools)
     ]
-    return await _post(who, "/v1/messages", _message(who, "go", max_tokens=1, tools=tools))
+    return await post(who, "/v1/messages", _message(who, "go", max_tokens=1, tools=tools))
 
 
 async def leave_early(who: Neighbour, rng: random.Random) -> int:
@@ -130,7 +128,7 @@ async def leave_early(who: Neighbour, rng: random.Random) -> int:
     body = _message(who, text(rng, who.context // 4), max_tokens=64, stream=True)
     try:
         async with asyncio.timeout(rng.uniform(0.02, 0.4)):
-            return await _post(who, "/v1/messages", body)
+            return await post(who, "/v1/messages", body)
     except TimeoutError:
         return 0
 
@@ -138,12 +136,12 @@ async def leave_early(who: Neighbour, rng: random.Random) -> int:
 async def export(who: Neighbour, rng: random.Random) -> int:
     """Three years of usage as CSV, by the day."""
     until = time.time_ns() // 1_000_000
-    return await _get(who, f"/admin/v1/export.csv?since_ms={until - 3 * 365 * DAY_MS}&rows=days")
+    return await get(who, f"/admin/v1/export.csv?since_ms={until - 3 * 365 * DAY_MS}&rows=days")
 
 
 async def describe(who: Neighbour, rng: random.Random) -> int:
     """The whole description of the API, which needs no key."""
-    return await _get(who, "/openapi.json")
+    return await get(who, "/openapi.json")
 
 
 async def wrong_key(who: Neighbour, rng: random.Random) -> int:
@@ -203,7 +201,7 @@ def _chat(who: Neighbour, rng: random.Random, **changes: Any) -> dict[str, Any]:
     return {"model": who.model, "messages": messages, **changes}
 
 
-async def _post(who: Neighbour, path: str, body: dict[str, Any] | bytes) -> int:
+async def post(who: Neighbour, path: str, body: dict[str, Any] | bytes) -> int:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
     try:
@@ -215,7 +213,7 @@ async def _post(who: Neighbour, path: str, body: dict[str, Any] | bytes) -> int:
         return 0  # refused while the body was still being sent
 
 
-async def _get(who: Neighbour, path: str) -> int:
+async def get(who: Neighbour, path: str) -> int:
     async with who.client.stream("GET", path) as reply:
         async for _ in reply.aiter_raw():
             pass
