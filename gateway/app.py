@@ -185,10 +185,7 @@ async def _start(
     drain = _drain(journal, ledgers.drain, fleet, metrics)
     queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
-    inspection = Inspection(ledgers.inspection, metrics.ledger_damage.set)
-    _run_beside(stack, base.supervisor, "inspect", inspection.run)
-    background = Background()
-    stack.push_async_callback(background.close, _SETTLE_SECONDS)
+    background = _background(stack)
     await _look_at_database(keyring)
     if not keyring.is_sample:
         await _ensure_key(keys, settings, clock)
@@ -216,7 +213,7 @@ async def _start(
         metrics=metrics,
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
-        inspection=inspection,
+        inspection=_inspect(stack, base, ledgers.inspection),
         reading=ReadLimit(),
         clock=clock,
         workers=_workers(stack),
@@ -362,6 +359,18 @@ def _run_loops(
     _run_beside(stack, supervisor, "keys", keyring.run)
     _run_beside(stack, supervisor, "spend", spend.run)
     _run_beside(stack, supervisor, "prices", prices.run)
+
+
+def _background(stack: AsyncExitStack) -> Background:
+    background = Background()
+    stack.push_async_callback(background.close, _SETTLE_SECONDS)
+    return background
+
+
+def _inspect(stack: AsyncExitStack, base: Foundation, ledger: Ledger) -> Inspection:
+    inspection = Inspection(ledger, base.metrics.ledger_damage.set)
+    _run_beside(stack, base.supervisor, "inspect", inspection.run)
+    return inspection
 
 
 def _run_beside(stack: AsyncExitStack, supervisor: Supervisor, name: str, loop: Loop) -> None:
