@@ -41,10 +41,10 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.ledger.database import DEADLINE_SECONDS, Ledger
-from gateway.ledger.identity import Identity
+from gateway.ledger.database import Ledger
 from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
+from gateway.ledger.pools import open_ledgers
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
 from gateway.limits.admission import Admission
@@ -69,11 +69,6 @@ from gateway.turn.turn import TurnService
 from gateway.turn.why_missed import LastHolders
 
 _SETTLE_SECONDS = 3.0
-_DRAIN_CONNECTIONS = 2
-_ACCESS_CONNECTIONS = 6
-_READ_CONNECTIONS = 8
-_INSPECTION_CONNECTIONS = 1
-_INSPECTION_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +78,6 @@ class Foundation:
     metrics: Metrics
     supervisor: Supervisor
     clock: Clock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledgers:
-    """Pools of one database, so that large reads delay neither the drain nor a revocation."""
-
-    drain: Ledger
-    access: Ledger
-    reads: Ledger
-    inspection: Ledger
 
 
 def create_app(
@@ -172,7 +157,7 @@ async def _start(
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
     metrics, clock = base.metrics, base.clock
     journal = _open_journal(stack, settings, base)
-    ledgers = _open_ledgers(stack, settings)
+    ledgers = open_ledgers(stack, settings.ledger_url)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring = _keyring(keys, settings, clock)
     admission = Admission(clock.monotonic, clock.wall)
@@ -285,22 +270,6 @@ def _workers(stack: AsyncExitStack) -> Workers:
     workers = Workers()
     stack.callback(workers.close)
     return workers
-
-
-def _open_ledgers(stack: AsyncExitStack, settings: Settings) -> Ledgers:
-    identity = Identity()
-
-    def opened(pool_size: int, seconds: float = DEADLINE_SECONDS) -> Ledger:
-        ledger = Ledger(settings.ledger_url, seconds, pool_size, identity)
-        stack.push_async_callback(ledger.close)
-        return ledger
-
-    return Ledgers(
-        drain=opened(_DRAIN_CONNECTIONS),
-        access=opened(_ACCESS_CONNECTIONS),
-        reads=opened(_READ_CONNECTIONS),
-        inspection=opened(_INSPECTION_CONNECTIONS, _INSPECTION_SECONDS),
-    )
 
 
 def _open_journal(stack: AsyncExitStack, settings: Settings, base: Foundation) -> Journal:

@@ -176,6 +176,9 @@ async def run_seed(house: House, seed: int, options: argparse.Namespace) -> Outc
         watch_memory(house, most, until),
     )
     kills = await killing
+    if house.gateway.process.poll() is not None:
+        told.wrong.append(f"the gateway ended with status {house.gateway.process.returncode}")
+        return Outcome(seed, told, statuses, kills, {}, told.wrong)
     problems = [*told.wrong, *unexplained(told, kills), *await end_of(house)]
     problems += await compare_with_ledger(house, f"victim-{seed}", told)
     problems += await asyncio.to_thread(check_ledger, house)

@@ -1,0 +1,40 @@
+"""The pools of connections to the one database: parts that must not wait for each other."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from gateway.ledger.database import DEADLINE_SECONDS, Ledger
+from gateway.ledger.identity import Identity
+
+_DRAIN_CONNECTIONS = 2
+_ACCESS_CONNECTIONS = 6
+_READ_CONNECTIONS = 8
+_INSPECTION_CONNECTIONS = 1
+_INSPECTION_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """Pools of one database, so that large reads delay neither the drain nor a revocation."""
+
+    drain: Ledger
+    access: Ledger
+    reads: Ledger
+    inspection: Ledger
+
+
+def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
+    """Open all pools; the stack closes them."""
+    identity = Identity()
+
+    def opened(pool_size: int, seconds: float = DEADLINE_SECONDS) -> Ledger:
+        ledger = Ledger(url, seconds, pool_size, identity)
+        stack.push_async_callback(ledger.close)
+        return ledger
+
+    return Ledgers(
+        drain=opened(_DRAIN_CONNECTIONS),
+        access=opened(_ACCESS_CONNECTIONS),
+        reads=opened(_READ_CONNECTIONS),
+        inspection=opened(_INSPECTION_CONNECTIONS, _INSPECTION_SECONDS),
+    )
