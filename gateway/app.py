@@ -36,6 +36,7 @@ from gateway.http.connections import BodyDeadline
 from gateway.http.health import HealthController
 from gateway.http.messages import MessagesController
 from gateway.http.models import GeminiModelsController, ModelsController
+from gateway.http.responses import ResponsesController
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
@@ -68,6 +69,26 @@ from gateway.turn.ids import Ids
 from gateway.turn.turn import TurnService
 from gateway.turn.why_missed import LastHolders
 
+_CONTROLLERS = (
+    MessagesController,
+    ChatCompletionsController,
+    CompletionsController,
+    ResponsesController,
+    ModelsController,
+    GeminiModelsController,
+    HealthController,
+    OverviewController,
+    AboutController,
+    DivergenceController,
+    EnginesController,
+    LiveController,
+    LeasesController,
+    WorkspacesController,
+    KeysController,
+    UsageController,
+    ReportController,
+    OpenApiController,
+)
 _SETTLE_SECONDS = 3.0
 
 
@@ -102,25 +123,7 @@ def create_app(
             yield
 
     app = Litestar(
-        [
-            MessagesController,
-            ChatCompletionsController,
-            CompletionsController,
-            ModelsController,
-            GeminiModelsController,
-            HealthController,
-            OverviewController,
-            AboutController,
-            DivergenceController,
-            EnginesController,
-            LiveController,
-            LeasesController,
-            WorkspacesController,
-            KeysController,
-            UsageController,
-            ReportController,
-            OpenApiController,
-        ],
+        list(_CONTROLLERS),
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
         state=State({"stopping": asyncio.Event(), "ids": Ids()}),

@@ -3,6 +3,7 @@
 GatewayError               500 api_error
 ├── InvalidRequest         400 invalid_request_error
 │   ├── PromptTooLong      400 invalid_request_error
+│   ├── ResponseNotKept    400 invalid_request_error     an earlier response is named, none is kept
 │   └── DemandRefused      400 invalid_request_error     the model can't be held to that output
 ├── Unauthenticated        401 authentication_error
 │   └── MissingKey         401 authentication_error
@@ -63,6 +64,17 @@ class PromptTooLong(InvalidRequest):
         detail = f": {num_tokens} tokens > {max_tokens} maximum" if known else ""
         super().__init__(f"{self.default}{detail}")
         self.num_tokens, self.max_tokens = num_tokens, max_tokens
+
+
+class ResponseNotKept(InvalidRequest):
+    """A request names an earlier response. No gateway keeps one."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{response_id}' not found: this server keeps no responses,"
+            " send the whole conversation as `input`.",
+            "previous_response_id",
+        )
 
 
 class DemandRefused(InvalidRequest):

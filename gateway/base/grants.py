@@ -23,3 +23,19 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+
+AutoCacheMode = Literal["off", "prefix", "conversation"]
+
+
+@dataclass(frozen=True, slots=True)
+class AutoCache:
+    """What is held for requests that mark nothing, in dialects without markers.
+
+    `prefix` holds tools and system prompt, `conversation` also the last turn, for `ttl`.
+    """
+
+    mode: AutoCacheMode = "conversation"
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+DEFAULT_AUTO_CACHE = AutoCache()

@@ -48,7 +48,7 @@ _BY_STATUS: dict[int, type[GatewayError]] = {
 
 # The paths that run turns. Only these count against a workspace's limits and have rate limit
 # headers.
-_LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions"}
+_LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions", "/v1/responses"}
 
 
 def request_id(scope: Scope) -> str:

@@ -16,10 +16,11 @@ from gateway.base.errors import EngineFailed, UnsupportedMedia
 from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.limits.workers import INLINE_BYTES
-from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.ask import Principal
 from gateway.turn.turn import Taken
 
 KeyRequest = Request[Principal, None, Any]
+AskT = TypeVar("AskT")
 
 
 class NamesModel(Protocol):
@@ -55,9 +56,9 @@ async def prepared(
     services: Services,
     num_bytes: int,
     read: Callable[[], tuple[RequestT, int]],
-    make: Callable[[RequestT, int, Model], Ask],
-) -> Ask:
-    """Make an Ask of a body of `num_bytes`.
+    make: Callable[[RequestT, int, Model], AskT],
+) -> AskT:
+    """Make an Ask, or what a dialect has with it, of a body of `num_bytes`.
 
     `read` returns the request and the number of nonces that were left out. Both steps run where
     `Workers` decides, and stop if the client leaves.
@@ -67,7 +68,7 @@ async def prepared(
         decoded, num_removed = read()
         return make(decoded, num_removed, services.find_model(decoded.model))
 
-    async def work() -> Ask:
+    async def work() -> AskT:
         decoded, num_removed = await workers.run(workspace, num_bytes, read)
         model = services.find_model(decoded.model)
         return await workers.run(workspace, num_bytes, make, decoded, num_removed, model)

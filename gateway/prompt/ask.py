@@ -8,13 +8,15 @@ import msgspec
 
 from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
 from gateway.base.catalogue import Model
-from gateway.base.grants import NO_LIMITS, KeyScope, Limits
+from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, KeyScope, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, few_of, points_of
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.plan import Plan
 
 TurnId = NewType("TurnId", str)
 Dialect = Literal["anthropic", "openai", "gemini"]
+Api = Literal["anthropic", "openai", "responses", "gemini"]
+"""The API of a turn. OpenAI's dialect has two that write different answers."""
 
 _BYTES_PER_TOKEN = 4
 _MAX_RESERVED_OUTPUT = 1024
@@ -25,7 +27,7 @@ class Principal:
     """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
 
     `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
-    None is no bound of its own.
+    None is no bound of its own. `auto_cache` is for requests without markers.
     """
 
     workspace: str
@@ -34,6 +36,7 @@ class Principal:
     key_scope: KeyScope = "inference"
     limits: Limits = NO_LIMITS
     lease_share: float | None = None
+    auto_cache: AutoCache = DEFAULT_AUTO_CACHE
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     routing_key: str | None = None
     comparison: Compared = NOT_COMPARED
-    dialect: Dialect = "anthropic"
+    dialect: Api = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
     notes: Notes = NO_NOTES

@@ -6,6 +6,8 @@ automatic against explicit, automatic TTL order.
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from engine.protocol import MAX_BREAKPOINTS, Breakpoint, Ttl
 from gateway.base.errors import InvalidRequest
 from gateway.prompt.layout import Slot
@@ -64,6 +66,16 @@ def leave_out(
         if segment >= 0:
             moved.setdefault(segment, Breakpoint(segment, point.ttl))
     return [slot for slot in slots if not slot.is_absent], list(moved.values())
+
+
+def mark_latest(slots: Sequence[Slot], wanted: Sequence[int], ttl: Ttl, *, room: int) -> list[Slot]:
+    """The slots with markers on the latest of `wanted`, as many as `room` and the markers that are
+    there already leave of four."""
+    room -= sum(slot.num_markers for slot in slots)
+    marked = list(slots)
+    for index in wanted[max(len(wanted) - max(room, 0), 0) :]:
+        marked[index] = replace(marked[index], marker=ttl, num_markers=1)
+    return marked
 
 
 def find_target(slots: Sequence[Slot]) -> int | None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from engine.protocol import Breakpoint, Name, Prompt, TextPart, ToolResultPart, Ttl
+from gateway.base.grants import AutoCache
+from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
@@ -44,9 +46,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def make_plan(layout: Layout, automatic: Ttl | None, scope: str) -> Plan:
-    """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot."""
+def make_plan(
+    layout: Layout, automatic: Ttl | None, scope: str, policy: AutoCache | None = None
+) -> Plan:
+    """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
+
+    With a `policy` there may be more breakpoints than the client's (`auto_cache.py`).
+    """
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
+    if policy is not None:
+        breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     prefixes = find_prefixes(layout.prompt, scope)
     named = trim_names(prefixes, marked)

@@ -22,6 +22,8 @@ from gateway.dialects.gemini.response import TokenCount as TokenTotal
 from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.response import ChatCompletion, Completion
+from gateway.dialects.responses.request import ResponsesRequest
+from gateway.dialects.responses.response import Response
 from gateway.prompt.ask import Dialect
 
 _ASKING = (*SENDING, EngineTimeout)
@@ -42,6 +44,12 @@ _CALLED_MODEL = {
     **_MODEL_ID,
     "description": "The model's id, `:` and one of `generateContent`, `streamGenerateContent` and"
     " `countTokens`.",
+}
+_RESPONSE_ID = {
+    "name": "response_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
 }
 
 
@@ -129,6 +137,32 @@ MODEL_OPERATIONS = (
         security=_KEYS,
         errors=_TURNS,
         dialects=("openai",),
+    ),
+    Operation(
+        id="createResponse",
+        method="post",
+        path="/v1/responses",
+        summary="Answer a conversation as OpenAI's Responses API does; with `stream` as server-sent"
+        " events.",
+        replies=(Response,),
+        body=ResponsesRequest,
+        other=EVENT_STREAM,
+        security=_KEYS,
+        errors=_TURNS,
+        dialects=("openai",),
+    ),
+    *(
+        Operation(
+            id=f"{method}Response",
+            method=method,
+            path="/v1/responses/{response_id}",
+            summary="Not found: no response is kept.",
+            security=_KEYS,
+            parameters=(_RESPONSE_ID,),
+            errors=READING,
+            dialects=("openai",),
+        )
+        for method in ("get", "delete")
     ),
     Operation(
         id="listModels",

@@ -22,6 +22,7 @@ from gateway.dialects.openai.request import (
     ChatRequest,
     CompletionRequest,
 )
+from gateway.dialects.responses import request as responses
 from gateway.http.speaking import ID_HEADERS
 from gateway.prompt.ask import Dialect
 
@@ -32,10 +33,15 @@ _ENVELOPES: dict[Dialect, Any] = {
     "openai": openai.ErrorBody,
     "gemini": gemini.ErrorBody,
 }
-# Fields of these bodies besides those of their types, see `dialects/openai/request.py`.
-_REFUSED: dict[Any, Mapping[str, tuple[Any, ...]]] = {
-    ChatRequest: REFUSED_IN_CHAT,
-    CompletionRequest: REFUSED_IN_COMPLETIONS,
+# Fields of these bodies besides those of their types: refused ones, and those without effect. See
+# `request.py` of their dialects.
+_MORE_FIELDS: dict[Any, tuple[Mapping[str, tuple[Any, ...]], frozenset[str]]] = {
+    ChatRequest: (REFUSED_IN_CHAT, IGNORED),
+    CompletionRequest: (REFUSED_IN_COMPLETIONS, IGNORED),
+    responses.ResponsesRequest: (
+        responses.REFUSED,
+        responses.IGNORED.union(responses.TOLD),
+    ),
 }
 _DATA = {"type": "string", "contentMediaType": "application/json"}
 # One server-sent event; the names are the tags of `dialects/anthropic/events.py`.
@@ -73,10 +79,10 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
         kinds, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
-    for body, refused in _REFUSED.items():
+    for body, (refused, ignored) in _MORE_FIELDS.items():
         if repr(body) in schema_of:
             name = schema_of[repr(body)]["$ref"].removeprefix("#/components/schemas/")
-            _add_fields(components[name], refused)
+            _add_fields(components[name], refused, ignored)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of)
@@ -99,7 +105,9 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     return plain
 
 
-def _add_fields(schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]]) -> None:
+def _add_fields(
+    schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]], ignored: frozenset[str]
+) -> None:
     """Describe what OpenAI's bodies may hold besides the fields of their types.
 
     There are fields without effect, fields that are refused except for their neutral values, and
@@ -110,7 +118,7 @@ def _add_fields(schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]]) 
         if properties[name].get("default", ...) is None:
             continue  # null is one of its values
         properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
-    properties |= {name: {} for name in sorted(IGNORED)}
+    properties |= {name: {} for name in sorted(ignored)}
     properties |= {name: {"enum": [*neutral, None]} for name, neutral in sorted(refused.items())}
 
 

@@ -29,10 +29,10 @@ def check_bounds(request: GenerationRequest, bounds: RequestBounds) -> None:
         _check_chat(request, bounds)
 
 
-def check_metadata(num_bytes: int, bounds: RequestBounds) -> None:
+def check_metadata(num_bytes: int, bounds: RequestBounds, name: str = "metadata") -> None:
     """The field changes nothing and is not kept."""
     if num_bytes > bounds.max_metadata_bytes:
-        raise InvalidRequest(f"metadata: may have at most {bounds.max_metadata_bytes} bytes")
+        raise InvalidRequest(f"{name}: may have at most {bounds.max_metadata_bytes} bytes")
 
 
 def _check_chat(request: ChatRequest, bounds: RequestBounds) -> None:

@@ -43,7 +43,7 @@ def _decode(
     bounds: RequestBounds,
 ) -> Request:
     check_values(body, bounds.max_json_values)
-    fields = _fields(body)
+    fields = fields_of(body)
     given: dict[str, Raw] = {}
     for name, value in fields.items():
         if name == "metadata":
@@ -52,7 +52,7 @@ def _decode(
             continue
         if name not in refused:
             given[name] = value
-        elif not _is_neutral(value, refused[name]):
+        elif not is_neutral(value, refused[name]):
             raise InvalidRequest(f"{name}: this value is not supported by this server", name)
     whole = body if len(given) == len(fields) else msgspec.json.encode(given)
     try:
@@ -60,21 +60,23 @@ def _decode(
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _unreadable(error) from None
+        raise unreadable(error) from None
     check_bounds(request, bounds)
     return request
 
 
-def _fields(body: bytes) -> dict[str, Raw]:
+def fields_of(body: bytes) -> dict[str, Raw]:
+    """The fields of a body that is an object, as they came. Raise InvalidRequest for others."""
     try:
         return _document.decode(body)
     except msgspec.ValidationError:
         raise InvalidRequest("The request body must be a JSON object") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _unreadable(error) from None
+        raise unreadable(error) from None
 
 
-def _unreadable(error: Exception) -> InvalidRequest:
+def unreadable(error: Exception) -> InvalidRequest:
+    """The error of bytes that are no JSON."""
     match error:
         case UnicodeDecodeError():
             return InvalidRequest("The request body is not valid UTF-8")
@@ -84,14 +86,14 @@ def _unreadable(error: Exception) -> InvalidRequest:
             return InvalidRequest("The request body is not valid JSON")
 
 
-def _is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
+def is_neutral(value: Raw, allowed: tuple[Any, ...]) -> bool:
     """Whether the value is one of these. They are short, so a longer value is not decoded."""
     if len(value) > _MAX_NEUTRAL_BYTES:
         return False
     try:
         decoded = msgspec.json.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _unreadable(error) from None
+        raise unreadable(error) from None
     return any(_is_same(decoded, neutral) for neutral in allowed)
 
 

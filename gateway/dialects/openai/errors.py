@@ -16,6 +16,7 @@ from gateway.base.errors import (
     NotFound,
     Overloaded,
     PromptTooLong,
+    ResponseNotKept,
     SpendLimitReached,
     Unauthenticated,
 )
@@ -52,6 +53,7 @@ def body_of(failure: GatewayError) -> ErrorBody:
 
 def _detail(failure: GatewayError) -> ErrorDetail:
     kind, message = "invalid_request_error", str(failure)
+    field = failure.param or "messages"
     match failure:
         case MissingKey():
             message = "You didn't provide an API key: send `Authorization: Bearer <key>`."
@@ -63,9 +65,11 @@ def _detail(failure: GatewayError) -> ErrorDetail:
                 f"This model's maximum context length is {most} tokens. However, your prompt"
                 f" resulted in {tokens} tokens."
             )
-            return ErrorDetail(message, kind, "messages", "context_length_exceeded")
+            return ErrorDetail(message, kind, field, "context_length_exceeded")
         case PromptTooLong():
-            return ErrorDetail(message, kind, "messages", "context_length_exceeded")
+            return ErrorDetail(message, kind, field, "context_length_exceeded")
+        case ResponseNotKept():
+            return ErrorDetail(message, kind, field, "previous_response_not_found")
         case NotFound() if message.startswith("model: "):
             message = f"The model `{message.removeprefix('model: ')}` does not exist."
             return ErrorDetail(message, kind, "model", "model_not_found")

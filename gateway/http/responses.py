@@ -1,0 +1,166 @@
+"""POST /v1/responses."""
+
+from collections.abc import AsyncGenerator, Iterator
+from functools import partial
+
+from litestar import Controller, delete, get, post
+from litestar.params import FromPath, RawBody
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET
+
+from engine.protocol import Frame, InputUsage
+from gateway.base.catalogue import Model
+from gateway.base.errors import (
+    DemandRefused,
+    EngineFailed,
+    GatewayError,
+    NotFound,
+    PromptTooLong,
+)
+from gateway.dialects import sse
+from gateway.dialects.responses.ask import Prepared, prepare
+from gateway.dialects.responses.decode import decode_responses
+from gateway.dialects.responses.diagnostics import (
+    ComparisonNotFound,
+    Diagnostics,
+    Unavailable,
+    diagnostics_of,
+)
+from gateway.dialects.responses.errors import in_own_names
+from gateway.dialects.responses.events import FINAL, Event
+from gateway.dialects.responses.request import Given
+from gateway.dialects.responses.response import AppliedCacheOptions, Response, echo_of
+from gateway.dialects.responses.thoughts import seal
+from gateway.dialects.responses.writer import ResponseWriter
+from gateway.http.auth import KeyAuth
+from gateway.http.generation import (
+    Items,
+    KeyRequest,
+    answered,
+    check_media,
+    prepared,
+    streamed,
+    until_taken,
+)
+from gateway.http.presence import while_present
+from gateway.http.services import Services, services_of
+from gateway.prompt.ask import TurnId
+from gateway.turn.turn import Findings, Taken
+
+
+class ResponsesController(Controller):
+    path = "/v1/responses"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        services = services_of(request)
+        arrived = request.scope["state"]["arrived"]
+
+        def read() -> tuple[Given, int]:
+            return decode_responses(body, services.bounds), 0
+
+        def make(given: Given, _: int, model: Model) -> Prepared:
+            return prepare(given, request.user, model, arrived, services.unreadable)
+
+        made = await prepared(request, services, len(body), read, make)
+        turn_id = services.turns.new_id()
+        items = services.turns.run(made.ask, turn_id)
+        try:
+            taken = await while_present(request, until_taken(items))
+            writer = _writer(services, made, turn_id, taken.findings)
+            if made.ask.stream:
+                return streamed(_stream(items, writer), items)
+            return answered(await while_present(request, _whole(items, writer)))
+        except (PromptTooLong, DemandRefused) as error:
+            raise in_own_names(error, [slot.path for slot in made.ask.plan.slots]) from None
+
+    @get("/{response_id:str}")
+    async def retrieve(self, response_id: FromPath[str]) -> None:
+        """No response is kept."""
+        raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+
+    @delete("/{response_id:str}", status_code=200)
+    async def remove(self, response_id: FromPath[str]) -> None:
+        """No response is kept."""
+        raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+
+
+def _writer(
+    services: Services, made: Prepared, turn_id: TurnId, findings: Findings
+) -> ResponseWriter:
+    """The response's id is the turn's, in OpenAI's form."""
+    ask, request = made.ask, made.given.request
+    options = request.prompt_cache_options
+    response = Response(
+        id=f"resp_{turn_id.removeprefix('msg_')}",
+        created_at=int(services.clock.wall().timestamp()),
+        status="in_progress",
+        model=ask.model.id,
+        prompt_cache_options=UNSET
+        if options is None
+        else AppliedCacheOptions(
+            mode=options.mode, comparison_response_id=options.comparison_response_id or UNSET
+        ),
+        **echo_of(made.given.fields),  # type: ignore[arg-type]
+    )
+    return ResponseWriter(
+        response=response,
+        found=findings,
+        paths=[slot.path for slot in ask.plan.slots],
+        diagnose=partial(_diagnose, findings),
+        origins=made.origins,
+        summarizes=bool(request.reasoning and request.reasoning.wants_summary),
+        seal=partial(seal, scope=ask.principal.scope) if made.seals_thoughts else None,
+        is_prewarm=request.is_prewarm,
+    )
+
+
+def _diagnose(findings: Findings, usage: InputUsage) -> Diagnostics | None:
+    diagnosis = findings.diagnosis
+    match diagnosis and diagnosis.found:
+        case None:
+            return None
+        case "not_found":
+            return ComparisonNotFound()
+        case "unfinished":
+            return Unavailable()
+        case _:
+            divergence = diagnosis.divergence if diagnosis else None
+            return diagnostics_of(
+                divergence.kind if divergence else None,
+                divergence.missed_tokens if divergence else None,
+                has_read=usage.cache_read_tokens > 0,
+            )
+
+
+async def _whole(items: Items, writer: ResponseWriter) -> Response:
+    response: Response | None = None
+    async for item in items:
+        for event in _events(item, writer):
+            if isinstance(event, FINAL):
+                response = event.response
+    if response is None:
+        raise EngineFailed
+    return response
+
+
+async def _stream(items: Items, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
+    """Yield the stream's events; frames that came together go out together."""
+    try:
+        async for item in items:
+            pieces = [_framed(event) for event in _events(item, writer)]
+            yield b"".join(pieces) if pieces else sse.COMMENT
+    except GatewayError as error:
+        yield _framed(writer.fail(in_own_names(error, writer.paths)))
+
+
+def _events(item: Taken | list[Frame], writer: ResponseWriter) -> Iterator[Event]:
+    if not isinstance(item, Taken):
+        for frame in item:
+            yield from writer.write(frame)
+
+
+def _framed(event: Event) -> bytes:
+    return sse.event(str(event.__struct_config__.tag), event)

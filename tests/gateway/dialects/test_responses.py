@@ -1,0 +1,341 @@
+"""POST /v1/responses through the official SDK, over a scripted engine."""
+
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from engine.protocol import (
+    Failed,
+    Finished,
+    Frame,
+    GenerateRequest,
+    InputUsage,
+    TextDelta,
+    TextPart,
+    ThinkingDelta,
+    ThinkingPart,
+    ToolInputDelta,
+    ToolResultPart,
+    ToolUsePart,
+    ToolUseStart,
+)
+from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import MODEL, frames
+from tests.gateway.responses_bodies import LOOK, PATCH, asked, streamed, user
+
+CALL = (
+    ToolUseStart(id="call_1", name="look"),
+    ToolInputDelta('{"where": '),
+    ToolInputDelta('"here"}'),
+    Finished(reason="tool_use", output_tokens=9),
+)
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def test_a_text_is_answered(stack: Stack) -> None:
+    client = stack.openai()
+    answer = client.responses.create(
+        model=MODEL, input="Hi", instructions="Be brief.", metadata={"a": "b"}, temperature=0.5
+    )
+    assert answer.output_text == "Hello there"
+    assert answer.id.startswith("resp_")
+    assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
+    assert (answer.instructions, answer.metadata) == ("Be brief.", {"a": "b"})
+    assert (answer.temperature, answer.top_p, answer.tool_choice) == (0.5, 1.0, "auto")
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 2
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 2
+    (sent,) = stack.engine.requests
+    assert sent.prompt.system == [TextPart("Be brief.")]
+    assert sent.prompt.messages[0].parts == [TextPart("Hi")]
+    assert (sent.sampling.temperature, sent.sampling.max_tokens) == (0.5, None)
+
+
+def test_a_stream_has_all_events_in_order(stack: Stack) -> None:
+    events = streamed(stack)
+    assert kinds(events) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    whole = events[-1]["response"]
+    assert whole["output"] == [events[-2]["item"]]
+    assert {event["item_id"] for event in events if "item_id" in event} == {
+        whole["output"][0]["id"]
+    }
+    with stack.openai().responses.stream(model=MODEL, input="Hi") as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert texts == ["Hello", " there"]
+    assert final.output_text == "Hello there"
+
+
+def test_the_answer_without_a_stream_is_the_streams_last_event(stack: Stack) -> None:
+    stack.engine.script = frames(ThinkingDelta("Hm."), TextDelta("I look."), *CALL)
+    body = {"tools": [LOOK], "include": ["reasoning.encrypted_content"]}
+    whole, last = asked(stack, **body), streamed(stack, **body)[-1]["response"]
+    for changing in ("id", "created_at", "usage", "holdfast"):
+        whole.pop(changing), last.pop(changing)
+    ids = [[item.pop("id")[:3] for item in answer["output"]] for answer in (whole, last)]
+    assert ids == [["rs_", "msg", "fc_"]] * 2
+    assert whole == last
+
+
+def test_a_call_and_its_output_make_the_next_prompt(stack: Stack) -> None:
+    stack.engine.script = frames(ThinkingDelta("Hm."), *CALL)
+    client, tools = stack.openai(), [LOOK]
+    first = client.responses.create(
+        model=MODEL,
+        input="Where?",
+        tools=tools,  # type: ignore[arg-type]
+        include=["reasoning.encrypted_content"],
+        store=False,
+    )
+    call = first.output[-1]
+    assert call.type == "function_call"
+    assert (call.call_id, call.name, call.arguments) == ("call_1", "look", '{"where": "here"}')
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "a cat"}
+    carried = [item.model_dump(exclude_none=True) for item in first.output]
+    client.responses.create(
+        model=MODEL,
+        input=[user("Where?"), *carried, output],  # type: ignore[list-item]
+        tools=tools,  # type: ignore[arg-type]
+    )
+    sent = stack.engine.requests[-1].prompt
+    assert [message.role for message in sent.messages] == ["user", "assistant", "user"]
+    assert sent.messages[1].parts == [
+        ThinkingPart("Hm."),
+        ToolUsePart("call_1", "look", {"where": "here"}),
+    ]
+    assert sent.messages[2].parts == [ToolResultPart("call_1", "a cat")]
+
+
+def test_the_events_of_a_call_and_of_reasoning(stack: Stack) -> None:
+    stack.engine.script = frames(ThinkingDelta("Hm."), *CALL)
+    assert kinds(streamed(stack, tools=[LOOK]))[2:-1] == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+    events = streamed(stack, tools=[LOOK], reasoning={"effort": "low", "summary": "auto"})
+    assert kinds(events)[2:8] == [
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+    ]
+    assert events[7]["item"]["summary"] == [{"type": "summary_text", "text": "Hm."}]
+
+
+def test_a_custom_tool_is_called_with_a_text(stack: Stack) -> None:
+    stack.engine.script = frames(
+        ToolUseStart(id="call_1", name="patch"),
+        ToolInputDelta('{"input": "line 1\\nl'),
+        ToolInputDelta('ine 2"}'),
+        Finished(reason="tool_use", output_tokens=9),
+    )
+    events = streamed(stack, tools=[PATCH])
+    assert kinds(events)[2:-1] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    (call,) = events[-1]["response"]["output"]
+    assert (call["type"], call["input"]) == ("custom_tool_call", "line 1\nline 2")
+    output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
+    asked(stack, input=[user("x"), call, output], tools=[PATCH])
+    sent = stack.engine.requests[-1].prompt
+    assert sent.tools[0].input_schema["required"] == ["input"]
+    assert sent.messages[1].parts == [ToolUsePart("call_1", "patch", {"input": "line 1\nline 2"})]
+
+
+def test_tools_of_a_namespace_have_names_of_their_own_and_map_back(stack: Stack) -> None:
+    namespace = {
+        "type": "namespace",
+        "name": "mcp__files",
+        "description": "Files.",
+        "tools": [{**LOOK, "description": None}, PATCH],
+    }
+    taken = {**LOOK, "name": "mcp__files__look"}
+    stack.engine.script = frames(
+        ToolUseStart(id="call_1", name="mcp__files__look_2"),
+        ToolInputDelta("{}"),
+        Finished(reason="tool_use", output_tokens=3),
+    )
+    tools = [LOOK, namespace, {"type": "web_search"}, taken]
+    answer = asked(stack, tools=tools)
+    sent = stack.engine.requests[-1].prompt.tools
+    assert [tool.name for tool in sent] == [
+        "look", "mcp__files__look_2", "mcp__files__patch", "mcp__files__look",
+    ]  # fmt: skip
+    assert sent[1].description == "Files."
+    (call,) = answer["output"]
+    assert (call["name"], call["namespace"]) == ("look", "mcp__files")
+    assert answer["tools"] == tools
+    assert [told["path"] for told in answer["holdfast"]["ignored"]] == ["tools[2]"]
+    output = {"type": "function_call_output", "call_id": "call_1", "output": []}
+    asked(stack, input=[user("x"), call, output], tools=tools)
+    part = stack.engine.requests[-1].prompt.messages[1].parts[0]
+    assert isinstance(part, ToolUsePart)
+    assert part.name == "mcp__files__look_2"
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name", "names"),
+    [
+        ("none", "none", None, ["look", "patch"]),
+        ("required", "any", None, ["look", "patch"]),
+        ({"type": "function", "name": "look"}, "tool", "look", ["look", "patch"]),
+        ({"type": "custom", "name": "patch"}, "tool", "patch", ["look", "patch"]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "custom", "name": "patch"}],
+            },
+            "auto",
+            None,
+            ["patch"],
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [LOOK]},
+            "any",
+            None,
+            ["look", "patch"],
+        ),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "none", None, ["look", "patch"]),
+    ],
+)
+def test_every_choice_of_tools_is_held(
+    stack: Stack, choice: Any, mode: str, name: str | None, names: list[str]
+) -> None:
+    answer = asked(stack, tools=[LOOK, PATCH], tool_choice=choice, parallel_tool_calls=False)
+    assert answer["tool_choice"] == choice
+    (sent,) = stack.engine.requests
+    assert (sent.tool_choice.mode, sent.tool_choice.name) == (mode, name)
+    assert sent.tool_choice.parallel is False
+    assert [tool.name for tool in sent.prompt.tools] == names
+
+
+def test_a_forced_choice_of_some_tools_leaves_the_prompt_as_it_is(stack: Stack) -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [PATCH]}
+    asked(stack, tools=[LOOK, PATCH], tool_choice=choice)
+    (sent,) = stack.engine.requests
+    assert not sent.tool_choice.allows("look")
+    assert sent.tool_choice.allows("patch")
+    assert len(sent.prompt.tools) == 2
+
+
+def test_the_answers_form(stack: Stack) -> None:
+    class Place(BaseModel):
+        where: str
+
+    stack.engine.script = frames(
+        TextDelta('{"where": "here"}'), Finished(reason="stop", output_tokens=9)
+    )
+    answer = stack.openai().responses.parse(model=MODEL, input="Hi", text_format=Place)
+    assert answer.output_parsed == Place(where="here")
+    sent = stack.engine.requests[-1]
+    assert sent.output_schema is not None
+    assert sent.output_schema["properties"]["where"]["type"] == "string"
+    asked(stack, text={"format": {"type": "json_object"}})
+    assert stack.engine.requests[-1].output_schema == {"type": "object"}
+
+
+def test_an_answer_that_was_cut_off_is_incomplete(stack: Stack) -> None:
+    stack.engine.script = frames(TextDelta("He"), Finished(reason="length", output_tokens=1))
+    answer = asked(stack, max_output_tokens=1)
+    assert (answer["status"], answer["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert answer["output"][0]["status"] == "incomplete"
+    assert kinds(streamed(stack, max_output_tokens=1))[-1] == "incomplete"
+
+
+def test_a_failure_in_the_midst_is_the_streams_last_event(stack: Stack) -> None:
+    def script(request: GenerateRequest, _: InputUsage) -> list[Frame | float | bytes]:
+        return [TextDelta("Hel"), Failed(code="internal", message="secret detail")]
+
+    stack.engine.script = script
+    events = streamed(stack)
+    assert kinds(events)[-2:] == ["output_text.delta", "failed"]
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert "secret" not in str(failed)
+    with pytest.raises(openai.InternalServerError):
+        stack.openai().responses.create(model=MODEL, input="Hi")
+
+
+def test_what_agents_send_is_answered(stack: Stack) -> None:
+    """Fields that ask for better have no effect, and what had none is told."""
+    foreign = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
+    answer = asked(
+        stack,
+        store=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="thread-1",
+        client_metadata={"x": "y"},
+        service_tier="auto",
+        safety_identifier="s",
+        user="u",
+        max_tool_calls=3,
+        truncation="auto",
+        text={"verbosity": "low"},
+        reasoning={"effort": "high", "summary": "auto"},
+        stream_options=None,
+        tools=[{**LOOK, "strict": True}, {"type": "image_generation", "size": "1x1"}],
+        input=[
+            {"type": "message", "role": "developer", "content": "Rules."},
+            {"type": "message", "role": "user", "content": [
+                {"type": "input_text", "text": "See:"},
+                {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+                {"type": "input_file", "filename": "a.txt",
+                 "file_data": "data:text/plain;base64,aGVsbG8="},
+            ]},
+            foreign,
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+             "phase": "commentary",
+             "content": [{"type": "output_text", "text": "I see.", "annotations": []}]},
+            {"type": "local_shell_call", "id": "lsh_1", "call_id": "call_1", "status": "completed",
+             "action": {"type": "exec", "command": ["ls"], "env": {}}},
+            {"type": "local_shell_call_output", "id": "call_1", "output": "{}"},
+            {"type": "message", "role": "developer", "content": "Go on."},
+        ],
+    )  # fmt: skip
+    told = [item["path"] for item in answer["holdfast"]["ignored"]]
+    assert told[:2] == ["input[3]", "tools[1]"]
+    assert "input[1].content[1]" in told
+    assert "input[2]" in told
+    (sent,) = stack.engine.requests
+    assert sent.prompt.system == [TextPart("Rules.")]
+    texts = sent.prompt.messages[0].parts
+    assert texts[1] == TextPart("[image: PNG, not shown to this model]")
+    assert texts[2] == TextPart("a.txt\nhello")
+    assert [message.role for message in sent.prompt.messages] == [
+        "user", "assistant", "user", "system",
+    ]  # fmt: skip
