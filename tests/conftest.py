@@ -1,6 +1,8 @@
 """What every test shares."""
 
+import functools
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -23,6 +25,18 @@ settings.register_profile(
     report_multiple_bugs=False,
 )
 settings.load_profile("fresh" if os.environ.get("TEST_SEED") else "usual")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Every HTTP client would read all the world's certificates, 20 ms of CPU time, and use none.
+
+    Thousands of clients are made here, and all speak plain HTTP on loopback.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        made_once = functools.cache(ssl.create_default_context)
+        patch.setattr(ssl, "create_default_context", made_once)
+        yield
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
     free_port,
+    migrate,
     python,
-    run,
     running_stack,
     start,
     wait_until_ready,
@@ -138,7 +138,7 @@ def run_kills(
             **(gateway_settings or {}),
         }
         home = data / "killed"
-        run([*python("gateway"), "migrate"], {**settings, "HOLDFAST_DATA": str(home)})
+        migrate({**settings, "HOLDFAST_DATA": str(home)})
         gateway = (kind or Killed)(home, settings, url)
         rng = random.Random(seed)
         model = "synthetic" if backend == "synthetic" else "holdfast-demo"

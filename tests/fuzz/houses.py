@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from scripts import stack
-from scripts.stack import API_KEY, free_port, python, run
+from scripts.stack import API_KEY, free_port, migrate, python
 from tests.conformance.engines import SECRET, running_engine
 from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model
@@ -96,7 +96,7 @@ def serving(
         "HOLDFAST_MASTER_SECRET": master_secret,
         "HOLDFAST_LOG_LEVEL": "error",
     }
-    run([*python("gateway"), "migrate"], environment)
+    migrate(environment)
     keys = [new_key(environment, workspace) for workspace in workspaces]
     with stack.serving([*python("gateway"), "serve"], environment, port) as server:
         yield server.wait().url, keys
