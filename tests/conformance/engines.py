@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -40,7 +40,7 @@ from engine.protocol import (
     TextPart,
     Ttl,
 )
-from scripts.stack import Process, free_port, python, serving
+from scripts.stack import Process, free_port, python, serving, wait_until_ready
 
 T = TypeVar("T")
 
@@ -142,6 +142,10 @@ class Engine:
     @cached_property
     def description(self) -> Description:
         return self.get("describe", Description)
+
+    def wait_until_ready(self) -> "Engine":
+        wait_until_ready(self.url, self.process)
+        return self
 
     def has(self, capability: str) -> bool:
         return capability in self.description.capabilities
@@ -266,6 +270,20 @@ def running_engine(backend: str, settings: Settings, module: str = "engine") -> 
 
     Another `module` than `engine` is the synthetic engine with more to it, and has no options.
     """
+    with _started_engine(backend, settings, module) as engine:
+        yield engine.wait_until_ready()
+
+
+@contextmanager
+def running_engines(backend: str, settings: Sequence[Settings]) -> Iterator[list[Engine]]:
+    """One engine for each of the settings; they start at the same time."""
+    with ExitStack() as stack:
+        engines = [stack.enter_context(_started_engine(backend, each)) for each in settings]
+        yield [engine.wait_until_ready() for engine in engines]
+
+
+@contextmanager
+def _started_engine(backend: str, settings: Settings, module: str = "engine") -> Iterator[Engine]:
     port = free_port()
     base = {key: value for key, value in os.environ.items() if not key.startswith("ENGINE_")}
     environment = {f"ENGINE_{name}": str(value) for name, value in settings.items()}
@@ -275,7 +293,7 @@ def running_engine(backend: str, settings: Settings, module: str = "engine") -> 
         command[0], base = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | base
     with serving(command, environment, port, base=base) as server:
         client = httpx.Client(
-            base_url=server.wait().url,
+            base_url=server.url,
             headers={"authorization": f"Bearer {SECRET}"},
             timeout=30,
             limits=httpx.Limits(max_connections=None),

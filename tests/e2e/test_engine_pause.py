@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -25,17 +26,29 @@ BODY = {
 }
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Server, str]]:
+@contextmanager
+def running_pair(data: Path) -> Iterator[tuple[Server, str]]:
     """An engine and the address of a gateway in front of it."""
     with (
         serving_engine("synthetic", {"ENGINE_LOG_LEVEL": "error"}) as engine,
-        serving_gateway(tmp_path, [engine.url]) as gateway,
+        serving_gateway(data, [engine.url]) as gateway,
     ):
         engine.wait()
         gateway.wait()
-        eventually(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200, 90)
         yield engine, gateway.url
+
+
+@pytest.fixture(scope="module")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    with running_pair(tmp_path_factory.mktemp("pair")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(shared_pair: tuple[Server, str]) -> tuple[Server, str]:
+    """The module's servers, which have recovered from the pause before."""
+    eventually(lambda: status_of(shared_pair[1]) == "ready")
+    return shared_pair
 
 
 def status_of(url: str) -> str:
@@ -85,15 +98,14 @@ def test_a_count_that_comes_while_the_only_engine_is_unsure_waits_for_it(
     assert reply.status_code == 200, reply.text
 
 
-def test_an_engine_that_ended_is_down_at_once_and_its_turns_are_refused(
-    pair: tuple[Server, str],
-) -> None:
-    engine, url = pair
-    engine.process.kill()
-    engine.process.wait(20)
-    eventually(lambda: status_of(url) == "down", 20)
-    reply = httpx.post(f"{url}/v1/messages", json=BODY, headers=HEADERS, timeout=90)
-    assert reply.status_code == 529
+def test_an_engine_that_ended_is_down_at_once_and_its_turns_are_refused(tmp_path: Path) -> None:
+    with running_pair(tmp_path) as (engine, url):
+        eventually(lambda: status_of(url) == "ready")
+        engine.process.kill()
+        engine.process.wait()
+        eventually(lambda: status_of(url) == "down")
+        reply = httpx.post(f"{url}/v1/messages", json=BODY, headers=HEADERS, timeout=90)
+        assert reply.status_code == 529
 
 
 def test_a_slow_answer_to_the_admin_api_takes_no_engine_out(pair: tuple[Server, str]) -> None:
@@ -105,4 +117,4 @@ def test_a_slow_answer_to_the_admin_api_takes_no_engine_out(pair: tuple[Server, 
         assert shown["stats"] is None and shown["status"] != "down"
     finally:
         engine.process.send_signal(signal.SIGCONT)
-    eventually(lambda: status_of(url) == "ready", 30)
+    eventually(lambda: status_of(url) == "ready")

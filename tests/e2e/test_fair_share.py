@@ -11,7 +11,7 @@ import pytest
 from scripts.stack import ADMIN_KEY, API_KEY
 from tests.e2e.fleet import Fleet, Gateway, running_fleet
 
-NUM_FLOOD = 240
+NUM_FLOOD = 180
 NUM_SINGLE = 6
 MAX_RUNNING = 4
 NUM_ENGINES = 2
@@ -60,7 +60,7 @@ async def _flood_and_ask(gateway: Gateway, key: str) -> list[int]:
 
         flood = [asyncio.create_task(ask(many, f"flood {n}")) for n in range(NUM_FLOOD)]
         deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
-        while await asyncio.to_thread(_waiting, gateway) < 150:
+        while await asyncio.to_thread(_waiting, gateway) < 120:
             assert asyncio.get_running_loop().time() < deadline, "the flood does not wait"
             await asyncio.sleep(0.05)
         waited = []

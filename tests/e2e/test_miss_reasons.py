@@ -182,7 +182,7 @@ def test_a_changed_tool_is_named_where_the_client_asked_to_compare(steady: House
 
 
 def test_what_was_written_at_the_same_time_is_a_race(tmp_path: Path) -> None:
-    text = handbook(600)  # its prefill takes about 15 s: time enough for the second to come
+    text = handbook(400)  # its prefill takes about 10 s: time enough for the second to come
     with house(tmp_path, SLOW) as slow, ThreadPoolExecutor(2) as pool:
         first = pool.submit(slow.reason, text)
         eventually(lambda: slow.machines[0].num_running() == 1)

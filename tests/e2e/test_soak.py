@@ -27,14 +27,23 @@ ENGINE = {
 }
 GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
 # SOAK_STREAMS raises it (scripts/long_tests soak).
+IS_LONG = "SOAK_STREAMS" in os.environ
 STREAMS = int(os.environ.get("SOAK_STREAMS", "100"))
 
 
 def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
+    """Descriptors are compared with those before any stream where there is time for that.
+
+    Gateways keep idle connections to engines for 30 s, engines for 75 s. A commit does not wait
+    until they are gone: it has the same streams twice, and the second time opens no more.
+    """
     with running_fleet(tmp_path, 3, 2, ENGINE, GATEWAY) as fleet:
         urls = [gateway.url for gateway in fleet.gateways]
         target = Target(urls, fleet.engines, API_KEY, "synthetic")
         before = asyncio.run(idle_samples(target))
+        if not IS_LONG:
+            asyncio.run(run_streams(target, STREAMS, 40))
+            before = asyncio.run(idle_samples(target))
         streams = asyncio.run(run_streams(target, STREAMS, 40))
         assert not streams.wrong, streams.wrong[:3]
         assert len(streams.first) == STREAMS and streams.num_open_at_once > STREAMS / 2

@@ -1,7 +1,5 @@
 """The servers of the fuzz as processes: two engines with tiny models, and a gateway before them."""
 
-import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,9 +9,10 @@ import httpx
 
 from scripts import stack
 from scripts.stack import API_KEY, free_port, migrate, python
-from tests.conformance.engines import SECRET, running_engine
+from tests.conformance.engines import SECRET, running_engines
 from tests.fuzz.servers import GATEWAY_SLOTS, MINIMUMS, SLOTS, ByGateway, ByProtocol, Machines
 from tests.fuzz.tiny_model import write_tiny_model
+from tests.gateway.process import say_to_gateway
 
 MODELS = ("tiny-one", "tiny-two")
 # The second may lease next to nothing: its entries are best-effort, and still in memory.
@@ -37,7 +36,7 @@ min_cache_tokens = {3}
 def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Iterator[Machines]:
     """One engine for each model; the synthetic ones answer at once."""
     with ExitStack() as stack:
-        engines = []
+        asked = []
         for name, share in zip(MODELS, LEASE_SHARES, strict=True):
             settings: dict[str, Any] = {
                 "CLOCK": "manual",
@@ -54,7 +53,8 @@ def running_machines(directory: Path, backend: str, slots: int = SLOTS) -> Itera
             if backend == "vllm":
                 settings["MODEL"] = write_tiny_model(directory / name, head_dim=32)
                 settings["BLOCK_SIZE"] = VLLM_BLOCK_SIZE
-            engines.append(stack.enter_context(running_engine(backend, settings)))
+            asked.append(settings)
+        engines = stack.enter_context(running_engines(backend, asked))
         yield Machines(engines, slots)
 
 
@@ -103,8 +103,4 @@ def serving(
 
 
 def new_key(environment: dict[str, str], workspace: str) -> str:
-    command = [*python("gateway"), "keys", "create", "--workspace", workspace]
-    printed = subprocess.run(
-        command, env={**os.environ, **environment}, check=True, capture_output=True, text=True
-    )
-    return printed.stdout.split()[-1]
+    return say_to_gateway(environment, "keys", "create", "--workspace", workspace).split()[-1]

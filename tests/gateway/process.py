@@ -1,11 +1,25 @@
 """A gateway in a process of its own, where a test looks at the process."""
 
+import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+import pytest
+
+from gateway.cli.main import main
 from scripts.stack import Process, serving_gateway
 from tests.gateway.serving import ADMIN_KEY, API_KEY
+
+
+def say_to_gateway(environment: Mapping[str, str], *words: str) -> str:
+    """What `python -m gateway WORDS` prints. In this process: another Python takes a second."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        assert main(words) == 0, printed.getvalue()
+    return printed.getvalue()
 
 
 @contextmanager

@@ -5,11 +5,8 @@ the whole answer is compared, to the byte, but for what differs in any two reque
 """
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.gateway.process import say_to_gateway
 
 MODEL = "holdfast-demo"
 UNKNOWN_TURN = "msg_" + 28 * "0"
@@ -154,10 +153,8 @@ def client_of(gateway: str, key: str) -> httpx.Client:
 
 def new_key(data: Path, workspace: str) -> tuple[str, str]:
     """The id and the key of a new one, made by the command line as an operator would."""
-    command = [sys.executable, "-m", "gateway", "keys", "create", "--workspace", workspace]
-    environment = {**os.environ, "HOLDFAST_DATA": str(data)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    key_id, key = done.stdout.split()
+    words = ("keys", "create", "--workspace", workspace)
+    key_id, key = say_to_gateway({"HOLDFAST_DATA": str(data)}, *words).split()
     return key_id, key
 
 
