@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.setup.database import migrate
+
 if TYPE_CHECKING:
     import httpx
 
@@ -301,18 +303,6 @@ def serving_engine(
     command = [*python("engine"), "--backend", backend]
     with serving(command, engine_environment(port, settings), port, log=log) as server:
         yield server
-
-
-def migrate(environment: Mapping[str, str]) -> None:
-    """Bring a gateway's database up to date, in this process: another Python takes a second.
-
-    Not for callers inside an event loop, since a migration runs one of its own.
-    """
-    # Not installed yet where `scripts/run` imports this module.
-    from gateway.base.settings import load_database
-    from gateway.cli.migrate import migrate
-
-    migrate(load_database(environment))
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from scripts.setup.database import migrate
 from scripts.stack import (
     API_KEY,
     ENGINE_SECRET,
     free_port,
-    migrate,
     python,
     running_stack,
     start,
