@@ -244,7 +244,7 @@ class Engine:
         reply = self.client.post("/v1/ack", json={"request_ids": list(request_ids)})
         assert (reply.status_code, reply.content) == (204, b"")
 
-    def wait_until_idle(self, seconds: float = 60.0) -> float:
+    def wait_until_idle(self, seconds: float = 180.0) -> float:
         """Until nothing runs and no sequence holds a block; how long that took."""
         since = time.monotonic()
         while True:

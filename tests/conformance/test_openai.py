@@ -98,7 +98,10 @@ def test_rendering_gives_the_prompts_tokens(client: OpenAI, synthetic: Engine) -
 
 def test_models_and_health(client: OpenAI, synthetic: Engine) -> None:
     assert [model.id for model in client.models.list()] == ["synthetic"]
-    assert httpx.get(f"{str(synthetic.client.base_url).rstrip('/')}/health").status_code == 200
+    assert (
+        httpx.get(f"{str(synthetic.client.base_url).rstrip('/')}/health", timeout=120).status_code
+        == 200
+    )
 
 
 def test_the_products_engines_do_not_speak_it(engine: Engine) -> None:

@@ -105,7 +105,7 @@ def page_of(gateway: str, key: str, logs: Path) -> str:
     """All that the overview shows, as text and HTML; just the sign-in page without a browser."""
     with running_dashboard(gateway, logs) as url:
         if chromium() is None:
-            return httpx.get(f"{url}/login").text
+            return httpx.get(f"{url}/login", timeout=120).text
         with browser() as opened:
             visit = Visit(opened, url, key)
             visit.open("/")

@@ -45,7 +45,7 @@ class Site:
 
     def is_recorded(self, turn_id: str) -> bool:
         headers = {"x-api-key": ADMIN_KEY}
-        found = httpx.get(f"{self.gateway}/admin/v1/turns/{turn_id}", headers=headers)
+        found = httpx.get(f"{self.gateway}/admin/v1/turns/{turn_id}", headers=headers, timeout=120)
         return found.status_code == 200
 
 

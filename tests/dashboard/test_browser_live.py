@@ -118,4 +118,4 @@ def test_the_playground_sends_and_shows_what_became_of_the_prompt(
         page.get_by_text(re.compile(r"^[\d,]+ read from cache$")).first.wait_for(timeout=WAIT_MS)
     admin = Admin(stack.gateway, ADMIN_KEY)
     # Nothing else is read here: the other test's prompt is written anew each time.
-    eventually(lambda: any(turn["cache_read_tokens"] > 1000 for turn in admin.get("turns")), 60)
+    eventually(lambda: any(turn["cache_read_tokens"] > 1000 for turn in admin.get("turns")))

@@ -203,7 +203,10 @@ def test_a_trusted_proxy_is_an_address_or_a_network(
 
 
 def test_without_a_gateway_nobody_comes_in(tmp_path: Path) -> None:
-    with running_dashboard("http://127.0.0.1:9", tmp_path) as url, httpx.Client() as client:
+    with (
+        running_dashboard("http://127.0.0.1:9", tmp_path) as url,
+        httpx.Client(timeout=120) as client,
+    ):
         reply = client.post(f"{url}/login", data={"key": ADMIN_KEY})
         assert reply.status_code == 503 and "does not answer" in reply.text
         assert "set-cookie" not in reply.headers

@@ -37,7 +37,7 @@ class Gateway:
 
     def admin(self, path: str, method: str = "GET") -> Any:
         url, headers = f"{self.url}/admin/v1/{path}", {"x-api-key": ADMIN_KEY}
-        reply = httpx.request(method, url, headers=headers, timeout=30, trust_env=False)
+        reply = httpx.request(method, url, headers=headers, timeout=120, trust_env=False)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
@@ -74,7 +74,7 @@ class Fleet:
     def _get(self, number: int, path: str) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
         url = f"{self.engines[number]}/v1/{path}"
-        reply = httpx.get(url, headers=headers, timeout=30, trust_env=False)
+        reply = httpx.get(url, headers=headers, timeout=120, trust_env=False)
         found: dict[str, Any] = reply.raise_for_status().json()
         return found
 

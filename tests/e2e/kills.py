@@ -105,7 +105,7 @@ class Killed:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(BOUND_SECONDS)
 
 
 def run_kills(
@@ -172,7 +172,9 @@ async def _kill_over_and_over(
         report.close_seconds.append(time.monotonic() - started)
     clients.stopping.set()
     await running
-    await _until(lambda: httpx.get(f"{gateway.url}/readyz").json()["journal_backlog"] == 0)
+    await _until(
+        lambda: httpx.get(f"{gateway.url}/readyz", timeout=120).json()["journal_backlog"] == 0
+    )
 
 
 async def _until(condition: Any) -> None:

@@ -52,7 +52,7 @@ def pair(shared_pair: tuple[Server, str]) -> tuple[Server, str]:
 
 
 def status_of(url: str) -> str:
-    (engine,) = httpx.get(f"{url}/readyz", timeout=30).json()["engines"]
+    (engine,) = httpx.get(f"{url}/readyz", timeout=120).json()["engines"]
     return str(engine["status"])
 
 
@@ -75,7 +75,7 @@ def test_turns_that_come_while_the_only_engine_stands_still_are_all_served(
     seen = set()
     while time.monotonic() < began + PAUSE_SECONDS:
         seen.add(status_of(url))
-        assert httpx.get(f"{url}/readyz", timeout=30).status_code == 200, "turns are taken"
+        assert httpx.get(f"{url}/readyz", timeout=120).status_code == 200, "turns are taken"
         time.sleep(0.2)
     engine.process.send_signal(signal.SIGCONT)
     for sender in senders:

@@ -80,7 +80,11 @@ def _new_key(gateway: Gateway, workspace: str) -> str:
     headers = {"x-api-key": ADMIN_KEY}
     for path, values in (("workspaces", {"id": workspace}), ("keys", {"workspace": workspace})):
         reply = httpx.post(
-            f"{gateway.url}/admin/v1/{path}", json=values, headers=headers, trust_env=False
+            f"{gateway.url}/admin/v1/{path}",
+            json=values,
+            headers=headers,
+            trust_env=False,
+            timeout=120,
         )
         assert reply.status_code == 200, reply.text
     key: str = reply.json()["key"]

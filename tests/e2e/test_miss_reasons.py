@@ -59,11 +59,15 @@ class Machine:
 
     def post(self, path: str, body: Any) -> None:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers).raise_for_status()
+        httpx.post(
+            f"{self.url}/v1/{path}", json=body, headers=headers, timeout=120
+        ).raise_for_status()
 
     def num_running(self) -> int:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        count: int = httpx.get(f"{self.url}/v1/stats", headers=headers).json()["running"]
+        count: int = httpx.get(f"{self.url}/v1/stats", headers=headers, timeout=120).json()[
+            "running"
+        ]
         return count
 
 
@@ -98,13 +102,15 @@ class House:
 
     def wait_for(self, *, ready: int) -> None:
         def is_so() -> bool:
-            engines = httpx.get(f"{self.url}/readyz").json()["engines"]
+            engines = httpx.get(f"{self.url}/readyz", timeout=120).json()["engines"]
             return [engine["status"] for engine in engines].count("ready") == ready
 
         eventually(is_so, 300)
 
     def rows(self) -> list[dict[str, Any]]:
-        reply = httpx.get(f"{self.url}/admin/v1/turns", headers={"x-api-key": ADMIN_KEY})
+        reply = httpx.get(
+            f"{self.url}/admin/v1/turns", headers={"x-api-key": ADMIN_KEY}, timeout=120
+        )
         turns: list[dict[str, Any]] = reply.json()
         return turns
 

@@ -47,7 +47,7 @@ class Askers:
     def go_on(self) -> None:
         """Wait until everybody has read what they wrote, and is asking again."""
         wanted = [len(answers) + 3 for answers in self.answers]
-        eventually(lambda: all(len(a) >= n for a, n in zip(self.answers, wanted, strict=True)), 60)
+        eventually(lambda: all(len(a) >= n for a, n in zip(self.answers, wanted, strict=True)))
 
     def stop(self) -> None:
         self._stopping.set()
@@ -97,7 +97,7 @@ def test_no_restart_of_an_engine_leads_to_a_read_of_what_is_gone(tmp_path: Path)
 
 
 def backlog(fleet: Fleet) -> int:
-    return int(httpx.get(f"{fleet.gateways[0].url}/readyz").json()["journal_backlog"])
+    return int(httpx.get(f"{fleet.gateways[0].url}/readyz", timeout=120).json()["journal_backlog"])
 
 
 def turns(path: Path) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def test_a_cold_prefix_is_computed_once_and_is_nobodys_read_before_it_is_there(
     rounds, clients = number(3, 200), number(16, 64)
     with running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet:
         answers = asyncio.run(play(fleet, rounds, clients))
-        eventually(lambda: fleet.stats(0)["unacknowledged"] == 0, 60)
+        eventually(lambda: fleet.stats(0)["unacknowledged"] == 0)
         counters = fleet.stats(0)["counters"]
     reasons = sum((check_round(one) for one in answers), Counter[str]())
     told("F13", rounds=rounds, clients=clients, computed_once=rounds, answers=dict(reasons))

@@ -115,7 +115,9 @@ def test_ten_times_the_pool_is_refused_in_words_and_takes_no_lease(tmp_path: Pat
         assert fleet.stats(0)["blocks"]["total"] == BLOCKS
         seen = asyncio.run(overcommit(fleet, seconds))
         with httpx.Client(
-            base_url=fleet.engines[0], headers={"authorization": f"Bearer {ENGINE_SECRET}"}
+            base_url=fleet.engines[0],
+            headers={"authorization": f"Bearer {ENGINE_SECRET}"},
+            timeout=120,
         ) as engine:
             stats = idle_stats(engine)
     counters = stats["counters"]

@@ -43,7 +43,7 @@ def test_gateways_that_start_together_share_one_database(
         for port in ports:
             url = f"http://127.0.0.1:{port}/v1/messages"
             assert httpx.post(url, json=body(), headers=headers, timeout=120).status_code == 200
-        eventually(lambda: rows(shared_database, "turns") == count, 60)
+        eventually(lambda: rows(shared_database, "turns") == count)
         keys = rows(shared_database, "api_keys")
         told("F16", starts=count, database=shared_database.split(":")[0], keys=keys, rows=count)
         assert keys == 1

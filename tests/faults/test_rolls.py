@@ -40,7 +40,9 @@ class Rolled(Killed):
         deadline = time.monotonic() + DRAIN_SECONDS + 20
         while time.monotonic() < deadline:
             try:
-                reply = httpx.get(f"{self.url}/readyz", timeout=5)
+                reply = httpx.get(f"{self.url}/readyz", timeout=DRAIN_SECONDS)
+            except httpx.TimeoutException:
+                continue
             except httpx.TransportError:
                 break
             if reply.status_code == 503 and reply.json()["stopping"]:

@@ -39,7 +39,7 @@ class Stack:
             return http.get(f"/admin/v1/{path}")
 
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/readyz").status_code == 200
+        return httpx.get(f"{self.url}/readyz", timeout=120).status_code == 200
 
 
 @pytest.fixture(scope="module")

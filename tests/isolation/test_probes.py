@@ -185,7 +185,7 @@ def series(house: House) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
     """Every series of both programs, by name and labels."""
     found = set()
     for url in (house.stack.gateway, house.stack.engine):
-        text = httpx.get(f"{url}/metrics").text
+        text = httpx.get(f"{url}/metrics", timeout=120).text
         for family in text_string_to_metric_families(text):
             found |= {(s.name, tuple(sorted(s.labels.items()))) for s in family.samples}
     return found

@@ -239,7 +239,8 @@ def admin_answers(cage: Cage) -> dict[str, str]:
 def metrics(cage: Cage) -> dict[str, str]:
     urls = {"gateway": cage.stack.gateway, "engine": cage.stack.engine}
     return {
-        f"metrics of the {name}": httpx.get(f"{url}/metrics").text for name, url in urls.items()
+        f"metrics of the {name}": httpx.get(f"{url}/metrics", timeout=120).text
+        for name, url in urls.items()
     }
 
 

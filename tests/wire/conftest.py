@@ -82,5 +82,5 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
         serve(engine) as engine_url,
         serve_gateway(tmp_path_factory.mktemp("wire"), engine_url, **limits) as url,
     ):
-        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
         yield Wire(url, engine)

@@ -257,7 +257,7 @@ def test_an_answer_does_not_wait_for_a_body_nor_hold_its_connection_for_ever(wir
 
 def test_a_client_that_leaves_in_its_body_is_no_error_of_ours(wire: Wire) -> None:
     def count(status: int) -> float:
-        text = httpx.get(f"{wire.url}/metrics").text
+        text = httpx.get(f"{wire.url}/metrics", timeout=120).text
         name = f'holdfast_gateway_requests_total{{route="/v1/messages",status="{status}"}}'
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
@@ -270,7 +270,7 @@ def test_a_client_that_leaves_in_its_body_is_no_error_of_ours(wire: Wire) -> Non
 
 def test_what_was_refused_here_is_counted(wire: Wire) -> None:
     def counts() -> dict[str, float]:
-        text = httpx.get(f"{wire.url}/metrics").text
+        text = httpx.get(f"{wire.url}/metrics", timeout=120).text
         name = "holdfast_gateway_refused_connections_total"
         lines = [line for line in text.splitlines() if line.startswith(name + "{")]
         return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
@@ -309,7 +309,7 @@ def test_nothing_is_ever_fetched_for_a_client(wire: Wire, name: str) -> None:
     content = {"model": "scripted", "max_tokens": 4, "messages": [message]}
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     asked = len(wire.engine.requests)
-    reply = httpx.post(f"{wire.url}{path}", json=content, headers=headers)
+    reply = httpx.post(f"{wire.url}{path}", json=content, headers=headers, timeout=120)
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
     assert "messages" in reply.json()["error"]["message"]

@@ -141,6 +141,6 @@ def test_a_gateway_gets_the_turn_that_runs_to_its_end_and_marks_the_engine_down(
         assert "event: error" not in events
         assert stack.engine_process.wait(EXIT_SECONDS) == 0
         deadline = time.monotonic() + EXIT_SECONDS
-        while httpx.get(f"{stack.gateway}/readyz").status_code != 503:
+        while httpx.get(f"{stack.gateway}/readyz", timeout=120).status_code != 503:
             assert time.monotonic() < deadline, "the gateway does not notice"
             time.sleep(0.1)

@@ -325,14 +325,16 @@ def test_a_call_that_is_no_json_is_left_out(stack: Stack, reason: Any, told: str
 
 
 def test_the_key_may_stand_in_the_query_and_models_are_listed(stack: Stack) -> None:
-    listed = httpx.get(f"{stack.url}/v1beta/models", params={"key": API_KEY}).json()
+    listed = httpx.get(f"{stack.url}/v1beta/models", params={"key": API_KEY}, timeout=120).json()
     assert f"models/{MODEL}" in [each["name"] for each in listed["models"]]
-    same = httpx.get(f"{stack.url}/v1/models", headers={"x-goog-api-key": API_KEY}).json()
+    same = httpx.get(
+        f"{stack.url}/v1/models", headers={"x-goog-api-key": API_KEY}, timeout=120
+    ).json()
     assert same == listed
     with client(stack) as sdk:
         assert [each.name for each in sdk.models.list()] == [m["name"] for m in listed["models"]]
         assert sdk.models.get(model=MODEL).input_token_limit == 100_000
-    wrong = httpx.get(f"{stack.url}/v1beta/models")
+    wrong = httpx.get(f"{stack.url}/v1beta/models", timeout=120)
     assert (wrong.status_code, wrong.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 

@@ -151,7 +151,10 @@ def test_two_sessions_of_a_coding_agent_share_their_prefix_and_it_is_counted(sta
     eventually(lambda: ids <= {turn["id"] for turn in stack.admin("turns").json()})
     rows = [turn for turn in stack.admin("turns").json() if turn["id"] in ids]
     assert [row["num_removed"] for row in rows] == [1, 1]
-    assert "holdfast_gateway_removed_nonces_total" in httpx.get(f"{stack.url}/metrics").text
+    assert (
+        "holdfast_gateway_removed_nonces_total"
+        in httpx.get(f"{stack.url}/metrics", timeout=120).text
+    )
 
 
 def test_the_rule_can_be_switched_off(tmp_path: Path) -> None:
@@ -162,5 +165,8 @@ def test_the_rule_can_be_switched_off(tmp_path: Path) -> None:
     ):
         headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
         request = body(system=[text(LINES[0]), text("rules")])
-        assert httpx.post(f"{url}/v1/messages", json=request, headers=headers).status_code == 200
+        assert (
+            httpx.post(f"{url}/v1/messages", json=request, headers=headers, timeout=120).status_code
+            == 200
+        )
     assert [block.text for block in engine.requests[0].prompt.system] == [LINES[0], "rules"]

@@ -23,7 +23,7 @@ def test_what_is_wrong_around_a_turn_has_openais_envelope(stack: Stack) -> None:
 
     body = {"model": MODEL, "messages": MESSAGES}
     url = f"{stack.url}/v1/chat/completions"
-    assert "API key" in error(httpx.post(url, json=body), 401)["message"]
+    assert "API key" in error(httpx.post(url, json=body, timeout=120), 401)["message"]
     with pytest.raises(openai.AuthenticationError):
         stack.openai("wrong").models.list()
     with stack.http() as http:

@@ -86,7 +86,7 @@ def test_every_failure_has_the_one_envelope(
 def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
     with (
         serve_gateway(tmp_path, "http://127.0.0.1:9", body_limit_bytes=2048) as url,
-        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}) as http,
+        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}, timeout=120) as http,
     ):
         reply = http.post("/v1/messages", json=body(system="x" * 4096))
         check_envelope(reply, 413, "request_too_large")
@@ -94,7 +94,9 @@ def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
 
 def test_keys_come_as_either_header_and_nothing_else_works(stack: Stack) -> None:
     def ask(headers: dict[str, str]) -> httpx.Response:
-        return httpx.post(f"{stack.url}/v1/messages", json=body(), headers={**VERSION, **headers})
+        return httpx.post(
+            f"{stack.url}/v1/messages", json=body(), headers={**VERSION, **headers}, timeout=120
+        )
 
     assert ask({"x-api-key": API_KEY}).status_code == 200
     assert ask({"authorization": f"Bearer {API_KEY}"}).status_code == 200
@@ -138,15 +140,15 @@ def test_the_database_file_holds_no_key(stack: Stack) -> None:
 
 
 def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -> None:
-    ready = httpx.get(f"{stack.url}/readyz")
+    ready = httpx.get(f"{stack.url}/readyz", timeout=120)
     assert ready.status_code == 200 and ready.json()["engines"][0]["model"] == "scripted"
     stack.engine.is_ready = False
-    eventually(lambda: httpx.get(f"{stack.url}/readyz").status_code == 503)
-    engine = httpx.get(f"{stack.url}/readyz").json()["engines"][0]
+    eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=120).status_code == 503)
+    engine = httpx.get(f"{stack.url}/readyz", timeout=120).json()["engines"][0]
     assert engine["status"] == "starting" and engine["detail"]["progress"] == 0.5
-    health = httpx.get(f"{stack.url}/health")  # as vLLM names it, for GuideLLM
+    health = httpx.get(f"{stack.url}/health", timeout=120)  # as vLLM names it, for GuideLLM
     assert health.status_code == 503 and health.json()["engines"][0]["status"] == "starting"
-    assert httpx.get(f"{stack.url}/healthz").status_code == 200
+    assert httpx.get(f"{stack.url}/healthz", timeout=120).status_code == 200
     with stack.http() as http:
         check_envelope(http.post("/v1/messages", json=body()), 529, "overloaded_error")
 
@@ -154,7 +156,7 @@ def test_readiness_follows_the_engine_and_passes_its_progress_on(stack: Stack) -
 def test_a_missing_engine_is_overloaded_not_an_internal_error(tmp_path: Path) -> None:
     with (
         serve_gateway(tmp_path, "http://127.0.0.1:9") as url,
-        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}) as http,
+        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}, timeout=120) as http,
     ):
         check_envelope(http.post("/v1/messages", json=body()), 529, "overloaded_error")
         detail = http.get("/readyz").json()["engines"][0]
@@ -163,7 +165,7 @@ def test_a_missing_engine_is_overloaded_not_an_internal_error(tmp_path: Path) ->
 
 def test_metrics_count_turns_and_tokens_with_bounded_labels(stack: Stack) -> None:
     def value(name: str) -> float:
-        lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{stack.url}/metrics", timeout=120).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     turns, tokens = (
@@ -176,7 +178,7 @@ def test_metrics_count_turns_and_tokens_with_bounded_labels(stack: Stack) -> Non
         http.get("/any/path/at/all")
     assert (value(turns), value(tokens)) == (before[0] + 1, before[1] + 2)
     assert value('holdfast_gateway_engine_up{engine="engine-0"}') == 1.0
-    text = httpx.get(f"{stack.url}/metrics").text
+    text = httpx.get(f"{stack.url}/metrics", timeout=120).text
     assert "any/path" not in text and "default" not in text
 
 
@@ -185,7 +187,7 @@ def test_claude_ids_mean_the_default_model_where_that_is_switched_on(tmp_path: P
     with (
         serve(ScriptedEngine()) as engine,
         serve_gateway(tmp_path, engine, claude_alias=True) as url,
-        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}) as http,
+        httpx.Client(base_url=url, headers={**VERSION, "x-api-key": API_KEY}, timeout=120) as http,
     ):
         reply = http.post("/v1/messages", json=body(model="claude-sonnet-5-5"))
         assert reply.json()["model"] == "claude-sonnet-5-5"

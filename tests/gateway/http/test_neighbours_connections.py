@@ -142,7 +142,7 @@ def test_unknown_keys_of_one_address_are_looked_up_at_a_rate(small: Stack) -> No
             return http.get("/v1/models").status_code == 200
 
     began = time.monotonic()
-    eventually(works, 60)
+    eventually(works)
     assert time.monotonic() - began < 60
 
 

@@ -46,7 +46,7 @@ def test_every_route_is_described_and_nothing_else() -> None:
 
 
 def test_the_description_is_valid_openapi_and_served(stack: Stack) -> None:
-    reply = httpx.get(f"{stack.url}/openapi.json")
+    reply = httpx.get(f"{stack.url}/openapi.json", timeout=120)
     assert reply.headers["content-type"] == "application/json"
     document = reply.json()
     assert document == DOCUMENT
@@ -60,7 +60,7 @@ def test_the_description_is_made_once_and_not_for_every_request(
     """Anybody may ask for it: what it costs must not grow with how often it is asked for."""
     asked = []
     monkeypatch.setattr(msgspec.json, "schema_components", asked.append)
-    replies = {httpx.get(f"{stack.url}/openapi.json").content for _ in range(3)}
+    replies = {httpx.get(f"{stack.url}/openapi.json", timeout=120).content for _ in range(3)}
     assert len(replies) == 1 and not asked
 
 
@@ -150,7 +150,7 @@ def test_a_whole_answer_conforms_too(stack: Stack, stream: bool) -> None:
 
 
 def test_a_405_names_the_methods_that_are_allowed(stack: Stack) -> None:
-    reply = httpx.get(f"{stack.url}/v1/messages")
+    reply = httpx.get(f"{stack.url}/v1/messages", timeout=120)
     assert reply.status_code == 405
     assert "POST" in reply.headers["allow"]
 
@@ -166,4 +166,4 @@ def test_responses_name_the_organization_and_workspace_and_no_invented_limits(st
         assert answer.headers["anthropic-workspace-id"] == "default"
         assert len(answer.headers["anthropic-organization-id"]) == 36
         assert not [name for name in answer.headers if name.startswith("anthropic-ratelimit")]
-    assert "anthropic-workspace-id" not in httpx.get(f"{stack.url}/healthz").headers
+    assert "anthropic-workspace-id" not in httpx.get(f"{stack.url}/healthz", timeout=120).headers

@@ -82,7 +82,10 @@ def test_a_gateway_starts_with_an_open_record_that_nobody_can_read(tmp_path: Pat
         statement = "INSERT INTO turns (id, record) VALUES ('msg_0', ?)"
         change(journal, statement, b"\xff\xfe no record")
         with gateway_process(tmp_path, engine, log) as (url, process):
-            eventually(lambda: "set_aside" in log.read_text("utf-8"), 30)
+            eventually(lambda: "set_aside" in log.read_text("utf-8"))
             assert process.poll() is None
-            assert "holdfast_gateway_journal_set_aside 1.0" in httpx.get(f"{url}/metrics").text
+            assert (
+                "holdfast_gateway_journal_set_aside 1.0"
+                in httpx.get(f"{url}/metrics", timeout=120).text
+            )
         assert "Traceback" not in log.read_text("utf-8")

@@ -120,7 +120,7 @@ def test_served_without_a_database_then_drained_once(outage: Outage) -> None:
             assert stranger.status_code == (401 if outage.kind == "locked" else 529)
             assert backlog() == 10
         ask()
-        eventually(lambda: backlog() == 0, 60)
+        eventually(lambda: backlog() == 0)
     assert sorted(outage.rows()) == sorted(told)
 
 
@@ -138,7 +138,7 @@ def test_a_frozen_database_does_not_hold_up_the_stop_and_the_next_start_drains(
             # Leaving the block stopped it: `serve` fails where that takes more than 20 s.
         assert answer.status_code == 200
         with serve_gateway(tmp_path, engine_url, database_url=outage.url):
-            eventually(lambda: outage.rows() == [answer.json()["id"]], 60)
+            eventually(lambda: outage.rows() == [answer.json()["id"]])
 
 
 @pytest.mark.postgres

@@ -299,7 +299,7 @@ def test_spend_outlives_a_restart_and_is_shared_through_the_ledger(
                 eventually(Stack(second, engine, tmp_path).is_ready)
                 engine.refusal = ErrorReply("overloaded", "full")
                 admin.post("workspaces/w", {"monthly_spend_nano": 1})
-                eventually(is_out_of_money(second, key), 60)
+                eventually(is_out_of_money(second, key))
         with serve_gateway(tmp_path / "a", engine_url, **changes) as again:
             eventually(Stack(again, engine, tmp_path).is_ready)
-            eventually(is_out_of_money(again, key), 60)
+            eventually(is_out_of_money(again, key))

@@ -53,7 +53,9 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Exposed:
         for _ in range(2):
             ask(stack.gateway)
         for url in (stack.gateway, stack.engine):
-            for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+            for family in text_string_to_metric_families(
+                httpx.get(f"{url}/metrics", timeout=120).text
+            ):
                 if family.name.endswith("_created"):
                     continue  # when a counter began; added by the library
                 name = family.name + ("_total" if family.type == "counter" else "")

@@ -216,7 +216,7 @@ def test_a_gateway_on_samples_shows_them_and_serves_no_turn(tmp_path: Path) -> N
     count = fill_sample(database, datetime.now(UTC), 400, 1)
     engine = ScriptedEngine()
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
         with Anthropic(base_url=url, api_key=API_KEY, max_retries=0, timeout=120) as client:
             messages = [{"role": "user", "content": "Hello"}]
             with pytest.raises(PermissionDeniedError, match="sample data"):
@@ -229,7 +229,9 @@ def test_a_gateway_on_samples_shows_them_and_serves_no_turn(tmp_path: Path) -> N
         assert not engine.requests
         headers = {"x-api-key": ADMIN_KEY}
         since = int((datetime.now(UTC) - timedelta(days=40)).timestamp() * 1000)
-        usage = httpx.get(f"{url}/admin/v1/usage?since_ms={since}", headers=headers).json()
+        usage = httpx.get(
+            f"{url}/admin/v1/usage?since_ms={since}", headers=headers, timeout=120
+        ).json()
         assert usage["totals"]["requests"] == count
     keys = ask(database, lambda ledger: rows(ledger, select(ApiKeyRow.workspace_id)))
     assert "default" not in {row.workspace_id for row in keys}, "no real key comes in"
@@ -238,8 +240,10 @@ def test_a_gateway_on_samples_shows_them_and_serves_no_turn(tmp_path: Path) -> N
 def test_a_gateway_notices_that_its_database_became_one_of_samples(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
         headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
-        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers=headers, timeout=120).status_code == 200
         fill_sample(DatabaseSettings(data=tmp_path), UNTIL, 200, 1)
-        eventually(lambda: httpx.get(f"{url}/v1/models", headers=headers).status_code == 403)
+        eventually(
+            lambda: httpx.get(f"{url}/v1/models", headers=headers, timeout=120).status_code == 403
+        )

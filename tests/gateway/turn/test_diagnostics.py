@@ -236,4 +236,4 @@ def test_an_operator_compares_any_two_turns_of_the_ledger(stack: Stack) -> None:
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     headers = {"x-api-key": API_KEY}
     path = f"{stack.url}/admin/v1/turns/{one.id}/divergence?from={two.id}"
-    assert httpx.get(path, headers=headers).status_code == 200
+    assert httpx.get(path, headers=headers, timeout=120).status_code == 200
