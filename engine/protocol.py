@@ -28,6 +28,8 @@ Capability = Literal[
     "tools",
     "forced_tools",
     "structured_output",
+    "strict_tools",
+    "penalties",
     "thinking",
     "manual_clock",
     "block_map",
@@ -76,12 +78,16 @@ STATUS_OF: dict[ErrorCode, int] = {
 # The prompt, in the order in which its segments are numbered: tools, system, message parts.
 
 
-class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tool definition; `input_schema` keeps the client's key order."""
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One tool definition; `input_schema` keeps the client's key order.
+
+    A call of a `strict` tool keeps to the schema, in an engine with the capability `strict_tools`.
+    """
 
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
+    strict: bool = False
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -114,13 +120,23 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: list[Part]
 
 
-class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A conversation, or a raw `text`: that bypasses the chat template and excludes all else."""
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A conversation, or a raw `text`: that bypasses the chat template and excludes all else.
+
+    `named_tools` may be called like `tools`. Their definitions are in the messages, so that no
+    template renders them and they are no segments.
+    """
 
     messages: list[Message]
     tools: list[Tool] = []
     system: list[TextPart] = []
     text: str | None = None
+    named_tools: list[Tool] = []
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Every tool that the model may call."""
+        return [*self.tools, *self.named_tools] if self.named_tools else self.tools
 
     @property
     def num_segments(self) -> int:
@@ -151,13 +167,17 @@ class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     characters: int | None = None
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`max_tokens` 0 pre-warms: the prompt is read and written, nothing is generated; None is
     what the prompt leaves of the context.
 
     `temperature` 0 is greedy, `top_p` 1 and `top_k` 0 are off; what is None is the model's own
     default, see `Description`. `seed` makes sampling repeatable on one engine build.
     `ignore_eos` goes on past the tokens that end a turn, for measurements of a given length.
+
+    The last three need the capability `penalties`. Each logit is raised by its token's `logit_bias`
+    and lowered by `presence_penalty` where the choice has the token, and by `frequency_penalty` for
+    each time that it has it; the prompt does not count.
     """
 
     max_tokens: int | None
@@ -168,6 +188,13 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     num_choices: int = 1
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -285,6 +312,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "device"
 
 
+class UnheldTool(msgspec.Struct, frozen=True):
+    """A strict tool whose calls are not held to its schema, and why."""
+
+    tool: str
+    reason: str
+
+
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     """The first frame: final input counters. From here on the entries are readable."""
 
@@ -296,6 +330,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     miss_reason: MissReason | None = None
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    unheld: list[UnheldTool] = []
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):

@@ -125,6 +125,7 @@ class LoopedBackend:
             parsers=await self._in_thread(partial(loaded.renderer.parsers, request)),
             emit=generation.emit,
             submitted_at=received_at,
+            unheld=answer.unheld,
         )
         await self._submit(loaded, state, new_samples(request, loaded.description))
         generation.is_open = True

@@ -84,7 +84,7 @@ def check_request(request: GenerateRequest, description: Description) -> None:
 
 
 def _check_tool_choice(request: GenerateRequest) -> None:
-    choice, names = request.tool_choice, {tool.name for tool in request.prompt.tools}
+    choice, names = request.tool_choice, {tool.name for tool in request.prompt.callable_tools}
     if choice.mode in ("any", "tool") and not names:
         raise InvalidRequest("tool_choice: there are no tools to choose from")
     if choice.names and choice.mode != "any":
@@ -97,17 +97,18 @@ def _check_tool_choice(request: GenerateRequest) -> None:
 
 def check_prompt(prompt: Prompt) -> None:
     """Raise InvalidRequest for what is neither a conversation nor a raw text, but both."""
-    if prompt.text is not None and (prompt.messages or prompt.tools or prompt.system):
+    if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
         raise InvalidRequest("prompt.text: excludes messages, tools and system")
 
 
 def _needed(request: GenerateRequest) -> list[Capability]:
     needed: dict[Capability, bool] = {
         "multiple_choices": request.sampling.num_choices > 1,
-        "tools": bool(request.prompt.tools),
+        "tools": bool(request.prompt.callable_tools),
         "forced_tools": request.tool_choice.mode in ("any", "tool"),
         "structured_output": request.output_schema is not None,
         "thinking": request.thinking,
+        "penalties": request.sampling.has_penalties,
     }
     assert set(needed) <= set(get_args(Capability))
     return [capability for capability, is_needed in needed.items() if is_needed]
@@ -232,6 +233,9 @@ def new_samples(request: GenerateRequest, description: Description) -> list[Samp
             top_p=_given(sampling.top_p, description.default_top_p),
             top_k=_given(sampling.top_k, description.default_top_k),
             seed=seed + choice,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            bias=sampling.logit_bias,
         )
         for choice in range(sampling.num_choices)
     ]

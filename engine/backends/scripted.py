@@ -37,6 +37,7 @@ def with_script(parts: Parts, settings: Settings) -> Parts:
     declared: dict[Capability, bool] = {
         "tools": renderer.tool_format is not None,
         "forced_tools": renderer.tool_format is not None and renderer.can_constrain,
+        "strict_tools": renderer.tool_format is not None and renderer.can_trigger,
         "structured_output": renderer.can_constrain,
         "thinking": renderer.reasoning_format is not None,
     }

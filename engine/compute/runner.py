@@ -9,7 +9,7 @@ from engine.cache.ids import BlockId, TokenId
 from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep
 from engine.compute.batch import build_batch
 from engine.compute.kv import HostKv, KvPool
-from engine.compute.sampler import sample
+from engine.compute.sampler import biased, sample
 from engine.schedule.runner import Work
 
 
@@ -35,7 +35,8 @@ class TorchRunner:
                 tokens.append(None)
             else:
                 position = work.start + len(work.token_ids)
-                tokens.append(sample(next(rows), work.sample, position, work.allowed))
+                row = biased(next(rows), work.bias)
+                tokens.append(sample(row, work.sample, position, work.allowed))
         return tokens
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:

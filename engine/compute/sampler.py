@@ -1,10 +1,12 @@
 """Sampling of the next token. A draw depends on the logits, the seed and the position alone."""
 
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
 import torch
 
+from engine.cache.ids import TokenId
 from engine.schedule.runner import SampleParams
 
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
@@ -42,6 +44,16 @@ def sample(
     threshold = cumulative[-1] * uniform(params.seed, position)
     index = int(torch.searchsorted(cumulative, threshold, right=True))
     return int(token_ids[min(index, len(cumulative) - 1)])
+
+
+def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.Tensor:
+    """One row of logits (vocabulary), raised by the bias; tokens beyond the vocabulary are none."""
+    known = [] if bias is None else [token for token in bias if token < logits.shape[-1]]
+    if bias is None or not known:
+        return logits
+    raised = torch.tensor([bias[token] for token in known], dtype=torch.float32)
+    token_ids = torch.tensor(known, dtype=torch.long, device=logits.device)
+    return logits.float().index_add(-1, token_ids, raised.to(logits.device))
 
 
 def uniform(seed: int, position: int) -> float:

@@ -177,6 +177,7 @@ class Lifecycle:
                 miss_reason=written.miss_reason,
                 queue_seconds=request.began_at - request.submitted_at,
                 prefill_seconds=now - request.began_at,
+                unheld=list(request.unheld),
             )
         )
         if request.request.sampling.max_tokens == 0:
@@ -186,7 +187,7 @@ class Lifecycle:
         """Take one sampled token: parse it, emit its deltas, decide whether it was the last."""
         request = sequence.request
         max_tokens = request.request.sampling.max_tokens
-        sequence.tokens.append(token)
+        sequence.append(token)
         _say(sequence, sequence.parser.feed(token))
         if sequence.parser.finish is not None:
             sequence.finish = sequence.parser.finish

@@ -80,6 +80,7 @@ class EngineLoop:
             block_table=sequence.table.block_ids,
             sample=sequence.sample if samples else None,
             allowed=sequence.parser.allowed if samples else None,
+            bias=sequence.bias if samples else None,
         )
 
     # The thread.

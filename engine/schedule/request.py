@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage
+from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, UnheldTool
 from engine.schedule.output import OutputParser
 from engine.schedule.ranges import Ranges
 from engine.schedule.runner import SampleParams
@@ -19,7 +19,9 @@ Emit = Callable[[Frame], None]
 class SequenceState:
     """One choice.
 
-    `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them.
+    `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
+    is what penalties and biases make of the logits; None where there are none. Then `sampled` are
+    the tokens that it counts.
     """
 
     request: "RequestState"
@@ -29,6 +31,21 @@ class SequenceState:
     sample: SampleParams
     tokens: list[TokenId]
     finish: FinishReason | None = None
+    bias: dict[TokenId, float] | None = None
+    sampled: set[TokenId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.sample.has_penalties:
+            self.bias = dict(self.sample.bias)
+
+    def append(self, token: TokenId) -> None:
+        """Add a sampled token, and lower its logit for the next ones."""
+        if self.bias is not None:
+            is_new = token not in self.sampled
+            lowered = self.sample.frequency_penalty + self.sample.presence_penalty * is_new
+            self.bias[token] = self.bias.get(token, 0.0) - lowered
+            self.sampled.add(token)
+        self.tokens.append(token)
 
     @property
     def scope(self) -> str:
@@ -72,6 +89,7 @@ class RequestState:
     parsers: Sequence[OutputParser]
     emit: Emit
     submitted_at: float
+    unheld: Sequence[UnheldTool] = ()
     found: Found | None = None
     twin: Twin | None = None
     raced: int = 0

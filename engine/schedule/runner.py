@@ -1,7 +1,7 @@
 """The interface between the scheduler and the model: the work of one step."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.ids import BlockId, TokenId
@@ -13,12 +13,22 @@ class SampleParams:
 
     `seed` is fixed per sequence. Besides the logits a draw depends on the seed and the position
     alone, so a preempted sequence continues with the same draws.
+
+    `bias` is added to the logits of its tokens. The penalties are taken from those of the tokens
+    that the sequence has sampled: one where there are any, the other for each of them.
     """
 
     temperature: float
     top_p: float
     top_k: int
     seed: int
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: Mapping[TokenId, float] = field(default_factory=dict)
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +39,7 @@ class Work:
     at positions start, start + 1, …, are to be computed and written through it. The table covers
     all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
     tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
+    `bias` is added to the logits of its tokens.
     """
 
     token_ids: Sequence[TokenId]
@@ -36,6 +47,7 @@ class Work:
     block_table: Sequence[BlockId]
     sample: SampleParams | None = None
     allowed: bytes | None = None
+    bias: Mapping[TokenId, float] | None = None
 
 
 class Runner(Protocol):

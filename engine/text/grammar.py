@@ -7,8 +7,8 @@ tokens that were sampled, and so that no model can go on with white space for ev
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -18,6 +18,7 @@ from engine.cache.ids import TokenId
 from engine.errors import SchemaRefused
 from engine.protocol import GenerateRequest, Tool
 from engine.text.formats.reasoning import ReasoningFormat
+from engine.text.free_calls import behind_head, free_rules, is_control, is_free
 
 _JSON_OPTIONS = {
     "item_separator": ", ",
@@ -93,6 +94,7 @@ class CallStyle:
 
     `call` takes a tool's name and the name of the rule of its input. All are Lark. `input_rules`
     writes that rule for inputs that are no JSON; it raises SchemaRefused for what it can't hold.
+    `starts` are the texts that calls begin with (`free_calls.py`); empty: text may begin like one.
     """
 
     call: Callable[[str, str], str]
@@ -100,6 +102,7 @@ class CallStyle:
     begin: str = ""
     separator: str = ""
     end: str = ""
+    starts: tuple[str, ...] = ()
 
 
 class GrammarWriter:
@@ -164,6 +167,11 @@ class GrammarWriter:
             if tools:
                 rules += self._calls(style, tools, parallel=choice.parallel)
                 answers.append("calls")
+        if style is not None and style.starts and is_free(request):
+            tools = _called(request)
+            rules += free_rules(style.starts, self.texts(style.starts[0]), parallel=choice.parallel)
+            rules += self._free_calls(style, tools, parallel=choice.parallel)
+            answers.append("free")
         if schema is not None and not is_forced:
             rules.append(f"answer: %json {_with_options(schema)}")
             answers.append("answer")
@@ -182,12 +190,22 @@ class GrammarWriter:
             raise SchemaRefused(f"the schemas are too much together: {_reason(matcher)}")
         return constraint
 
-    def _calls(self, style: CallStyle, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+    def _calls(
+        self,
+        style: CallStyle,
+        tools: Sequence[Tool],
+        *,
+        parallel: bool,
+        loose: Collection[str] = (),
+    ) -> list[str]:
         calls = " | ".join(f"call_{index}" for index in range(len(tools)))
         more = f"({style.separator} ({calls}))*" if parallel else ""
         rules = [f"calls: {style.begin} ({calls}) {more} {style.end}"]
         for index, tool in enumerate(tools):
             rules.append(f"call_{index}: {style.call(tool.name, f'input_{index}')}")
+            if style.input_rules is None and tool.name in loose:
+                rules.append(f"input_{index}: {json_rule({'type': 'object'})}")
+                continue
             tool = Tool(tool.name, _object_schema(tool), tool.description)
             if style.input_rules is None:
                 rules.append(f"input_{index}: {json_rule(tool.input_schema)}")
@@ -195,13 +213,26 @@ class GrammarWriter:
                 rules += style.input_rules(tool, f"input_{index}")
         return rules
 
+    def _free_calls(self, style: CallStyle, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+        """As `_calls`. Inputs of tools that are not strict are any objects, where they are JSON."""
+        loose = {tool.name for tool in tools if not tool.strict}
+        pieces = self.texts(style.starts[0])
+        if is_control(pieces[0]):
+            return self._calls(style, tools, parallel=parallel, loose=loose)
+        if style.begin:
+            style = replace(style, begin=behind_head(style.begin, pieces))
+            return self._calls(style, tools, parallel=parallel, loose=loose)
+        written = style.call
+        style = replace(style, call=lambda name, rule: behind_head(written(name, rule), pieces))
+        return self._calls(style, tools, parallel=False, loose=loose)
+
     def _compile(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._library, grammar, log_level=0, limits=self._limits)
 
     def _blame(self, request: GenerateRequest) -> None:
         """Raise for the one schema that is at fault, if it is one."""
         called = {tool.name for tool in _called(request)}
-        for index, tool in enumerate(request.prompt.tools):
+        for index, tool in enumerate(request.prompt.callable_tools):
             if tool.name in called:
                 schema = _with_options(_object_schema(tool))
                 self._check(schema, f"tools[{index}].input_schema of `{tool.name}`")
@@ -234,7 +265,8 @@ class ThinkingRule:
 
 def _called(request: GenerateRequest) -> list[Tool]:
     """The tools that may be called."""
-    return [tool for tool in request.prompt.tools if request.tool_choice.allows(tool.name)]
+    tools = request.prompt.callable_tools
+    return [tool for tool in tools if request.tool_choice.allows(tool.name)]
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from engine.text.formats.model_formats import FormatChoice, find_formats
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.formats.tool_calls import new_tool_use_id
 from engine.text.formats.turn_parser import TurnEnd, TurnParser
+from engine.text.free_calls import is_free
 from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
 from engine.text.rendered import RenderedPrompt
 from engine.text.template.boundaries import PlacedText, place_segments
@@ -172,6 +173,11 @@ class ChatRenderer:
         placed, cuts = PlacedText(cut, []).without_cuts(conversation.cut)
         return cuts if placed.text == text else []
 
+    @property
+    def can_trigger(self) -> bool:
+        """Whether calls among free text can be held to their schemas."""
+        return self.can_constrain and self._style is not None and bool(self._style.starts)
+
     def parser(self, request: GenerateRequest) -> OutputParser:
         """A parser for the request's only choice; raises as `parsers`."""
         stops = StopStrings(request.sampling.stop_sequences)
@@ -193,7 +199,8 @@ class ChatRenderer:
             return None
         rule: ThinkingRule | None = None
         is_open = self._begins_thinking(request)
-        if self.formats.tags is not None and (is_open or request.thinking):
+        may_think = is_open or request.thinking or is_free(request)
+        if self.formats.tags is not None and may_think:
             rule = ThinkingRule(self.formats.tags, is_open)
         return self._writer.constraint(request, self._style, rule)
 
@@ -201,7 +208,7 @@ class ChatRenderer:
         self, request: GenerateRequest, stops: StopStrings, constraint: Constraint | None
     ) -> TurnParser:
         vocabulary = self._vocabulary
-        if request.prompt.tools and request.tool_choice.mode != "none":
+        if request.prompt.callable_tools and request.tool_choice.mode != "none":
             vocabulary = self._tool_vocabulary
         messages = request.prompt.messages
         continues = request.prompt.text is not None or (

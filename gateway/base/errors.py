@@ -4,6 +4,7 @@ GatewayError               500 api_error
 ├── InvalidRequest         400 invalid_request_error
 │   ├── PromptTooLong      400 invalid_request_error
 │   ├── ResponseNotKept    400 invalid_request_error     an earlier response is named, none is kept
+│   ├── ThreadNotFound     400 invalid_request_error     no conversation is kept
 │   └── DemandRefused      400 invalid_request_error     the model can't be held to that output
 ├── Unauthenticated        401 authentication_error
 │   └── MissingKey         401 authentication_error
@@ -75,6 +76,13 @@ class ResponseNotKept(InvalidRequest):
             " send the whole conversation as `input`.",
             "previous_response_id",
         )
+
+
+class ThreadNotFound(InvalidRequest):
+    """No conversation is kept. A client that gets this sends the whole one."""
+
+    default = "thread.previous_message_id: no such thread; send the whole conversation"
+    code = "thread_not_found"
 
 
 class DemandRefused(InvalidRequest):

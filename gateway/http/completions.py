@@ -50,7 +50,7 @@ class ChatCompletionsController(Controller):
             return services.without_nonces(decode_chat(body, services.bounds))
 
         def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
-            ask = chat_ask_of(decoded, request.user, model, arrived)
+            ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
             return msgspec.structs.replace(ask, num_removed=num_removed)
 
         ask = await prepared(request, services, len(body), read, make)

@@ -68,6 +68,8 @@ class MessagesController(Controller):
                 arrived,
                 comparison=compared(decoded, betas),
                 num_removed=num_removed,
+                betas=betas,
+                unreadable=services.unreadable,
             )
 
         ask = await prepared(request, services, len(body), read, make)
@@ -95,7 +97,7 @@ class MessagesController(Controller):
             return services.without_nonces(decode_count_tokens(body, services.bounds))
 
         def make(decoded: CountTokensRequest, _: int, model: Model) -> Ask:
-            return count_ask_of(decoded, request.user, model, version, arrived)
+            return count_ask_of(decoded, request.user, model, version, arrived, services.unreadable)
 
         with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, services, len(body), read, make)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.protocol import Capability
+from engine.protocol import Capability, UnheldTool
 
 CANNOT_THINK = "this model does not think"
+STRICT_REASON = "this model writes calls freely: one may differ from the tool's schema"
 MAX_TOLD = 64
 """The most fields that one answer names. The others are counted in the last item."""
 _MAX_PATH = 256
@@ -27,10 +28,14 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """A field that an engine with `capability` does; any other one ignores it."""
+    """A field that an engine with `capability` does; any other one ignores it.
+
+    `tool` is the tool that the field is of. Such an engine may tell that it can't do it for that.
+    """
 
     ignored: Ignored
     capability: Capability
+    tool: str | None = None
 
 
 class Notes(msgspec.Struct, frozen=True):
@@ -45,12 +50,18 @@ class Notes(msgspec.Struct, frozen=True):
     num_more: int = 0
 
     def told(
-        self, capabilities: Collection[Capability], also: Iterable[Ignored] = ()
+        self, capabilities: Collection[Capability], unheld: Iterable[UnheldTool] = ()
     ) -> list[Ignored]:
-        """The fields that an engine with these capabilities did not do, and what it says itself."""
-        told = [*self.ignored]
-        told += [wish.ignored for wish in self.wishes if wish.capability not in capabilities]
-        told += also
+        """The fields that an engine with these capabilities did not do.
+
+        `unheld` are the tools for which it says that it did not.
+        """
+        told, reasons = [*self.ignored], {one.tool: one.reason for one in unheld}
+        for wish in self.wishes:
+            if wish.capability not in capabilities:
+                told.append(wish.ignored)
+            elif wish.tool is not None and wish.tool in reasons:
+                told.append(Ignored(wish.ignored.path, reasons[wish.tool]))
         more = self.num_more + max(0, len(told) - MAX_TOLD)
         told = told[:MAX_TOLD]
         return [*told, Ignored("", f"{more} more fields were ignored")] if more else told
@@ -74,10 +85,10 @@ class Notepad:
         else:
             self._num_more += 1
 
-    def wish(self, path: str, reason: str, capability: Capability) -> None:
+    def wish(self, path: str, reason: str, capability: Capability, tool: str | None = None) -> None:
         """An engine with this capability does it; of any other one the client is told."""
         if len(self._wishes) < MAX_TOLD:
-            self._wishes.append(Wish(Ignored(path[:_MAX_PATH], reason), capability))
+            self._wishes.append(Wish(Ignored(path[:_MAX_PATH], reason), capability, tool))
         else:
             self._num_more += 1
 

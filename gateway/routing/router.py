@@ -167,5 +167,14 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         raise InvalidRequest("tool_choice: forcing a tool call is not supported by this model")
     if ask.output_schema is not None and "structured_output" not in can:
         raise DemandRefused("output_schema: not supported by this model")
+    if ask.sampling.has_penalties and "penalties" not in can:
+        raise InvalidRequest(f"{_penalty(ask)}: not supported by this model")
     if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
         raise InvalidRequest("n: more than one choice is not supported by this model")
+
+
+def _penalty(ask: Ask) -> str:
+    sampling = ask.sampling
+    if sampling.logit_bias:
+        return "logit_bias"
+    return "presence_penalty" if sampling.presence_penalty else "frequency_penalty"

@@ -177,7 +177,7 @@ class TurnService:
         """Complete the turn's findings, and remember the turn for later comparisons."""
         ask, engine = turn.ask, turn.dispatch.engine
         turn.findings.engine = engine.name
-        turn.findings.ignored = ask.notes.told(engine.capabilities)
+        turn.findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
         fingerprint = ask.fingerprint(started.usage.prompt_tokens)
         packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
         turn.record.fingerprint = packed

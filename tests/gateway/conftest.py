@@ -64,6 +64,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.entries.clear()
     engine.requests.clear()
     engine.refused.clear()
+    engine.unheld.clear()
     eventually(shared.is_ready)
     yield shared
     for sdk in [*shared.sdks, *shared.openais]:

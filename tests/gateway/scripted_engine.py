@@ -35,6 +35,7 @@ from engine.protocol import (
     Stats,
     TextDelta,
     ToolUsePart,
+    UnheldTool,
 )
 
 Script = Callable[[GenerateRequest, InputUsage], list[Frame | float | bytes]]
@@ -86,6 +87,7 @@ class ScriptedEngine:
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     capabilities: tuple[Capability, ...] = get_args(Capability)
     entries: set[tuple[str, int, str]] = field(default_factory=set)
+    unheld: list[UnheldTool] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -162,6 +164,7 @@ class ScriptedEngine:
                 breakpoints=reports,
                 receipt=Receipt(name_tokens=[0] * len(request.names), num_held=0),
                 miss_reason=None if usage.cache_read_tokens else "cold",
+                unheld=self.unheld,
             )
             has_started = not stop.is_set()
             for step in [started, *self.script(request, usage)]:

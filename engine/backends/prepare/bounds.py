@@ -1,6 +1,6 @@
 """What one request may ask for: checked before anything that costs more than reading it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from engine.protocol import Description, GenerateRequest, Prompt, ToolUsePart
 
 def check_size(prompt: Prompt, limits: RequestLimits) -> None:
     """Raises InvalidRequest for more segments than an engine takes."""
-    if prompt.num_segments > limits.segments:
+    if prompt.num_segments + len(prompt.named_tools) > limits.segments:
         raise InvalidRequest(f"prompt: at most {limits.segments} tools, blocks and parts")
 
 
@@ -40,8 +40,19 @@ def check_demand(request: GenerateRequest, limits: RequestLimits) -> None:
         raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stops}")
     if sum(len(stop.encode()) for stop in stops) > limits.stop_bytes:
         raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stop_bytes} bytes together")
+    _check_schemas(_schemas(request), limits)
+
+
+def check_strict(request: GenerateRequest, limits: RequestLimits) -> None:
+    """Raises SchemaRefused where the strict tools' schemas are beyond the same bounds."""
+    tools = request.prompt.callable_tools
+    strict = [(f"tool `{tool.name}`", tool.input_schema) for tool in tools if tool.strict]
+    _check_schemas(strict, limits)
+
+
+def _check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: RequestLimits) -> None:
     num_bytes = num_properties = 0
-    for where, schema in _schemas(request):
+    for where, schema in schemas:
         num_bytes += len(msgspec.json.encode(schema))
         depth, properties = _measure(schema)
         num_properties += properties
@@ -71,7 +82,7 @@ def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     choice = request.tool_choice
     is_forced = choice.mode in ("any", "tool")
     if is_forced or (request.output_schema is not None and choice.mode == "auto"):
-        for index, tool in enumerate(request.prompt.tools):
+        for index, tool in enumerate(request.prompt.callable_tools):
             if choice.allows(tool.name):
                 yield f"tools[{index}].input_schema", tool.input_schema
     if request.output_schema is not None:

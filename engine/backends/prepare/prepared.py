@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from engine.cache.lookup import SegmentKind
-from engine.protocol import CountReply, Description, ErrorCode, HeldName
+from engine.protocol import CountReply, Description, ErrorCode, HeldName, UnheldTool
 
 LENGTH_BYTES = 4
 Kind = Literal[b"S", b"G", b"C"]
@@ -66,13 +66,15 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """A rendered request. `request`, as JSON, lacks the prompt's texts: nobody reads them any more.
 
     It still has the tools' names and schemas, where calls are parsed, and what kinds of parts the
-    last message has. `token_ids` are native 32-bit words.
+    last message has. `token_ids` are native 32-bit words. `unheld` are the strict tools whose calls
+    no grammar holds.
     """
 
     request: bytes
     token_ids: bytes
     segments: list[PreparedSegment]
     names: list[HeldName]
+    unheld: list[UnheldTool] = []
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):

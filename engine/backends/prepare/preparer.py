@@ -1,14 +1,15 @@
 """A request's body to tokens, segments and names: everything that grows with a client's input."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from engine.backends.bodies import decoder_of
-from engine.backends.prepare.bounds import check_demand, check_length, check_size
+from engine.backends.prepare.bounds import check_demand, check_length, check_size, check_strict
 from engine.backends.prepare.prepared import Answer, Counted, Prepared, Refused, RequestLimits
 from engine.backends.queries import check_prompt, check_request, prepare
-from engine.errors import EngineError, InvalidRequest, TooCostly
+from engine.errors import EngineError, InvalidRequest, SchemaRefused, TooCostly
 from engine.protocol import (
     CountReply,
     CountRequest,
@@ -21,8 +22,10 @@ from engine.protocol import (
     ThinkingPart,
     Tool,
     ToolResultPart,
+    UnheldTool,
 )
 from engine.schedule.output import OutputParser
+from engine.text.free_calls import is_free
 from engine.text.rendered import RenderedPrompt
 
 _decode_generate = decoder_of(GenerateRequest)
@@ -84,11 +87,61 @@ class Preparer:
         rendered = self._renderer.render(
             request.prompt, thinking=request.thinking, scope=request.scope
         )
-        prepared = prepare(request, rendered, self._description, without_texts(request))
         if is_bound(request):
             # Compiled here first: a schema that takes too long ends this process, not the engine.
             self._renderer.parser(request)
-        return prepared
+        request, unheld = self._held(request)
+        prepared = prepare(request, rendered, self._description, without_texts(request))
+        return msgspec.structs.replace(prepared, unheld=unheld) if unheld else prepared
+
+    def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
+        """The request without `strict` where no grammar can hold a call that the model may make."""
+        if not is_free(request):
+            return request, []
+        if "strict_tools" not in self._description.capabilities:
+            return without_strict(request, lambda _: True), []
+        unheld: dict[str, str] = {}
+        for tool in request.prompt.callable_tools:
+            if tool.strict and (reason := self._refusal(only(request, tool))):
+                unheld[tool.name] = reason
+        held = without_strict(request, unheld.__contains__)
+        if is_free(held) and (reason := self._refusal(held)):
+            names = [tool.name for tool in held.prompt.callable_tools if tool.strict]
+            unheld |= dict.fromkeys(names, reason)
+            held = without_strict(request, lambda _: True)
+        return held, [UnheldTool(name, reason) for name, reason in unheld.items()]
+
+    def _refusal(self, request: GenerateRequest) -> str:
+        try:
+            check_strict(request, self._limits)
+            self._renderer.parser(request)
+        except SchemaRefused as error:
+            return str(error)
+        return ""
+
+
+def only(request: GenerateRequest, tool: Tool) -> GenerateRequest:
+    """The request with one tool."""
+    prompt = msgspec.structs.replace(request.prompt, tools=[tool], named_tools=[])
+    return msgspec.structs.replace(request, prompt=prompt)
+
+
+def without_strict(request: GenerateRequest, is_loose: Callable[[str], bool]) -> GenerateRequest:
+    """The request in which the tools of these names are not strict."""
+
+    def loosened(tools: list[Tool]) -> list[Tool]:
+        return [
+            msgspec.structs.replace(tool, strict=False) if is_loose(tool.name) else tool
+            for tool in tools
+        ]
+
+    prompt = request.prompt
+    return msgspec.structs.replace(
+        request,
+        prompt=msgspec.structs.replace(
+            prompt, tools=loosened(prompt.tools), named_tools=loosened(prompt.named_tools)
+        ),
+    )
 
 
 def is_bound(request: GenerateRequest) -> bool:
@@ -103,7 +156,10 @@ def without_texts(request: GenerateRequest) -> GenerateRequest:
         return msgspec.structs.replace(request, prompt=Prompt([], text=""))
     # Some formats of calls are read by the schemas' types.
     keeps = is_bound(request) or request.tool_choice.mode != "none"
-    tools = [Tool(tool.name, tool.input_schema if keeps else {}) for tool in prompt.tools]
+    tools = [
+        Tool(tool.name, tool.input_schema if keeps else {}, strict=tool.strict)
+        for tool in prompt.callable_tools
+    ]
     messages: list[Message] = []
     if prompt.messages:
         last = prompt.messages[-1]

@@ -204,6 +204,7 @@ def _capabilities(renderer: ChatRenderer) -> list[Capability]:
         "tools": has_tools,
         "forced_tools": has_tools and renderer.can_constrain,
         "structured_output": renderer.can_constrain,
+        "penalties": True,
         "thinking": renderer.reasoning_format is not None,
     }
     return [capability for capability, is_there in declared.items() if is_there]

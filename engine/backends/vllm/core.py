@@ -129,6 +129,9 @@ class VllmCore:
             top_p=sample.top_p,
             top_k=sample.top_k if sample.top_k < self._vocabulary_size else 0,
             seed=sample.seed % _MAX_SEED if order.is_seeded and self._takes_seeds else None,
+            presence_penalty=sample.presence_penalty,
+            frequency_penalty=sample.frequency_penalty,
+            logit_bias={t: b for t, b in sample.bias.items() if t < self._vocabulary_size} or None,
             max_tokens=order.max_tokens,
             # Whatever the model's files say ends a turn: we say it.
             ignore_eos=True,

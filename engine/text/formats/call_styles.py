@@ -13,11 +13,14 @@ from engine.errors import SchemaRefused
 from engine.protocol import Tool
 from engine.text.formats.argument_types import ALL_TYPES, types_of
 from engine.text.formats.call_format import CallFormat, Written
+from engine.text.formats.call_stream import CallStream
 from engine.text.formats.literal_input import LiteralSyntax
 from engine.text.formats.model_formats import ModelFormats
 from engine.text.formats.patterns import Maybe, Space, Word
 from engine.text.formats.proof import LAST_WORD, ProvenCalls
 from engine.text.formats.tagged_input import TagSyntax
+from engine.text.formats.tool_calls import Llama3Calls
+from engine.text.free_calls import find_starts
 from engine.text.grammar import CallStyle, GrammarWriter, json_rule
 
 _ID = "/[a-zA-Z0-9]{9}/"
@@ -61,7 +64,16 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
         separator=_lark(writer, written.separator),
         end=_lark(writer, written.end),
         input_rules=rules,
+        starts=find_starts(_starts_of(of), written.begin + written.call),
     )
+
+
+def _starts_of(of: CallFormat) -> tuple[str, ...]:
+    """The texts at which the format's parser looks for a call; none where it needs no such text."""
+    parser = of.new_parser(str, [])
+    if isinstance(parser, Llama3Calls) or not isinstance(parser, CallStream):
+        return ()
+    return parser.starts
 
 
 def _written_as_shown(of: CallFormat, proven: ProvenCalls | None) -> Written:

@@ -88,7 +88,7 @@ class ModelFormats:
         self, request: GenerateRequest, new_id: Callable[[], str], *, is_open: bool
     ) -> FormatParser:
         """For one choice; `is_open`: the prompt ends inside the thinking."""
-        tools = request.prompt.tools if request.tool_choice.mode != "none" else []
+        tools = request.prompt.callable_tools if request.tool_choice.mode != "none" else []
         if self.is_harmony:
             return HarmonyParser(new_id, [tool.name for tool in tools])
         calls: FormatParser = PlainText()

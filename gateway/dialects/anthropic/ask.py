@@ -5,6 +5,8 @@ from typing import Any
 from engine.protocol import Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic.content import ForeignTool
+from gateway.dialects.anthropic.features import note_features
 from gateway.dialects.anthropic.plan import plan_of
 from gateway.dialects.anthropic.request import (
     ChoiceAny,
@@ -19,9 +21,12 @@ from gateway.dialects.anthropic.request import (
     Version,
 )
 from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.layout import check_json
+from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import Plan
+
+_INTERLEAVED = "interleaved-thinking"
 
 
 def ask_of(
@@ -33,11 +38,15 @@ def ask_of(
     *,
     comparison: Compared = NOT_COMPARED,
     num_removed: int = 0,
+    betas: str = "",
+    unreadable: Unreadable = "placeholder",
 ) -> Ask:
-    _check_generation(request, version)
-    prepared = prepare(request, principal, version)
-    thinking, notepad = request.thinking, Notepad()
-    choice, schema = _demands(request)
+    """`betas` is the header as it came. `unreadable` says what becomes of images and the like."""
+    _check_generation(request, version, betas)
+    notepad = Notepad()
+    prepared = prepare(request, principal, version, notepad, unreadable)
+    thinking = request.thinking
+    choice, schema = _demands(request, notepad)
     return Ask(
         principal=principal,
         model=model,
@@ -68,10 +77,12 @@ def count_ask_of(
     model: Model,
     version: Version,
     arrived: float,
+    unreadable: Unreadable = "placeholder",
 ) -> Ask:
     """The same checks as for a generation. Fields outside the prompt have their defaults."""
-    plan = prepare(request, principal, version)
-    choice, schema = _demands(request)
+    notepad = Notepad()
+    plan = prepare(request, principal, version, notepad, unreadable)
+    choice, schema = _demands(request, notepad)
     return Ask(
         principal=principal,
         model=model,
@@ -79,16 +90,23 @@ def count_ask_of(
         sampling=Sampling(max_tokens=0),
         tool_choice=choice,
         output_schema=schema,
-        thinking=_thinks(request, Notepad()),
+        thinking=_thinks(request, notepad),
         omit_thinking=False,
         stream=False,
         arrived=arrived,
     )
 
 
-def prepare(request: CountTokensRequest, principal: Principal, version: Version) -> Plan:
+def prepare(
+    request: CountTokensRequest,
+    principal: Principal,
+    version: Version,
+    notepad: Notepad,
+    unreadable: Unreadable,
+) -> Plan:
     _check_shared(request, principal)
-    plan = plan_of(request, principal.scope)
+    note_features(request, notepad)
+    plan = plan_of(request, principal.scope, notepad, unreadable)
     if version == "2026-10-21":
         _check_version_2026_10_21(request)
     return plan
@@ -101,59 +119,63 @@ def _thinks(request: CountTokensRequest, notepad: Notepad) -> bool:
     return True
 
 
-def _demands(request: CountTokensRequest) -> tuple[ToolChoice, dict[str, Any] | None]:
+def _demands(
+    request: CountTokensRequest, notepad: Notepad
+) -> tuple[ToolChoice, dict[str, Any] | None]:
     """The demands on the output: a choice of tools, and a schema of the text."""
-    choice = _tool_choice(request)
-    form = request.output_config.format if request.output_config else None
+    choice = _tool_choice(request, notepad)
+    form = request.form
     if form is not None:
-        check_json(form.schema, "output_config.format.schema")
+        other = request.output_config.format if request.output_config else None
+        if request.output_format is not None and other not in (None, request.output_format):
+            raise InvalidRequest("output_format: must not differ from output_config.format")
+        check_json(form.schema, f"{request.form_path}.schema")
     if not guarantees_calls(choice, has_schema=form is not None):
         for index, tool in enumerate(request.tools):
             if tool.strict:
-                raise InvalidRequest(
-                    f"tools.{index}.strict: only guaranteed with `tool_choice` 'any' or 'tool', or"
-                    " with `output_config.format`"
-                )
+                path = f"tools.{index}.strict"
+                notepad.wish(path, STRICT_REASON, "strict_tools", tool.name)
     return choice, form.schema if form else None
 
 
-def _tool_choice(request: CountTokensRequest) -> ToolChoice:
-    match request.tool_choice:
-        case None:
-            return ToolChoice()
-        case ChoiceNone():
-            return ToolChoice("none")
-        case _ if not request.tools:
-            raise InvalidRequest("tool_choice may only be specified while providing tools")
-        case ChoiceAuto(disable_parallel_tool_use=single):
-            return ToolChoice("auto", parallel=not single)
-        case ChoiceAny(disable_parallel_tool_use=single):
-            return ToolChoice("any", parallel=not single)
-        case ChoiceTool(name=name, disable_parallel_tool_use=single):
-            if name not in {tool.name for tool in request.tools}:
-                raise InvalidRequest(f"tool_choice.name: tool '{name[:64]}' not found in tools")
-            return ToolChoice("tool", name, parallel=not single)
+def _tool_choice(request: CountTokensRequest, notepad: Notepad) -> ToolChoice:
+    choice = request.tool_choice
+    if choice is None:
+        return ToolChoice()
+    if isinstance(choice, ChoiceNone):
+        return ToolChoice("none")
+    if not request.tools:
+        raise InvalidRequest("tool_choice may only be specified while providing tools")
+    parallel = not choice.disable_parallel_tool_use
+    if isinstance(choice, ChoiceAuto):
+        return ToolChoice("auto", parallel=parallel)
+    own = {tool.name for tool in request.tools if not isinstance(tool, ForeignTool)}
+    if isinstance(choice, ChoiceAny):
+        if own:
+            return ToolChoice("any", parallel=parallel)
+    elif choice.name in own:
+        return ToolChoice("tool", choice.name, parallel=parallel)
+    elif not any(choice.name == tool.description for tool in request.tools if tool.name not in own):
+        raise InvalidRequest(f"tool_choice.name: tool '{choice.name[:64]}' not found in tools")
+    notepad.ignore("tool_choice", "this server does not run the tool")
+    return ToolChoice("auto", parallel=parallel)
 
 
 def _check_shared(request: CountTokensRequest, principal: Principal) -> None:
-    if request.speed == "fast":
-        raise InvalidRequest("speed: 'fast' is not supported by this server")
     if request.user_profile_id is not None:
         raise InvalidRequest("user_profile_id: user profiles are not supported")
     if request.workspace_id not in (None, principal.workspace):
         raise InvalidRequest("workspace_id: does not match the workspace of the API key")
-    names = [tool.name for tool in request.tools]
+    names = [tool.name for tool in request.tools if not isinstance(tool, ForeignTool)]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: Tool names must be unique")
 
 
-def _check_generation(request: MessagesRequest, version: Version) -> None:
+def _check_generation(request: MessagesRequest, version: Version, betas: str) -> None:
     if version == "2026-10-21":
         for field in ("temperature", "top_p", "top_k"):
             if getattr(request, field) is not None:
                 raise InvalidRequest(f"{field}: not supported with anthropic-version {version}")
-    if request.container is not None:
-        raise InvalidRequest("container: containers are not supported by this server")
     if request.inference_geo not in (None, "global"):
         raise InvalidRequest("inference_geo: Input should be 'global'")
     for index, stop in enumerate(request.stop_sequences):
@@ -162,7 +184,9 @@ def _check_generation(request: MessagesRequest, version: Version) -> None:
                 f"stop_sequences.{index}: each stop sequence must contain non-whitespace"
             )
     if isinstance(request.thinking, ThinkingEnabled) and request.max_tokens:
-        if request.thinking.budget_tokens >= request.max_tokens:
+        # Thinking between calls counts over the whole turn, so the budget may be larger.
+        is_over = request.thinking.budget_tokens >= request.max_tokens
+        if is_over and _INTERLEAVED not in betas:
             raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`")
     if request.max_tokens == 0:
         _check_prewarm(request)
@@ -172,7 +196,7 @@ def _check_prewarm(request: MessagesRequest) -> None:
     wrong = {
         "stream": request.stream,
         "thinking.type": isinstance(request.thinking, ThinkingEnabled),
-        "output_config.format": bool(request.output_config and request.output_config.format),
+        request.form_path: request.form is not None,
         "tool_choice.type": isinstance(request.tool_choice, ChoiceAny | ChoiceTool),
     }
     for field, is_set in wrong.items():

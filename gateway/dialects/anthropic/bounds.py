@@ -26,9 +26,9 @@ def check_bounds(request: CountTokensRequest, bounds: RequestBounds) -> None:
     for index, tool in enumerate(request.tools):
         _check_length(tool.name, f"tools.{index}.name", bounds)
         check_schema(tool.input_schema, f"tools.{index}.input_schema", bounds)
-    form = request.output_config.format if request.output_config else None
+    form = request.form
     if form is not None:
-        check_schema(form.schema, "output_config.format.schema", bounds)
+        check_schema(form.schema, f"{request.form_path}.schema", bounds)
     _check_length(request.model, "model", bounds)
     if isinstance(request.tool_choice, ChoiceTool):
         _check_length(request.tool_choice.name, "tool_choice.name", bounds)

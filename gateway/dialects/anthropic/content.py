@@ -3,7 +3,7 @@
 A block that a response contained is accepted verbatim as input.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -51,7 +51,7 @@ class ToolUse(Strict, tag="tool_use"):
     input: dict[str, Any]
     cache_control: CacheControl | None = None
     caller: Caller | None = None
-    toolset_name: None = None
+    toolset_name: str | None = None
 
 
 class SearchResult(Strict, tag="search_result"):
@@ -62,24 +62,122 @@ class SearchResult(Strict, tag="search_result"):
     citations: Citations | None = None
 
 
+class Base64Source(Strict, tag="base64"):
+    """Bytes of an image or a PDF. A media type that no model reads is no error here."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(Strict, tag="url"):
+    url: str
+
+
+class FileSource(Strict, tag="file"):
+    file_id: str
+
+
 class TextSource(Strict, tag="text"):
     media_type: Literal["text/plain"]
     data: str
 
 
+class Image(Strict, tag="image"):
+    """Models here read text: see `prompt/media.py`."""
+
+    source: Base64Source | UrlSource | FileSource
+    cache_control: CacheControl | None = None
+    transformations: Any = None
+
+
 class ContentSource(Strict, tag="content"):
-    content: str | list[Text]
+    content: str | list[Text | Image]
 
 
 class Document(Strict, tag="document"):
-    source: TextSource | ContentSource
+    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource
     title: str | None = None
     context: str | None = None
     citations: Citations | None = None
     cache_control: CacheControl | None = None
 
 
-Nested = Text | SearchResult | Document
+class ToolReference(Strict, tag="tool_reference"):
+    """Names a deferred tool, which the model may call from here on."""
+
+    tool_name: str
+    cache_control: CacheControl | None = None
+
+
+class Foreign(msgspec.Struct):
+    """A block of the vendor's own servers, or of another model. Its other fields are not read."""
+
+    cache_control: CacheControl | None = None
+
+
+class RedactedThinking(Foreign, tag="redacted_thinking"):
+    """Another model's thinking, encrypted."""
+
+
+class Compaction(Foreign, tag="compaction"):
+    """A summary of what came before."""
+
+    content: str | None = None
+
+
+class ToolAddition(Foreign, tag="tool_addition"):
+    """A tool that the model may call from here on: a reference, or a definition."""
+
+    tool: dict[str, Any] = {}
+
+
+class ToolRemoval(Foreign, tag="tool_removal"):
+    tool: dict[str, Any] = {}
+
+
+class ServerToolUse(Foreign, tag="server_tool_use"): ...
+
+
+class WebSearchResult(Foreign, tag="web_search_tool_result"): ...
+
+
+class WebFetchResult(Foreign, tag="web_fetch_tool_result"): ...
+
+
+class CodeExecutionResult(Foreign, tag="code_execution_tool_result"): ...
+
+
+class BashResult(Foreign, tag="bash_code_execution_tool_result"): ...
+
+
+class TextEditorResult(Foreign, tag="text_editor_code_execution_tool_result"): ...
+
+
+class ToolSearchResult(Foreign, tag="tool_search_tool_result"): ...
+
+
+class AdvisorResult(Foreign, tag="advisor_tool_result"): ...
+
+
+class ContainerUpload(Foreign, tag="container_upload"): ...
+
+
+class BrowserState(Foreign, tag="browser_state"): ...
+
+
+class McpToolUse(Foreign, tag="mcp_tool_use"): ...
+
+
+class McpToolResult(Foreign, tag="mcp_tool_result"): ...
+
+
+class McpToolListing(Foreign, tag="mcp_tool_listing"): ...
+
+
+class Fallback(Foreign, tag="fallback"): ...
+
+
+Nested = Text | SearchResult | Document | Image | ToolReference | BrowserState
 
 
 class ToolResult(Strict, tag="tool_result"):
@@ -87,40 +185,50 @@ class ToolResult(Strict, tag="tool_result"):
     content: str | list[Nested] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
-    toolset_name: None = None
+    toolset_name: str | None = None
 
 
-Block = Text | Thinking | ToolUse | ToolResult | SearchResult | Document
+ForeignBlock = (
+    RedactedThinking
+    | Compaction
+    | ToolAddition
+    | ToolRemoval
+    | ServerToolUse
+    | WebSearchResult
+    | WebFetchResult
+    | CodeExecutionResult
+    | BashResult
+    | TextEditorResult
+    | ToolSearchResult
+    | AdvisorResult
+    | ContainerUpload
+    | BrowserState
+    | McpToolUse
+    | McpToolResult
+    | McpToolListing
+    | Fallback
+)
+Block = (
+    Text
+    | Thinking
+    | ToolUse
+    | ToolResult
+    | SearchResult
+    | Document
+    | Image
+    | ToolReference
+    | ForeignBlock
+)
 
 SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "search_result", "document")
-UNSUPPORTED_BLOCKS = frozenset(
-    {
-        "image",
-        "redacted_thinking",
-        "server_tool_use",
-        "web_search_tool_result",
-        "web_fetch_tool_result",
-        "code_execution_tool_result",
-        "bash_code_execution_tool_result",
-        "text_editor_code_execution_tool_result",
-        "tool_search_tool_result",
-        "container_upload",
-        "compaction",
-        "tool_reference",
-        "browser_state",
-        "advisor_tool_result",
-        "mcp_tool_use",
-        "mcp_tool_result",
-        "mcp_tool_listing",
-        "tool_addition",
-        "tool_removal",
-        "fallback",
-    }
+PLACED_BLOCKS = frozenset(
+    str(kind.__struct_config__.tag) for kind in (Image, ToolReference, *get_args(ForeignBlock))
 )
+"""A text stands in the place of these."""
 
 
 class Tool(Strict):
-    """A custom tool. All other kinds run on the vendor's servers and are refused by their type."""
+    """A custom tool. `dialects/anthropic/foreign.py` reads the kinds that the vendor defines."""
 
     name: str
     input_schema: dict[str, Any]
@@ -132,3 +240,10 @@ class Tool(Strict):
     input_examples: list[dict[str, Any]] = msgspec.field(default_factory=list)
     strict: bool = False
     allowed_callers: list[str] = msgspec.field(default_factory=lambda: ["direct"])
+
+
+class ForeignTool(Tool):
+    """A tool that the vendor defines or runs. It is left out of the prompt and keeps its place.
+
+    `dialects/anthropic/foreign.py` makes it; it is never decoded.
+    """

@@ -14,6 +14,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import explain
 from gateway.dialects.anthropic.bounds import check_bounds
 from gateway.dialects.anthropic.features import check_features
+from gateway.dialects.anthropic.foreign import decode_with_foreign_tools
 from gateway.dialects.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.dialects.weigh import check_values
 
@@ -31,10 +32,20 @@ def decode_count_tokens(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> 
     return _decode(_count_tokens, body, bounds)
 
 
+def _read(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        request = decode_with_foreign_tools(decoder, body)
+        if request is None:
+            raise
+        return request
+
+
 def _decode(decoder: msgspec.json.Decoder[Request], body: bytes, bounds: RequestBounds) -> Request:
     check_values(body, bounds.max_json_values)
     try:
-        request = decoder.decode(body)
+        request = _read(decoder, body)
     except msgspec.ValidationError as error:
         message = explain.validation_error(str(error), body)
     except msgspec.MsgspecError:

@@ -2,8 +2,8 @@
 
 import re
 
-from gateway.base.errors import DemandRefused, GatewayError
-from gateway.dialects.anthropic.response import ErrorDetail
+from gateway.base.errors import DemandRefused, GatewayError, ThreadNotFound
+from gateway.dialects.anthropic.response import ErrorDetail, ErrorDetails
 
 _TOOL = re.compile(r"^tools\[(\d+)\]\.")
 _SCHEMA = re.compile(r"^output_schema\b")
@@ -14,4 +14,6 @@ def detail_of(failure: GatewayError) -> ErrorDetail:
     if isinstance(failure, DemandRefused):
         message = _TOOL.sub(r"tools.\1.", message)
         message = _SCHEMA.sub("output_config.format.schema", message)
+    if isinstance(failure, ThreadNotFound):
+        return ErrorDetail(failure.type, message, ErrorDetails(failure.code))
     return ErrorDetail(failure.type, message)

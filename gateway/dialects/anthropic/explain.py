@@ -5,7 +5,7 @@ Paths are dotted, list positions are numbers, and a content block's type follows
 
 import re
 
-from gateway.dialects.anthropic.content import SUPPORTED_BLOCKS, UNSUPPORTED_BLOCKS
+from gateway.dialects.anthropic.content import SUPPORTED_BLOCKS
 from gateway.dialects.complaints import Document, split_complaint
 
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
@@ -31,15 +31,13 @@ _CHOICES = {
     "role": "'user', 'assistant' or 'system'",
     "service_tier": "'auto' or 'standard_only'",
     "speed": "'standard' or 'fast'",
-    "effort": "'low', 'medium', 'high', 'xhigh' or 'max'",
-    "display": "'summarized' or 'omitted'",
     "media_type": "'text/plain'",
 }
 _TAGS = {
     "cache_control": ("ephemeral",),
     "tool_choice": ("auto", "any", "tool", "none"),
     "thinking": ("enabled", "adaptive", "disabled", "between_tools"),
-    "source": ("text", "content"),
+    "source": ("base64", "text", "content", "url", "file"),
     "format": ("json_schema",),
     "caller": ("direct",),
 }
@@ -53,7 +51,7 @@ def validation_error(complaint: str, body: bytes) -> str:
     what, path = split_complaint(complaint)
     steps = _steps(path)
     document = Document(body)
-    return _foreign_tool(steps, document) or _explain(what, steps, document)
+    return _explain(what, steps, document)
 
 
 def _explain(what: str, steps: Steps, document: Document) -> str:
@@ -88,8 +86,6 @@ def _reason(what: str, steps: Steps) -> str:
 def _bad_tag(steps: Steps, document: Document) -> str:
     tag = document.at([*steps, "type"])
     path = _path(steps, document, last_type=False)
-    if isinstance(tag, str) and tag in UNSUPPORTED_BLOCKS and isinstance(steps[-1], int):
-        return f"{path}: content blocks of type '{tag}' are not supported by this server"
     parent = next((step for step in reversed(steps) if isinstance(step, str)), "")
     tags = _TAGS.get(parent, SUPPORTED_BLOCKS)
     names = ", ".join(f"'{name}'" for name in tags)
@@ -98,16 +94,6 @@ def _bad_tag(steps: Steps, document: Document) -> str:
         f"{path}: Input tag '{shown}' found using 'type' does not match any of the expected"
         f" tags: {names}"
     )
-
-
-def _foreign_tool(steps: Steps, document: Document) -> str | None:
-    """Replace any complaint about a tool of another kind by one about its kind."""
-    if len(steps) < 2 or steps[0] != "tools":
-        return None
-    kind = document.at([*steps[:2], "type"])
-    if not isinstance(kind, str) or kind == "custom":
-        return None
-    return f"tools.{steps[1]}.type: tools of type '{kind[:64]}' are not supported by this server"
 
 
 def _is_tagged(steps: Steps) -> bool:

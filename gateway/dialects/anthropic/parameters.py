@@ -19,7 +19,7 @@ def prompt_parameters(request: CountTokensRequest, betas: str = "") -> bytes:
             None if choice == ChoiceAuto() else choice,
             None if isinstance(thinking, ThinkingDisabled) else thinking,
             (output.effort if output else None) or _DEFAULT_EFFORT,
-            output.format if output else None,
+            request.form,
             sorted({beta.strip() for beta in betas.split(",")} - {""}),
         ]
     )

@@ -5,14 +5,21 @@ from engine.protocol import ToolResultPart, ToolUsePart
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.request import CountTokensRequest
 from gateway.dialects.anthropic.segments import lay_out
+from gateway.prompt.ignored import Notepad
+from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import Plan, make_plan
 
 
-def plan_of(request: CountTokensRequest, scope: str) -> Plan:
+def plan_of(
+    request: CountTokensRequest,
+    scope: str,
+    notepad: Notepad | None = None,
+    unreadable: Unreadable = "placeholder",
+) -> Plan:
     """Raise InvalidRequest for content that can't be sent to an engine."""
     if not request.messages:
         raise InvalidRequest("messages: at least one message is required")
-    layout = lay_out(request)
+    layout = lay_out(request, notepad, unreadable)
     automatic = request.cache_control.ttl if request.cache_control else None
     plan = make_plan(layout, automatic, scope)
     _check_roles(layout.prompt.messages)

@@ -13,7 +13,10 @@ Version = Literal["2023-06-01", "2026-10-21"]
 VERSIONS: tuple[Version, ...] = ("2023-06-01", "2026-10-21")
 
 
-Effort = Literal["low", "medium", "high", "xhigh", "max"]
+# These only ask for better, so that no word for them is an error. Known are "low" to "max", and
+# "summarized", "omitted" and "updates".
+Effort = Annotated[str, msgspec.Meta(max_length=64)]
+Display = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class MessageOutputConfig(Strict):
@@ -38,12 +41,12 @@ class BlockBinding(Strict):
 
 class ThinkingEnabled(Strict, tag="enabled"):
     budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=_MAX_COUNT)]
-    display: Literal["summarized", "omitted"] | None = None
+    display: Display | None = None
     block_binding: BlockBinding | None = None
 
 
 class ThinkingAdaptive(Strict, tag="adaptive"):
-    display: Literal["summarized", "omitted"] | None = None
+    display: Display | None = None
     block_binding: BlockBinding | None = None
 
 
@@ -90,9 +93,17 @@ class OutputConfig(Strict):
 
 
 class ContextManagement(Strict):
-    """`features.py` says which edits are accepted."""
+    """No edit is made: the model sees the whole conversation."""
 
     edits: list[dict[str, Any]] | None = None
+
+
+class ThreadCreate(msgspec.Struct, tag="create"):
+    """No conversation is kept, so that this is an ordinary request."""
+
+
+class ThreadContinue(msgspec.Struct, tag="continue"):
+    previous_message_id: str | None = None
 
 
 class Metadata(Strict):
@@ -114,6 +125,7 @@ class CountTokensRequest(Strict):
     context_management: ContextManagement | None = None
     mcp_servers: list[Any] | None = None
     output_config: OutputConfig | None = None
+    output_format: Format | None = None
     speed: Literal["standard", "fast"] | None = None
     system: str | list[Text] | None = None
     thinking: ThinkingConfig | None = None
@@ -121,6 +133,15 @@ class CountTokensRequest(Strict):
     tools: list[Tool] = msgspec.field(default_factory=list)
     user_profile_id: str | None = None
     workspace_id: str | None = None
+
+    @property
+    def form(self) -> Format | None:
+        """The schema of the text, by either of its names."""
+        return self.output_format or (self.output_config.format if self.output_config else None)
+
+    @property
+    def form_path(self) -> str:
+        return "output_format" if self.output_format else "output_config.format"
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -135,6 +156,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: list[str] = msgspec.field(default_factory=list)
     stream: bool = False
     temperature: Share | None = None
-    thread: Any = None
+    thread: ThreadCreate | ThreadContinue | None = None
     top_p: Share | None = None
     top_k: Count | None = None

@@ -1,8 +1,13 @@
-"""Response bodies and the shapes that stream events share with them."""
+"""Response bodies and the shapes that stream events share with them.
+
+An optional field that would be null is left out: strict third-party schemas refuse the null. Null
+is written where the hosted API always writes it (`stop_reason`, `stop_sequence`, `stop_details`).
+"""
 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.dialects.anthropic.diagnostics import Diagnostics
 from gateway.dialects.extension import Holdfast
@@ -29,8 +34,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     cache_creation: CacheCreation
     output_tokens: int
-    output_tokens_details: OutputDetails | None = None
-    server_tool_use: None = None
+    output_tokens_details: OutputDetails | UnsetType = UNSET
     service_tier: Literal["standard"] = "standard"
     inference_geo: Literal["not_available"] = "not_available"
 
@@ -42,7 +46,7 @@ class DeltaUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputDetails | None = None
+    output_tokens_details: OutputDetails | UnsetType = UNSET
 
 
 class DirectCaller(msgspec.Struct, frozen=True):
@@ -51,7 +55,6 @@ class DirectCaller(msgspec.Struct, frozen=True):
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
@@ -78,8 +81,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     stop_sequence: str | None = None
     stop_details: None = None
     usage: Usage
-    diagnostics: Diagnostics | None = None
-    holdfast: Holdfast | None = None
+    diagnostics: Diagnostics | UnsetType = UNSET
+    holdfast: Holdfast
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -102,9 +105,14 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     last_id: str | None
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    error_code: str
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True, tag="error"):

@@ -5,6 +5,8 @@ Every tool and every content block is exactly one segment; a string is one text 
 of one role that follow each other are merged, their blocks stay apart.
 """
 
+from dataclasses import dataclass
+
 from msgspec.structs import replace
 
 from engine.protocol import (
@@ -25,60 +27,82 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic.content import (
     Block,
     CacheControl,
+    Compaction,
     ContentSource,
     Document,
+    Image,
     Nested,
     Nonce,
+    RedactedThinking,
     SearchResult,
     Text,
     Thinking,
-    Tool,
+    ToolAddition,
+    ToolReference,
+    ToolRemoval,
     ToolResult,
     ToolUse,
 )
+from gateway.dialects.anthropic.placed import (
+    document_text,
+    foreign_text,
+    image_text,
+    search_text,
+)
 from gateway.dialects.anthropic.request import CountTokensRequest, Message
+from gateway.dialects.anthropic.tools import Tools
+from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
+from gateway.prompt.media import Unreadable
 
 _ROLE_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+_IN_SYSTEM = (Text, ToolAddition, ToolRemoval)
 
 
-def lay_out(request: CountTokensRequest) -> Layout:
-    slots: list[Slot] = []
-    tools = [_tool(index, tool, slots) for index, tool in enumerate(request.tools)]
-    system = _system(request, slots)
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What reading one request gathers."""
+
+    notepad: Notepad
+    unreadable: Unreadable
+    tools: Tools
+    slots: list[Slot]
+
+
+def lay_out(
+    request: CountTokensRequest,
+    notepad: Notepad | None = None,
+    unreadable: Unreadable = "placeholder",
+) -> Layout:
+    """Raise InvalidRequest for content that can't be sent to an engine."""
+    pad = Notepad() if notepad is None else notepad
+    reading = _Reading(pad, unreadable, Tools(request.tools, pad), [])
+    tools = _tools(request, reading)
+    system = _system(request, reading.slots)
     messages: list[PromptMessage] = []
     for index, message in enumerate(request.messages):
         parts = [
-            _part(f"messages.{index}.content.{position}", message, block, slots)
+            _part(f"messages.{index}.content.{position}", message, block, reading)
             for position, block in enumerate(_blocks(index, message))
         ]
         if messages and messages[-1].role == message.role:
             messages[-1].parts.extend(parts)
         else:
             messages.append(PromptMessage(message.role, parts))
-    return Layout(Prompt(messages, tools, system), slots)
+    prompt = Prompt(messages, tools, system, named_tools=reading.tools.named)
+    return Layout(prompt, reading.slots)
 
 
-def _tool(index: int, tool: Tool, slots: list[Slot]) -> PromptTool:
-    path = f"tools.{index}"
-    if tool.defer_loading and tool.cache_control:
-        raise InvalidRequest(
-            f"Tool '{tool.name}' cannot have both defer_loading=true and cache_control set."
-            " Tools with defer_loading cannot use prompt caching."
-        )
-    refused = {
-        "defer_loading": tool.defer_loading,
-        "input_examples": bool(tool.input_examples),
-        "allowed_callers": tool.allowed_callers != ["direct"],
-    }
-    for field, is_set in refused.items():
-        if is_set:
-            raise InvalidRequest(f"{path}.{field}: not supported by this server")
-    if not tool.name:
-        raise InvalidRequest(f"{path}.name: String should have at least 1 character")
-    check_json(tool.input_schema, f"{path}.input_schema")
-    slots.append(_slot(path, tool.cache_control))
-    return PromptTool(tool.name, tool.input_schema, tool.description)
+def _tools(request: CountTokensRequest, reading: _Reading) -> list[PromptTool]:
+    shown: list[PromptTool] = []
+    for index, tool in enumerate(request.tools):
+        slot, made = _slot(f"tools.{index}", tool.cache_control), reading.tools.shown(index, tool)
+        if made is None:
+            slot = replace(slot, can_carry=False, is_absent=True)
+        else:
+            shown.append(made)
+        reading.slots.append(slot)
+    return shown
 
 
 def _system(request: CountTokensRequest, slots: list[Slot]) -> list[TextPart]:
@@ -105,12 +129,13 @@ def _blocks(index: int, message: Message) -> list[Block]:
     return message.content
 
 
-def _part(path: str, message: Message, block: Block, slots: list[Slot]) -> Part:
+def _part(path: str, message: Message, block: Block, reading: _Reading) -> Part:
     kind = block.__struct_config__.tag
     wanted = _ROLE_OF.get(str(kind), message.role)
-    if wanted != message.role or (message.role == "system" and not isinstance(block, Text)):
+    if wanted != message.role or (message.role == "system" and not isinstance(block, _IN_SYSTEM)):
         where = f"`{wanted}`" if wanted != message.role else "`user` and `assistant`"
         raise InvalidRequest(f"{path}: `{kind}` blocks can only be in {where} messages")
+    slots = reading.slots
     match block:
         case Text():
             _check_text(path, block)
@@ -119,6 +144,10 @@ def _part(path: str, message: Message, block: Block, slots: list[Slot]) -> Part:
         case Thinking():
             slots.append(Slot(path=path, can_carry=False))
             return ThinkingPart(block.thinking)
+        case RedactedThinking():
+            slots.append(Slot(path=path, can_carry=False))
+            reading.notepad.ignore(path, "this model can't read another one's redacted thinking")
+            return ThinkingPart("")
         case ToolUse():
             check_json(block.input, f"{path}.tool_use.input")
             slots.append(_slot(path, block.cache_control))
@@ -126,13 +155,37 @@ def _part(path: str, message: Message, block: Block, slots: list[Slot]) -> Part:
         case ToolResult():
             nested = [] if isinstance(block.content, str) else block.content
             slots.append(_slot(path, block.cache_control, _nested_markers(path, nested)))
-            return ToolResultPart(block.tool_use_id, _flatten(path, block), block.is_error)
-        case SearchResult():
-            slots.append(_slot(path, block.cache_control))
-            return TextPart(_search_text(path, block))
+            text = _flatten(path, block, reading)
+            return ToolResultPart(block.tool_use_id, text, block.is_error)
         case Document():
             slots.append(_slot(path, block.cache_control, _document_markers(path, block)))
-            return TextPart(_document_text(path, block))
+        case _:
+            slots.append(_slot(path, block.cache_control))
+    return TextPart(_text_of(path, block, reading))
+
+
+def _text_of(path: str, block: Block, reading: _Reading) -> str:
+    """The text of a block that becomes one."""
+    match block:
+        case Text():
+            return block.text
+        case SearchResult():
+            return search_text(path, block, reading.notepad)
+        case Document():
+            return document_text(path, block, reading.unreadable, reading.notepad)
+        case Image():
+            return image_text(path, block, reading.unreadable, reading.notepad)
+        case ToolReference():
+            return reading.tools.name(path, block.tool_name)
+        case ToolAddition():
+            check_json(block.tool, f"{path}.tool_addition.tool")
+            return reading.tools.add(path, block.tool)
+        case ToolRemoval():
+            return reading.tools.remove(path, block.tool)
+        case Compaction(content=str(summary)) if summary.strip():
+            return summary
+        case _:
+            return foreign_text(path, block, reading.unreadable, reading.notepad)
 
 
 def _check_text(path: str, block: Text) -> None:
@@ -185,42 +238,10 @@ def _document_markers(path: str, document: Document) -> list[CacheControl]:
     return [block.cache_control for block in source.content[-1:] if block.cache_control]
 
 
-def _flatten(path: str, result: ToolResult) -> str:
+def _flatten(path: str, result: ToolResult, reading: _Reading) -> str:
     if isinstance(result.content, str):
         return result.content
     return "\n".join(
-        _nested_text(f"{path}.tool_result.content.{index}", block)
+        _text_of(f"{path}.tool_result.content.{index}", block, reading)
         for index, block in enumerate(result.content)
     )
-
-
-def _nested_text(path: str, block: Nested) -> str:
-    match block:
-        case Text():
-            return block.text
-        case SearchResult():
-            return _search_text(path, block)
-        case Document():
-            return _document_text(path, block)
-
-
-def _search_text(path: str, block: SearchResult) -> str:
-    if block.citations and block.citations.enabled:
-        raise InvalidRequest(f"{path}.search_result.citations: not supported by this server")
-    lines = [block.title, block.source, *(text.text for text in block.content)]
-    return "\n".join(line for line in lines if line)
-
-
-def _document_text(path: str, block: Document) -> str:
-    if block.citations and block.citations.enabled:
-        raise InvalidRequest(f"{path}.document.citations: not supported by this server")
-    source = block.source
-    if isinstance(source, ContentSource):
-        inner = source.content
-        body = inner if isinstance(inner, str) else "\n".join(text.text for text in inner)
-    else:
-        body = source.data
-    text = "\n".join(line for line in (block.title, block.context, body) if line)
-    if not text.strip():
-        raise InvalidRequest(f"{path}.document.source: the document is empty")
-    return text

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic_core import from_json
 
 from engine.protocol import (
@@ -128,7 +129,7 @@ class EventWriter:
             id=self.turn_id,
             content=[],
             usage=usage_of(started.usage, _PROVISIONAL_OUTPUT),
-            diagnostics=self.diagnose(),
+            diagnostics=self.diagnose() or UNSET,
             holdfast=extension_of(started, self.found, self.paths),
         )
 
@@ -223,8 +224,8 @@ def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int = 0) ->
     )
 
 
-def _details(thinking_tokens: int) -> OutputDetails | None:
-    return OutputDetails(thinking_tokens) if thinking_tokens else None
+def _details(thinking_tokens: int) -> OutputDetails | UnsetType:
+    return OutputDetails(thinking_tokens) if thinking_tokens else UNSET
 
 
 def _input(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from engine.protocol import Prompt, Sampling, ToolChoice, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.openai.content import AssistantMessage, Message, ToolMessage
+from gateway.dialects.openai.content import AssistantMessage, ForeignTool, Message, ToolMessage
 from gateway.dialects.openai.request import (
     COMPLETION_TOKENS,
     ChatRequest,
@@ -19,13 +19,26 @@ from gateway.dialects.openai.request import (
 )
 from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
 from gateway.prompt.ask import Ask, Principal, guarantees_calls
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
+from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import Plan, make_plan
 
+_MAX_TOKEN_DIGITS = 9
 
-def chat_ask_of(request: ChatRequest, principal: Principal, model: Model, arrived: float) -> Ask:
-    """Without a limit the answer may take the rest of the context."""
+
+def chat_ask_of(
+    request: ChatRequest,
+    principal: Principal,
+    model: Model,
+    arrived: float,
+    unreadable: Unreadable = "placeholder",
+) -> Ask:
+    """Without a limit the answer may take the rest of the context.
+
+    `unreadable` says what becomes of images and the like.
+    """
+    notepad = Notepad()
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -35,10 +48,12 @@ def chat_ask_of(request: ChatRequest, principal: Principal, model: Model, arrive
         )
     _check_conversation(request.messages)
     automatic = _automatic(request)
-    plan = make_plan(lay_out(request, automatic), automatic, principal.scope)
+    _note_fields(request, notepad)
+    layout = lay_out(request, automatic, notepad, unreadable)
+    plan = make_plan(layout, automatic, principal.scope)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
-    return _ask(request, principal, model, arrived, plan, max_tokens, chat=request)
+    return _ask(request, principal, model, arrived, plan, max_tokens, notepad, chat=request)
 
 
 def completion_ask_of(
@@ -47,7 +62,7 @@ def completion_ask_of(
     prompt = Prompt([], text=_text(request.prompt))
     plan = make_plan(Layout(prompt, [Slot(path="prompt")]), None, principal.scope)
     max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    return _ask(request, principal, model, arrived, plan, max_tokens)
+    return _ask(request, principal, model, arrived, plan, max_tokens, Notepad())
 
 
 def _ask(
@@ -57,12 +72,12 @@ def _ask(
     arrived: float,
     plan: Plan,
     max_tokens: int | None,
+    notepad: Notepad,
     *,
     chat: ChatRequest | None = None,
 ) -> Ask:
     _check_generation(request, max_tokens)
-    choice, schema = _demands(chat, max_tokens) if chat else (ToolChoice(), None)
-    notepad = Notepad()
+    choice, schema = _demands(chat, max_tokens, notepad) if chat else (ToolChoice(), None)
     return Ask(
         dialect="openai",
         principal=principal,
@@ -78,6 +93,9 @@ def _ask(
             seed=request.seed,
             num_choices=request.n,
             ignore_eos=request.ignore_eos,
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            logit_bias=_biases(request.logit_bias),
         ),
         tool_choice=choice,
         output_schema=schema,
@@ -112,9 +130,13 @@ def _automatic(request: ChatRequest) -> Ttl | None:
 
 
 def _thinks(request: ChatRequest, notepad: Notepad) -> bool:
-    arguments = request.chat_template_kwargs
+    """By whichever field says so, the template's own first."""
+    arguments, reasoning = request.chat_template_kwargs, request.reasoning
     if arguments and (arguments.enable_thinking is not None or arguments.thinking is not None):
         path, thinks = "chat_template_kwargs", bool(arguments.enable_thinking or arguments.thinking)
+    elif request.reasoning_effort is None and reasoning is not None:
+        is_off = reasoning.enabled is False or reasoning.effort == "none"
+        path, thinks = "reasoning", not is_off and bool(reasoning.enabled or reasoning.effort)
     else:
         path, thinks = "reasoning_effort", request.reasoning_effort not in (None, "none")
     if thinks:
@@ -122,18 +144,39 @@ def _thinks(request: ChatRequest, notepad: Notepad) -> bool:
     return thinks
 
 
+def _note_fields(request: ChatRequest, notepad: Notepad) -> None:
+    """Note the fields that only ask for better."""
+    if request.verbosity not in (None, "medium"):
+        notepad.ignore("verbosity", "this model has one verbosity")
+    if request.prediction is not None:
+        notepad.ignore("prediction", "nothing is predicted: it would only be faster")
+    if request.store is True:
+        notepad.ignore("store", "no answer is kept")
+    if request.service_tier not in (None, "auto", "default"):
+        notepad.ignore("service_tier", "there is one tier")
+    if request.web_search_options is not None:
+        notepad.ignore("web_search_options", "this server searches nothing")
+
+
+def _biases(given: dict[str, float] | None) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in (given or {}).items():
+        if not token.isascii() or not token.isdecimal() or len(token) > _MAX_TOKEN_DIGITS:
+            raise InvalidRequest("logit_bias: keys must be token ids", "logit_bias")
+        biases[int(token)] = bias
+    return biases
+
+
 def _demands(
-    request: ChatRequest, max_tokens: int | None
+    request: ChatRequest, max_tokens: int | None, notepad: Notepad
 ) -> tuple[ToolChoice, dict[str, Any] | None]:
     """The demands on the output: a choice of tools, and a schema of the text."""
-    choice, schema = _tool_choice(request), _output_schema(request)
+    choice, schema = _tool_choice(request, notepad), _output_schema(request)
     if not guarantees_calls(choice, has_schema=schema is not None):
         for index, tool in enumerate(request.tools):
             if tool.function.strict:
-                raise InvalidRequest(
-                    f"tools[{index}].function.strict: only guaranteed with a tool_choice of"
-                    " 'required' or a named function, or with a response_format of JSON"
-                )
+                path = f"tools[{index}].function.strict"
+                notepad.wish(path, STRICT_REASON, "strict_tools", tool.function.name)
     if max_tokens == 0:
         if choice.mode in ("any", "tool"):
             raise InvalidRequest("tool_choice: no call can be forced where max_tokens is 0")
@@ -154,8 +197,9 @@ def _output_schema(request: ChatRequest) -> dict[str, Any] | None:
             return None
 
 
-def _tool_choice(request: ChatRequest) -> ToolChoice:
-    names = [tool.function.name for tool in request.tools]
+def _tool_choice(request: ChatRequest, notepad: Notepad) -> ToolChoice:
+    own = [tool for tool in request.tools if not isinstance(tool, ForeignTool)]
+    names = [tool.function.name for tool in own]
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: function names must be unique")
     choice, parallel = request.tool_choice, request.parallel_tool_calls
@@ -165,6 +209,9 @@ def _tool_choice(request: ChatRequest) -> ToolChoice:
             raise InvalidRequest(f"tool_choice.function.name: '{name[:64]}' is not in tools")
         return ToolChoice("tool", name, parallel=parallel)
     if choice == "required":
+        if not names and request.tools:
+            notepad.ignore("tool_choice", "this server does not run the tool")
+            return ToolChoice(parallel=parallel)
         if not names:
             raise InvalidRequest("tool_choice: 'required' is only allowed with tools")
         return ToolChoice("any", parallel=parallel)
@@ -205,8 +252,6 @@ def _check_conversation(messages: list[Message]) -> None:
             num_pending = pending.total()
     if num_pending:
         _refuse_unanswered("messages", pending)
-    if isinstance(messages[-1], AssistantMessage):
-        raise InvalidRequest("messages: continuing an assistant message is not supported")
 
 
 def _refuse_unanswered(path: str, pending: Counter[str]) -> None:

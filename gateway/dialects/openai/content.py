@@ -5,13 +5,14 @@ LiteLLM and OpenRouter put it: on a content part, a message, a tool call, a tool
 `prompt_cache_breakpoint` is OpenAI's own marker, on content parts only.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from engine.protocol import Ttl
 
-UNSUPPORTED_PARTS = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url"})
+# A word that only asks for better, so that no word is an error.
+Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +46,54 @@ class Refusal(Strict, tag="refusal"):
     refusal: str
 
 
+class Address(msgspec.Struct):
+    """An address, or a `data:` URL with the content itself."""
+
+    url: str = ""
+
+
+class Sound(msgspec.Struct):
+    data: str = ""
+    format: str = ""
+
+
+class File(msgspec.Struct):
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class Medium(Strict):
+    """Content that is no text: see `prompt/media.py`."""
+
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+class ImagePart(Medium, tag="image_url", kw_only=True):
+    image_url: Address | str
+
+
+class VideoPart(Medium, tag="video_url", kw_only=True):
+    video_url: Address | str
+
+
+class AudioUrlPart(Medium, tag="audio_url", kw_only=True):
+    audio_url: Address | str
+
+
+class AudioPart(Medium, tag="input_audio", kw_only=True):
+    input_audio: Sound
+
+
+class FilePart(Medium, tag="file", kw_only=True):
+    file: File
+
+
+MediaPart = ImagePart | VideoPart | AudioUrlPart | AudioPart | FilePart
+Part = Text | MediaPart
+
+
 class CalledFunction(Strict):
     """`arguments` is a JSON object, written as a string."""
 
@@ -75,7 +124,7 @@ class DeveloperMessage(Strict, tag_field="role", tag="developer"):
 
 
 class UserMessage(Strict, tag_field="role", tag="user"):
-    content: str | list[Text]
+    content: str | list[Part]
     name: str | None = None
     cache_control: CacheControl | None = None
 
@@ -92,14 +141,14 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     annotations: list[Any] | None = None
     provider_specific_fields: Any = None
     reasoning_details: Any = None
-    audio: None = None
+    audio: Any = None
     function_call: None = None
     cache_control: CacheControl | None = None
 
 
 class ToolMessage(Strict, tag_field="role", tag="tool"):
     tool_call_id: str
-    content: str | list[Text]
+    content: str | list[Part]
     name: str | None = None
     cache_control: CacheControl | None = None
 
@@ -119,3 +168,10 @@ class Tool(Strict):
     type: Literal["function"]
     function: Function
     cache_control: CacheControl | None = None
+
+
+class ForeignTool(Tool):
+    """A tool of another type. It is left out of the prompt and keeps its place.
+
+    `dialects/openai/foreign.py` makes it; it is never decoded.
+    """

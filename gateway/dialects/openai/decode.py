@@ -14,6 +14,7 @@ from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.openai.bounds import check_bounds, check_metadata
 from gateway.dialects.openai.explain import validation_error
+from gateway.dialects.openai.foreign import decode_foreign_tools
 from gateway.dialects.openai.request import (
     IGNORED,
     REFUSED_IN_CHAT,
@@ -56,13 +57,28 @@ def _decode(
             raise InvalidRequest(f"{name}: this value is not supported by this server", name)
     whole = body if len(given) == len(fields) else msgspec.json.encode(given)
     try:
-        request = msgspec.json.decode(whole, type=kind)
+        request = _read(whole, given, kind)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable(error) from None
     check_bounds(request, bounds)
     return request
+
+
+def _read(whole: bytes, given: dict[str, Raw], kind: type[Request]) -> Request:
+    try:
+        return msgspec.json.decode(whole, type=kind)
+    except msgspec.ValidationError:
+        tools = decode_foreign_tools(bytes(given.get("tools", b"null")))
+        if tools is None:
+            raise
+        request = msgspec.json.decode(
+            msgspec.json.encode({**given, "tools": Raw(b"[]")}), type=kind
+        )
+        if isinstance(request, ChatRequest):
+            request.tools = tools
+        return request
 
 
 def fields_of(body: bytes) -> dict[str, Raw]:

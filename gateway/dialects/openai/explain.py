@@ -4,12 +4,10 @@ import re
 
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.complaints import split_complaint
-from gateway.dialects.openai.content import UNSUPPORTED_PARTS
 
 _FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*)`$", re.DOTALL)
 _VALUE = re.compile(r"^Invalid (?:enum )?value '?(.*?)'?$", re.DOTALL)
 _MAX_SHOWN = 64
-_PART_TYPE = re.compile(r"\.content\[\d+\]\.type$")
 
 
 def validation_error(complaint: str) -> InvalidRequest:
@@ -23,10 +21,7 @@ def validation_error(complaint: str) -> InvalidRequest:
         return InvalidRequest(f"Unrecognized request argument supplied: {where}", where)
     if value := _VALUE.match(what):
         shown = value[1][:_MAX_SHOWN]
-        if _PART_TYPE.search(path) and shown in UNSUPPORTED_PARTS:
-            what = f"content parts of type '{shown}' are not supported by this server"
-        else:
-            what = f"Invalid value: '{shown}'"
+        what = f"Invalid value: '{shown}'"
     else:
         what = what.replace("`", "'")
     return InvalidRequest(f"{path}: {what}" if path else what, path or None)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gateway.dialects.openai.content import CacheControl, Message, Strict, Tool
+from gateway.dialects.openai.content import CacheControl, Message, Strict, Tool, Word
 
 _MAX_COUNT = 1_000_000_000
 MAX_CHOICES = 16
@@ -20,6 +20,9 @@ Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Nucleus = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_COUNT)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
 Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
 Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -79,18 +82,30 @@ class JsonSchemaFormat(Strict, tag="json_schema"):
     json_schema: JsonSchema
 
 
+class Reasoning(msgspec.Struct):
+    """As OpenRouter has it. Its other fields only ask for better."""
+
+    effort: Word | None = None
+    enabled: bool | None = None
+
+
 class GenerationRequest(Strict):
     """The fields of both calls. `top_k` 0 and -1 are off; `min_tokens` needs `ignore_eos`."""
 
     model: str
+    frequency_penalty: Penalty | None = None
     ignore_eos: bool = False
+    logit_bias: Biases | None = None
     max_tokens: Count | None = None
     min_tokens: Count = 0
     n: Choices = 1
+    presence_penalty: Penalty | None = None
     prompt_cache_key: Key | None = None
     seed: Seed | None = None
+    service_tier: Any = None
     stop: str | Stops = msgspec.field(default_factory=list)
     stream: bool = False
+    store: Any = None
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     top_k: TopK | None = None
@@ -104,10 +119,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Count | None = None
     parallel_tool_calls: bool = True
     prompt_cache_options: CacheOptions | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    prediction: Any = None
+    reasoning: Reasoning | None = None
+    reasoning_effort: Word | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     tools: list[Tool] = msgspec.field(default_factory=list)
+    verbosity: Word | None = None
+    web_search_options: Any = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -122,8 +141,6 @@ IGNORED = frozenset(
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
-        "service_tier",
-        "store",
         "user",
     }
 )
@@ -135,16 +152,13 @@ _SHARED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "cache_salt": (),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "min_p": (0,),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
     "skip_special_tokens": (True,),
@@ -163,10 +177,7 @@ REFUSED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "top_logprobs": (0,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
 }
 REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     **_SHARED,

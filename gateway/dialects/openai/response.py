@@ -80,7 +80,6 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     delta: Delta
-    logprobs: None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | UnsetType = UNSET
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from engine.protocol import (
     MAX_BREAKPOINTS,
-    Part,
     Prompt,
     Role,
     TextPart,
@@ -24,6 +23,7 @@ from engine.protocol import (
     Ttl,
 )
 from engine.protocol import Message as PromptMessage
+from engine.protocol import Part as PromptPart
 from engine.protocol import Tool as PromptTool
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.openai.content import (
@@ -31,8 +31,10 @@ from gateway.dialects.openai.content import (
     CacheBreakpoint,
     CacheControl,
     DeveloperMessage,
+    ForeignTool,
     Message,
     Nonce,
+    Part,
     Refusal,
     SystemMessage,
     Text,
@@ -41,19 +43,28 @@ from gateway.dialects.openai.content import (
     ToolMessage,
     UserMessage,
 )
+from gateway.dialects.openai.foreign import media_of
 from gateway.dialects.openai.request import ChatRequest
+from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
+from gateway.prompt.media import Unreadable, stand_in
 
 # The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
 NATIVE_TTL: Ttl = "1h"
+_NO_SERVER = "this server runs no such tool, and the model knows none"
 
 
-def lay_out(request: ChatRequest, automatic: Ttl | None) -> Layout:
+def lay_out(
+    request: ChatRequest,
+    automatic: Ttl | None,
+    notepad: Notepad | None = None,
+    unreadable: Unreadable = "placeholder",
+) -> Layout:
     """Raise InvalidRequest for content that no engine could be sent.
 
     Of OpenAI's own breakpoints the latest count, as many as the other markers leave of four.
     """
-    builder = _Builder()
+    builder = _Builder(Notepad() if notepad is None else notepad, unreadable)
     for index, tool in enumerate(request.tools):
         builder.add_tool(index, tool)
     for index, message in enumerate(request.messages):
@@ -62,7 +73,9 @@ def lay_out(request: ChatRequest, automatic: Ttl | None) -> Layout:
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, notepad: Notepad, unreadable: Unreadable) -> None:
+        self._notepad = notepad
+        self._unreadable = unreadable
         self._slots: list[Slot] = []
         self._native: list[int] = []
         self._tools: list[PromptTool] = []
@@ -82,6 +95,11 @@ class _Builder:
 
     def add_tool(self, index: int, tool: Tool) -> None:
         path, function = f"tools[{index}]", tool.function
+        if isinstance(tool, ForeignTool):
+            self._notepad.ignore(path, f"{function.name[:64]}: {_NO_SERVER}")
+            self._mark(path, tool.cache_control)
+            self._slots[-1] = replace(self._slots[-1], can_carry=False, is_absent=True)
+            return
         if not function.name:
             raise InvalidRequest(f"{path}.function.name: must not be empty")
         schema = function.parameters
@@ -89,7 +107,9 @@ class _Builder:
             schema = {"type": "object", "properties": {}}
         check_json(schema, f"{path}.function.parameters")
         self._mark(path, tool.cache_control, function.cache_control)
-        self._tools.append(PromptTool(function.name, schema, function.description))
+        self._tools.append(
+            PromptTool(function.name, schema, function.description, strict=function.strict or False)
+        )
 
     def add_message(self, index: int, message: Message) -> None:
         path = f"messages[{index}]"
@@ -107,14 +127,14 @@ class _Builder:
             case AssistantMessage():
                 self._add("assistant", self._assistant(path, message))
 
-    def _add(self, role: Role, parts: Sequence[Part]) -> None:
+    def _add(self, role: Role, parts: Sequence[PromptPart]) -> None:
         if self._messages and self._messages[-1].role == role:
             self._messages[-1].parts.extend(parts)
         else:
             self._messages.append(PromptMessage(role, list(parts)))
 
     def _texts(
-        self, path: str, content: str | list[Text], marker: CacheControl | None
+        self, path: str, content: str | Sequence[Part], marker: CacheControl | None
     ) -> list[TextPart]:
         """A marker of a message counts as one on its last part."""
         if isinstance(content, str):
@@ -122,18 +142,29 @@ class _Builder:
             return [TextPart(content)]
         if not content:
             raise InvalidRequest(f"{path}.content: must not be empty")
+        texts: list[TextPart] = []
         for number, part in enumerate(content):
             outer = marker if number == len(content) - 1 else None
             where = f"{path}.content[{number}]"
+            text = self._text(where, part)
             self._mark_text(
-                where, part.text, outer, part.cache_control, native=part.prompt_cache_breakpoint
+                where, text, outer, part.cache_control, native=part.prompt_cache_breakpoint
             )
             if isinstance(part, Nonce):
                 self._slots[-1] = replace(self._slots[-1], can_carry=False, is_absent=True)
-        return [TextPart(part.text) for part in content if not isinstance(part, Nonce)]
+            else:
+                texts.append(TextPart(text))
+        return texts
 
-    def _assistant(self, path: str, message: AssistantMessage) -> list[Part]:
-        parts: list[Part] = []
+    def _text(self, path: str, part: Part) -> str:
+        if isinstance(part, Text):
+            return part.text
+        return stand_in(path, media_of(part), self._unreadable, self._notepad)
+
+    def _assistant(self, path: str, message: AssistantMessage) -> list[PromptPart]:
+        parts: list[PromptPart] = []
+        if message.audio is not None:
+            self._notepad.ignore(f"{path}.audio", "not shown to this model: audio")
         thought = message.reasoning_content or message.reasoning
         if thought:
             self._slots.append(Slot(path=f"{path}.reasoning", can_carry=False))
@@ -172,7 +203,8 @@ class _Builder:
             last.cache_control,
             native=last.prompt_cache_breakpoint,
         )
-        return ToolResultPart(message.tool_call_id, "\n".join(part.text for part in content))
+        texts = [self._text(f"{path}.content[{n}]", part) for n, part in enumerate(content)]
+        return ToolResultPart(message.tool_call_id, "\n".join(texts))
 
     def _mark_text(
         self,

@@ -27,14 +27,14 @@ def test_thinking_is_taken_by_a_model_that_thinks_and_told_by_one_that_does_not(
     stack: Stack, tmp_path: Path
 ) -> None:
     enabled = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
-    assert told(stack.sdk().messages.create(**body(**enabled))) == []
+    assert "thinking" not in dict(told(stack.sdk().messages.create(**body(**enabled))))
     assert stack.engine.requests[-1].thinking
     engine = ScriptedEngine(capabilities=("tools",))
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
         plain = Stack(url, engine, tmp_path)
         for thinking in ({"type": "adaptive"}, enabled["thinking"], {"type": "between_tools"}):
             message = plain.sdk(API_KEY).messages.create(**body(**enabled | {"thinking": thinking}))
-            assert told(message) == [("thinking", "this model does not think")]
+            assert ("thinking", "this model does not think") in told(message)
         answer = plain.openai().chat.completions.create(
             model=MODEL, messages=MESSAGES, reasoning_effort="high"
         )

@@ -1,4 +1,4 @@
-"""Every request field of the official SDK is honoured, or refused by name: none is unknown.
+"""Every request field of the official SDK is honoured, told or refused by name: none is unknown.
 
 The SDK's own type definitions are walked, so a field that a new version brings fails here.
 """
@@ -18,13 +18,15 @@ from typing_extensions import get_type_hints, is_typeddict
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.anthropic import content, request
 from gateway.dialects.anthropic.decode import decode_count_tokens, decode_messages
-from tests.gateway.bodies import SHORT, body, text
+from gateway.dialects.anthropic.plan import plan_of
+from gateway.prompt.ignored import Notepad
+from tests.gateway.bodies import SHORT, body, text, tool
 from tests.gateway.conftest import Stack
 
 # Parameters that the SDK sends as headers.
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
-# Only with the older anthropic-version; the newer SDK has no parameters for them.
-OLDER = {"temperature", "top_p", "top_k"}
+# The newer SDK has no parameters for them; `output_format` is the older name of a beta.
+OLDER = {"temperature", "top_p", "top_k", "output_format"}
 
 PAIRS: list[tuple[Any, type[msgspec.Struct]]] = [
     (ga_params.MessageCreateParamsStreaming, request.MessagesRequest),
@@ -110,7 +112,7 @@ def block_types(hint: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("message", [ga.MessageParam, beta.BetaMessageParam])
-def test_every_type_of_block_is_supported_or_refused_by_its_name(message: Any) -> None:
+def test_every_type_of_block_is_read_or_has_a_placeholder(message: Any) -> None:
     kinds = {
         kind
         for member in leaves(message)
@@ -118,39 +120,68 @@ def test_every_type_of_block_is_supported_or_refused_by_its_name(message: Any) -
     }
     assert len(kinds) > 15
     assert kinds >= set(content.SUPPORTED_BLOCKS) - {"document"}
-    for kind in kinds - set(content.SUPPORTED_BLOCKS):
-        asked = body(messages=[{"role": "user", "content": [{"type": kind}]}])
-        with pytest.raises(InvalidRequest) as caught:
-            decode_messages(msgspec.json.encode(asked))
-        expected = f"content blocks of type '{kind}' are not supported by this server"
-        assert str(caught.value) == f"messages.0.content.0: {expected}"
+    assert kinds <= content.PLACED_BLOCKS | set(content.SUPPORTED_BLOCKS)
+    for kind in kinds - set(content.SUPPORTED_BLOCKS) - {"image"}:
+        asked = body(messages=[{"role": "user", "content": [{"type": kind, "any": [1]}]}])
+        notepad = Notepad()
+        plan_of(decode_messages(msgspec.json.encode(asked)), "scope", notepad)
+        assert notepad.notes().ignored[0].path == "messages.0.content.0"
+        if kind in ("redacted_thinking", "tool_addition", "tool_removal"):
+            continue
+        with pytest.raises(InvalidRequest, match=f"messages.0.content.0: .*'{kind}'"):
+            plan_of(decode_messages(msgspec.json.encode(asked)), "scope", unreadable="refuse")
+
+
+def test_every_type_of_block_in_a_tools_result_is_read_or_placed() -> None:
+    kinds = block_types(get_type_hints(beta.BetaToolResultBlockParam)["content"])
+    ours = {str(kind.__struct_config__.tag) for kind in get_args(content.Nested)}
+    assert kinds <= ours
+    sources = get_type_hints(beta.BetaContentBlockSourceParam)["content"]
+    assert block_types(sources) == {"text", "image"}
 
 
 @pytest.mark.parametrize("tools", [ga.ToolUnionParam, beta.BetaToolUnionParam])
-def test_every_type_of_tool_but_custom_is_refused_by_its_name(tools: Any) -> None:
+def test_every_type_of_tool_but_custom_is_left_out_and_told(tools: Any) -> None:
     kinds = {kind for kind in block_types(tools) if isinstance(kind, str)} - {"custom"}
     assert len(kinds) > 15
     for kind in kinds:
-        with pytest.raises(InvalidRequest, match=f"tools.0.type: tools of type '{kind}'"):
-            decode_messages(msgspec.json.encode(body(tools=[{"type": kind, "name": "x"}])))
+        asked = body(tools=[{"type": kind, "name": "x", "any": {"a": [1]}}, tool("look")])
+        notepad = Notepad()
+        made = plan_of(decode_messages(msgspec.json.encode(asked)), "scope", notepad)
+        assert [shown.name for shown in made.prompt.tools] == ["look"]
+        assert notepad.notes().ignored[0].path == "tools.0"
 
 
 @pytest.mark.parametrize("field, value", [
     ("billing_policy", {"type": "billing_policy"}),
-    ("compaction", {"type": "summarize"}),
+    ("container", "container_1"),
     ("fallbacks", "default"),
     ("fallbacks", [{"model": "m"}]),
     ("fallback_credit_token", "x"),
     ("mcp_servers", [{"type": "url", "name": "x", "url": "https://example.com"}]),
+    ("speed", "fast"),
     ("thread", {"type": "create"}),
+    ("output_config.effort", "max"),
+    ("output_config.effort", "a word of next year"),
     ("output_config.task_budget", {"type": "tokens", "total": 10}),
+    ("thinking.display", {"type": "adaptive", "display": "updates"}),
+    ("thinking.budget_tokens", {"type": "enabled", "budget_tokens": 1024}),
+    ("context_management.edits.0", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+    ("context_management.edits.0", {"edits": [{"type": "compact_20260112"}]}),
 ])  # fmt: skip
-def test_what_is_not_served_is_refused_by_name(field: str, value: Any) -> None:
+def test_what_only_asks_for_better_is_told_by_name(stack: Stack, field: str, value: Any) -> None:
     name, _, inner = field.partition(".")
-    asked = body(**{name: {inner: value} if inner else value})
-    with pytest.raises(InvalidRequest) as caught:
+    asked = {name: {inner: value} if name == "output_config" else value}
+    with stack.http() as http:
+        reply = http.post("/v1/messages", json=body(max_tokens=2048, **asked))
+    assert reply.status_code == 200, reply.text
+    assert [one["path"] for one in reply.json()["holdfast"]["ignored"]] == [field]
+
+
+def test_what_would_be_another_answer_is_refused_by_name() -> None:
+    asked = body(compaction={"type": "summarize"})
+    with pytest.raises(InvalidRequest, match="compaction: not supported by this server"):
         decode_messages(msgspec.json.encode(asked))
-    assert str(caught.value) == f"{field}: not supported by this server"
 
 
 @pytest.mark.parametrize("empty", [None, []])
@@ -170,34 +201,20 @@ THOUGHT = [
 
 
 @pytest.mark.parametrize(
-    "edits, messages, message",
+    "edits, messages, error",
     [
         (None, THOUGHT, None),
         ([], THOUGHT, None),
         ([{"type": "clear_thinking_20251015", "keep": "all"}], THOUGHT, None),
         ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], THOUGHT * 2, None),
         ([{"type": "clear_thinking_20251015"}], THOUGHT, None),
-        (
-            [{"type": "clear_thinking_20251015"}],
-            THOUGHT * 2,
-            "context_management.edits.0: clearing thinking is not supported by this server",
-        ),
-        (
-            [{"type": "clear_thinking_20251015", "keep": 3}],
-            THOUGHT,
-            "context_management.edits.0.keep: Input should be 'all' or a number of thinking turns",
-        ),
-        (
-            [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "compact_20260112"}],
-            THOUGHT,
-            "context_management.edits.1: edits of type 'compact_20260112' are not supported by"
-            " this server",
-        ),
+        ([{"type": "clear_thinking_20251015"}], THOUGHT * 2, None),
+        ([{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}], THOUGHT, None),
         ([{}], THOUGHT, "context_management.edits.0: Unable to extract tag using discriminator"),
     ],
 )
-def test_context_management_passes_where_it_would_change_nothing(
-    edits: Any, messages: Any, message: str | None
+def test_context_management_never_fails_a_request(
+    edits: Any, messages: Any, error: str | None
 ) -> None:
     asked = body(messages=messages, context_management={"edits": edits})
     del asked["max_tokens"]
@@ -205,19 +222,18 @@ def test_context_management_passes_where_it_would_change_nothing(
         raw = msgspec.json.encode(
             {**asked, **({"max_tokens": 1} if decode is decode_messages else {})}
         )
-        if message is None:
+        if error is None:
             decode(raw)
             continue
         with pytest.raises(InvalidRequest) as caught:
             decode(raw)
-        assert str(caught.value).startswith(message)
+        assert str(caught.value).startswith(error)
 
 
 def test_fields_of_system_messages_are_refused_elsewhere_and_by_name() -> None:
     for changes, message in [
         ({"role": "user", "clear_at": "never"}, "messages.0.clear_at: only permitted"),
         ({"role": "user", "output_config": {}}, "messages.0.output_config: only permitted"),
-        ({"role": "system", "clear_at": "next_user_message"}, "messages.0.clear_at: not supported"),
     ]:
         with pytest.raises(InvalidRequest, match=message):
             decode_messages(msgspec.json.encode(body(messages=[{"content": "x", **changes}])))

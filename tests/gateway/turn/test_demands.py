@@ -5,9 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.protocol import Capability, ErrorReply, Failed, TextDelta, ToolChoice
+from engine.protocol import Capability, ErrorReply, Failed, TextDelta, ToolChoice, UnheldTool
 from tests.gateway.bodies import body, tool
 from tests.gateway.conftest import Stack
+from tests.gateway.dialects.test_ignored import told
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, chat
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import API_KEY, serve, serve_gateway
@@ -140,11 +141,28 @@ def test_strict_functions_where_every_call_is_guaranteed(
     assert stack.engine.requests[-1].tool_choice == mode
 
 
-def test_strict_tools_are_refused_where_the_model_calls_freely(stack: Stack) -> None:
-    assert refused(stack, tools=[STRICT]).startswith("tools.0.strict: only guaranteed with")
-    detail = refused_chat(stack, tools=[STRICT_LOOK])
-    assert detail["param"] == "tools[0].function.strict"
-    assert not stack.engine.requests
+def test_strict_tools_that_the_model_calls_freely_are_held_where_the_engine_can(
+    stack: Stack, tmp_path: Any
+) -> None:
+    plain = {**tool("see"), "strict": False}
+    assert told(stack.sdk().messages.create(**body(tools=[plain, STRICT]))) == []
+    assert [one.strict for one in stack.engine.requests[-1].prompt.tools] == [False, True]
+    assert told(chat(stack, tools=[STRICT_LOOK])) == []
+    assert stack.engine.requests[-1].prompt.tools[0].strict
+    engine = ScriptedEngine(capabilities=("tools",))
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        freely = Stack(url, engine, tmp_path)
+        message = freely.sdk().messages.create(**body(tools=[plain, STRICT]))
+        assert [path for path, _ in told(message)] == ["tools.1.strict"]
+        [(path, reason)] = told(chat(freely, tools=[STRICT_LOOK]))
+        assert path == "tools[0].function.strict" and "calls freely" in reason
+
+
+def test_a_strict_tool_that_no_grammar_holds_is_told_by_its_own_path(stack: Stack) -> None:
+    stack.engine.unheld = [UnheldTool("look", "its schema has `not`")]
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    message = stack.sdk().messages.create(**body(tools=[search, tool("see"), STRICT]))
+    assert told(message)[1:] == [("tools.2.strict", "its schema has `not`")]
 
 
 def test_what_the_engine_cannot_do_is_refused_by_the_fields_own_name(tmp_path: Any) -> None:
