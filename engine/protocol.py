@@ -150,10 +150,15 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A segment end whose prefix the client wants held for `ttl`."""
+    """A segment end whose prefix the client wants held for `ttl`.
+
+    With `seconds` the entry lives that long instead, and reads do not prolong it; `ttl` is the
+    class that its write is billed as.
+    """
 
     segment: int
     ttl: Ttl = "5m"
+    seconds: float | None = None
 
 
 class Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,17 +10,8 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 
-from gateway.admin.about import AboutController
-from gateway.admin.divergence import DivergenceController
-from gateway.admin.engines import EnginesController
-from gateway.admin.keys import KeysController
-from gateway.admin.leases import LeasesController
-from gateway.admin.live import LiveController
-from gateway.admin.openapi.controller import OpenApiController, describe_once
-from gateway.admin.overview import OverviewController
-from gateway.admin.report import ReportController
-from gateway.admin.usage import UsageController
-from gateway.admin.workspaces import WorkspacesController
+from gateway.admin.openapi.controller import describe_once
+from gateway.admin.routes import CONTROLLERS
 from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
 from gateway.base.clock import Clock
@@ -31,17 +22,13 @@ from gateway.base.settings import Settings
 from gateway.base.supervisor import CountEnd, Loop, Supervisor
 from gateway.http import errors
 from gateway.http.auth import AdminGate
-from gateway.http.completions import ChatCompletionsController, CompletionsController
 from gateway.http.connections import BodyDeadline
-from gateway.http.health import HealthController
-from gateway.http.messages import MessagesController
-from gateway.http.models import GeminiModelsController, ModelsController
-from gateway.http.responses import ResponsesController
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
+from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger
 from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
@@ -66,29 +53,10 @@ from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher
 from gateway.turn.gate import Gate
 from gateway.turn.ids import Ids
+from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 from gateway.turn.why_missed import LastHolders
 
-_CONTROLLERS = (
-    MessagesController,
-    ChatCompletionsController,
-    CompletionsController,
-    ResponsesController,
-    ModelsController,
-    GeminiModelsController,
-    HealthController,
-    OverviewController,
-    AboutController,
-    DivergenceController,
-    EnginesController,
-    LiveController,
-    LeasesController,
-    WorkspacesController,
-    KeysController,
-    UsageController,
-    ReportController,
-    OpenApiController,
-)
 _SETTLE_SECONDS = 3.0
 
 
@@ -123,7 +91,7 @@ def create_app(
             yield
 
     app = Litestar(
-        list(_CONTROLLERS),
+        list(CONTROLLERS),
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
         state=State({"stopping": asyncio.Event(), "ids": Ids()}),
@@ -172,21 +140,16 @@ async def _start(
     recovered = await reconciler.recover()
     drain = _drain(journal, ledgers.drain, fleet, metrics)
     queries = Queries(ledgers.reads)
+    contents = _contents(settings, ledgers.access)
+    sweep = Sweep(contents, fleet, keyring, catalogue, clock)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
+    _run_beside(stack, base.supervisor, "cached_contents", sweep.run)
     background = _background(stack)
     await _look_at_database(keyring)
     if not keyring.is_sample:
         await _ensure_key(keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
-    dispatcher = Dispatcher(
-        fleet=fleet,
-        gate=_gate(settings, fleet, metrics, admission, clock),
-        router=router,
-        journal=journal,
-        reconciler=reconciler,
-        metrics=metrics,
-        clock=clock,
-    )
+    dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
     return Services(
         turns=_turn_service(dispatcher, admission, billing, queries, background),
         fleet=fleet,
@@ -207,9 +170,36 @@ async def _start(
         workers=_workers(stack),
         counting=Counting(settings.load_bounds, clock.monotonic),
         bounds=settings.request_bounds,
+        load_bounds=settings.load_bounds,
+        cached_contents=contents,
+        sweep=sweep,
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
     )
+
+
+def _dispatcher(
+    settings: Settings,
+    base: Foundation,
+    fleet: Fleet,
+    router: Router,
+    reconciler: Reconciler,
+    admission: Admission,
+    journal: Journal,
+) -> Dispatcher:
+    return Dispatcher(
+        fleet=fleet,
+        gate=_gate(settings, fleet, base.metrics, admission, base.clock),
+        router=router,
+        journal=journal,
+        reconciler=reconciler,
+        metrics=base.metrics,
+        clock=base.clock,
+    )
+
+
+def _contents(settings: Settings, ledger: Ledger) -> CachedContents:
+    return CachedContents(ledger, settings.cached_contents, settings.cached_content_bytes)
 
 
 def _drain(journal: Journal, ledger: Ledger, fleet: Fleet, metrics: Metrics) -> Drain:

@@ -24,6 +24,7 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             "Blocks": lease.entry.blocks,
             "Shared by": lease.entry.shared_by,
             "Reads": lease.entry.reads,
+            "Cached content": lease.cached_content,
             "Net saved ($)": None
             if lease.prefix is None or lease.prefix.saved_nano is None
             else lease.prefix.saved_nano / NANO,

@@ -72,6 +72,10 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
         (request.min_cache_tokens is None or request.min_cache_tokens >= 0, "min_cache_tokens"),
+        (
+            all(point.seconds is None or point.seconds > 0 for point in request.breakpoints),
+            "breakpoints.seconds: must be above 0",
+        ),
         (0 <= (request.lease_share or 0) <= 1, "lease_share: must be 0 to 1"),
     )
     for is_good, message in checks:

@@ -96,6 +96,8 @@ class Entry:
     answer; those are in `refreshed_until`. `used_at`: the last write, read or refresh. `is_idle`:
     the last use is so long ago that the entry is no longer spared, and its lease counts as idle.
 
+    `seconds` is a lifetime of its own, in place of the TTL's; None is the TTL's.
+
     `name` is the gateway's name of exactly this prefix, if there is one. `is_broken`: the entry is
     best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease was ended so
     that something else could run. `is_lapsed`: its time is over, and it is kept for requests that
@@ -120,6 +122,7 @@ class Entry:
     why_unleased: BestEffortReason | None = None
     reads: int = 0
     name: str | None = None
+    seconds: float | None = None
 
     @property
     def why_broken(self) -> MissReason:

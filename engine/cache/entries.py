@@ -100,11 +100,12 @@ class Entries:
     def refresh(self, entry: Entry, now: float) -> Refresh:
         """A read, or a breakpoint at the entry.
 
-        Its own TTL starts again, and a lost lease is taken again.
+        Its own TTL starts again, unless it has a lifetime of its own. A lost lease is taken again.
 
         The refresh holds at once, and stays unless it is taken back.
         """
-        refresh = Refresh(entry, now + self.seconds(entry.ttl))
+        until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
+        refresh = Refresh(entry, until)
         entry.refreshed_until.append(refresh.until)
         self._set_expiry(entry)
         self._use(entry, now)
@@ -123,8 +124,9 @@ class Entries:
         refresh.entry.refreshed_until.remove(refresh.until)
         self._set_expiry(refresh.entry)
 
-    def seconds(self, ttl: Ttl) -> float:
-        return TTL_SECONDS[ttl] * self._ttl_scale
+    def seconds(self, ttl: Ttl, own: float | None = None) -> float:
+        """A lifetime: of the TTL, or the breakpoint's `own`."""
+        return (TTL_SECONDS[ttl] if own is None else own) * self._ttl_scale
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:
         """Why there is no readable entry at this key, as far as it is remembered."""
@@ -149,17 +151,19 @@ class Entries:
         ttl: Ttl,
         arrived_at: float,
         now: float,
+        seconds: float | None = None,
     ) -> Entry | None:
         """Write a breakpoint's entry, or extend an equal one.
 
-        The TTL counts from `arrived_at`. The entry is readable from `now` on. None if the TTL is
-        over.
+        The TTL, or `seconds` in its place, counts from `arrived_at`. The entry is readable from
+        `now` on. None if the TTL is over.
         """
-        expires_at = arrived_at + self.seconds(ttl)
+        expires_at = arrived_at + self.seconds(ttl, seconds)
         entry = self._by_key.get(key)
         if entry is not None and not entry.is_broken and entry.expires_at > now:
-            if entry.ready_at > arrived_at:
-                self._extend(entry, expires_at)  # written meanwhile by another that paid as well
+            if entry.ready_at > arrived_at or (entry.seconds, seconds) != (None, None):
+                # Written meanwhile by another that paid as well, or its end is told by the marker.
+                self._extend(entry, expires_at)
             else:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
             self._use(entry, now)
@@ -169,9 +173,8 @@ class Entries:
             self._remove(entry, "ttl_expired")
         if expires_at <= now:
             return None
-        entry = Entry(
-            scope, key, tokens, ttl, list(blocks), now, expires_at, expires_at, used_at=now
-        )
+        times = now, expires_at, expires_at
+        entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now, seconds=seconds)
         self._by_key[key] = entry
         self._tombstones.pop(key, None)
         self._push(entry)
@@ -360,7 +363,7 @@ class Entries:
         if entry.is_lapsed:
             self._remove(entry, "ttl_expired")
             return
-        last_use = entry.expires_at - self.seconds(entry.ttl)
+        last_use = entry.expires_at - self.seconds(entry.ttl, entry.seconds)
         self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
         self._remove(entry, entry.why_broken)
 

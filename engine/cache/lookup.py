@@ -31,11 +31,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An eligible breakpoint: the end of its prefix, and its TTL."""
+    """An eligible breakpoint: the end of its prefix, its TTL, and its own lifetime if any."""
 
     segment: int
     tokens: int
     ttl: Ttl
+    seconds: float | None = None
 
 
 class Readable(Protocol):
@@ -56,7 +57,7 @@ def eligible(
     for point in sorted(breakpoints, key=lambda point: point.segment):
         end = segments[point.segment].end
         if end is not None and end >= min_tokens:
-            marks.append(Mark(point.segment, end, point.ttl))
+            marks.append(Mark(point.segment, end, point.ttl, point.seconds))
     return marks
 
 

@@ -250,6 +250,7 @@ class PrefixCache:
             table.blocks[: -(-mark.tokens // self.pool.block_size)],
             tokens=mark.tokens,
             ttl=mark.ttl,
+            seconds=mark.seconds,
             arrived_at=query.arrived_at,
             now=now,
         )

@@ -26,13 +26,15 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One live entry of one engine. `workspace` None: a scope of no workspace known here.
 
     `prefix` is what the ledger knows of this prefix over its whole life, on all engines; None
-    where it came only once, or the engine does not know its name.
+    where it came only once, or the engine does not know its name. `cached_content` is the name of
+    the cached content (Google's dialect) that it is held for.
     """
 
     engine: str
     workspace: str | None
     entry: EntryInfo
     prefix: PrefixReport | None = None
+    cached_content: str | None = None
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +121,19 @@ async def _with_prefixes(
         if workspace is not None and entry.name is not None
     }
     known = await named(services.queries.ledger, keys, services.prices.own)
+    prefixes = {name for _, name in keys}
+    cached = await services.cached_contents.named(prefixes, services.clock.wall())
     return [
         Lease(
             engine=engine,
             workspace=workspace,
             entry=entry,
             prefix=known.get((workspace or "", entry.name or "")),
+            cached_content=_cached_name(cached.get((workspace or "", entry.name or ""))),
         )
         for engine, workspace, entry in found
     ]
+
+
+def _cached_name(content_id: str | None) -> str | None:
+    return None if content_id is None else f"cachedContents/{content_id}"

@@ -105,6 +105,17 @@ class LoadBounds(BaseModel):
         ge=1,
         description="Unknown keys of one address that are looked up in the database a minute",
     )
+    cached_contents: int = Field(
+        default=1000, ge=1, description="Most cached contents (Google's dialect) of a workspace"
+    )
+    cached_content_bytes: int = Field(
+        default=256 * MEBIBYTE,
+        ge=1024,
+        description="Bytes of prompts that the cached contents of a workspace may have together",
+    )
+    cached_content_seconds: float = Field(
+        default=7 * 86_400.0, gt=0, description="Longest lifetime of a cached content, in seconds"
+    )
     routing_index_bytes: int = Field(
         default=256 * MEBIBYTE,
         ge=MEBIBYTE,

@@ -4,7 +4,7 @@ The same calls are served under /v1/models. A stream is a list of JSON objects, 
 events where the query says `alt=sse`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from litestar.response.base import ASGIResponse
@@ -12,18 +12,18 @@ from litestar.response.base import ASGIResponse
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError, NotFound
 from gateway.dialects import sse
-from gateway.dialects.gemini.ask import Asked, ask_of
+from gateway.dialects.gemini.ask import Asked, Held, ask_of
 from gateway.dialects.gemini.decode import decode_count, decode_generate
 from gateway.dialects.gemini.errors import body_of
 from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
 from gateway.dialects.gemini.writer import GeminiWriter, collect
+from gateway.http.cached_contents import held_by
 from gateway.http.generation import (
     Items,
     KeyRequest,
     answered,
     check_media,
-    prepared,
     streamed,
     until_taken,
 )
@@ -62,15 +62,31 @@ async def _asked(
 ) -> Ask:
     arrived = request.scope["state"]["arrived"]
 
-    def read() -> tuple[GenerateRequest, int]:
+    def read() -> GenerateRequest:
         decode = decode_count if method == _COUNT else decode_generate
-        return decode(body, model, services.bounds), 0
+        return decode(body, model, services.bounds)
 
-    def make(decoded: GenerateRequest, _: int, found: Model) -> Ask:
+    def make(decoded: GenerateRequest, found: Model, held: Held | None) -> Ask:
         asked = Asked(request.user, found, arrived, services.unreadable)
-        return ask_of(decoded, asked, stream=method == _STREAM, automatic="5m")
+        return ask_of(decoded, asked, stream=method == _STREAM, held=held, automatic="5m")
 
-    return await prepared(request, services, len(body), read, make)
+    return await while_present(request, _prepared(request, services, len(body), read, make))
+
+
+async def _prepared(
+    request: KeyRequest,
+    services: Services,
+    num_bytes: int,
+    read: Callable[[], GenerateRequest],
+    make: Callable[[GenerateRequest, Model, Held | None], Ask],
+) -> Ask:
+    """Read the body, then what its cached content holds, then make the Ask of both."""
+    workers, workspace = services.workers, request.user.workspace
+    decoded = await workers.run(workspace, num_bytes, read)
+    model = services.find_model(decoded.model)
+    found = await held_by(request, decoded, model)
+    held, held_bytes = found or (None, 0)
+    return await workers.run(workspace, num_bytes + held_bytes, make, decoded, model, held)
 
 
 async def _count(request: KeyRequest, services: Services, body: bytes, model: str) -> ASGIResponse:

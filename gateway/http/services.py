@@ -5,7 +5,7 @@ from typing import Any
 
 import litestar
 
-from gateway.base.bounds import RequestBounds
+from gateway.base.bounds import LoadBounds, RequestBounds
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
 from gateway.base.metrics import Metrics
@@ -13,6 +13,7 @@ from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.journal.writer import Journal
+from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
 from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
@@ -25,6 +26,7 @@ from gateway.limits.workers import Workers
 from gateway.prices.book import PriceBook
 from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
+from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 
 
@@ -49,6 +51,9 @@ class Services:
     workers: Workers
     counting: Counting
     bounds: RequestBounds
+    load_bounds: LoadBounds
+    cached_contents: CachedContents
+    sweep: Sweep
     removes_nonces: bool
     unreadable: Unreadable
 

@@ -275,3 +275,30 @@ class HorizonRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     turns_ms: Mapped[int]
+
+
+class CachedContentRow(Base):
+    """A prompt that a client named, to be held until `expires_at`.
+
+    `body` is its JSON, compressed; `num_bytes` and `num_tokens` are those of the prompt. `prefix`
+    is its name, keyed by the workspace's scope. Engines were told to hold it until `held_until`.
+    """
+
+    __tablename__ = "cached_contents"
+    __table_args__ = (
+        Index("ix_cached_contents_workspace", "workspace_id", "id"),
+        Index("ix_cached_contents_expires", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(String(64))
+    model: Mapped[str] = mapped_column(String(256))
+    display_name: Mapped[str] = mapped_column(String(128))
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    num_bytes: Mapped[int]
+    num_tokens: Mapped[int]
+    prefix: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    held_until: Mapped[datetime]

@@ -192,6 +192,7 @@ class Engine:
         names: tuple[Name, ...] = (),
         request_id: str | None = None,
         minimum: int | None = 1,
+        seconds: float | None = None,
         **sampling: Any,
     ) -> GenerateRequest:
         points = [mark if isinstance(mark, tuple) else (mark, "5m") for mark in marks]
@@ -200,7 +201,7 @@ class Engine:
             scope=scope,
             prompt=prompt,
             sampling=Sampling(max_tokens=max_tokens, temperature=0.0, **sampling),
-            breakpoints=[Breakpoint(segment, ttl) for segment, ttl in points],
+            breakpoints=[Breakpoint(segment, ttl, seconds) for segment, ttl in points],
             names=list(names),
             min_cache_tokens=minimum,
         )

@@ -212,3 +212,35 @@ def test_an_entry_that_nothing_holds_promises_no_end_and_says_why(tiny_engine: E
     assert report.reason == "over_budget"
     (listed,) = tiny_engine.entries(scope)
     assert listed.reason == "over_budget"
+
+
+@pytest.mark.parametrize("own", [40.0, 1800.0, 86_400.0])
+def test_an_entry_with_a_lifetime_of_its_own_lives_that_long_whatever_is_read(
+    engine: Engine, own: float
+) -> None:
+    for wait, is_found in ((own - TICK, True), (own, False)):
+        scope, text = engine.scope(), engine.text(60)
+        asked = engine.ask(prompt(text, engine.text(5)), scope, (0, "1h"), seconds=own)
+        (report,) = asked.started.breakpoints
+        assert report.expires_in_seconds == own
+        assert asked.usage.cache_write_1h_tokens > 0
+        engine.advance(own / 2)
+        # A later breakpoint reads it. That refreshes an entry of a TTL, and not this one.
+        engine.ask(prompt(text, engine.text(5)), scope, 1)
+        engine.advance(wait - own / 2)
+        assert (read(engine, text, scope).usage.cache_read_tokens > 0) == is_found
+
+
+def test_a_breakpoint_at_an_entry_moves_its_own_end_later_and_never_earlier(
+    engine: Engine,
+) -> None:
+    scope, text = engine.scope(), engine.text(60)
+
+    def expires(seconds: float | None) -> float | None:
+        asked = engine.ask(prompt(text, engine.text(5)), scope, (0, "5m"), seconds=seconds)
+        return asked.started.breakpoints[0].expires_in_seconds
+
+    assert expires(1000) == 1000
+    assert expires(400) == 1000
+    assert expires(2000) == 2000
+    assert expires(None) == 2000

@@ -24,6 +24,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None
     entry: EntryInfo
     prefix: PrefixReport | None = None
+    cached_content: str | None = None
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):

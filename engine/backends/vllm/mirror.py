@@ -139,10 +139,11 @@ class HeldCache(PrefixCache):
     ) -> Directive:
         """What a request that was looked up asks of the connector. To be settled by `let_off`."""
         wants: dict[Digest, Want] = {}
-        for tokens, ttl in [(mark.tokens, mark.ttl) for mark in found.marks]:
+        for mark in found.marks:
+            tokens = mark.tokens
             key = query.digests.at(tokens)
             entry = self.entries.find(query.digests, tokens, query.arrived_at)
-            expires_at = query.arrived_at + self.entries.seconds(ttl)
+            expires_at = query.arrived_at + self.entries.seconds(mark.ttl, mark.seconds)
             wants[key] = _want(key, tokens, expires_at if entry is None else entry.expires_at)
         hit = found.hit
         if hit is not None and hit.key not in wants:

@@ -15,6 +15,7 @@ from gateway.admin.openapi.operation import (
 from gateway.base.errors import EngineTimeout, RateLimited, SpendLimitReached
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
+from gateway.dialects.gemini import caches
 from gateway.dialects.gemini import models as gemini_models
 from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse
@@ -90,7 +91,73 @@ def _gemini_call(operation_id: str, path: str) -> Operation:
     )
 
 
+_CONTENT_ID = {"name": "content_id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _cached_contents(at: str, suffix: str) -> tuple[Operation, ...]:
+    """The calls of cachedContents under one of the two versions of the path."""
+    path = f"/{at}/cachedContents"
+    one = f"{path}/{{content_id}}"
+    shared: dict[str, Any] = {"security": _GOOGLE_KEYS, "dialects": ("gemini",)}
+    body: dict[str, Any] = {"is_lenient": True, "errors": _TURNS, **shared}
+    read: dict[str, Any] = {"errors": READING, **shared}
+    pages = (
+        _query("pageSize", {"type": "integer", "minimum": 1}),
+        _query("pageToken", {"type": "string"}),
+    )
+    return (
+        Operation(
+            id=f"createCachedContent{suffix}",
+            method="post",
+            path=path,
+            summary="Have a prompt held under a name, for a lifetime of its own.",
+            replies=(caches.CachedContent,),
+            body=caches.CreateRequest,
+            **body,
+        ),
+        Operation(
+            id=f"listCachedContents{suffix}",
+            method="get",
+            path=path,
+            summary="The workspace's cached contents, in pages.",
+            replies=(caches.CachedContentList,),
+            parameters=pages,
+            **read,
+        ),
+        Operation(
+            id=f"getCachedContent{suffix}",
+            method="get",
+            path=one,
+            summary="One cached content.",
+            replies=(caches.CachedContent,),
+            parameters=(_CONTENT_ID,),
+            **read,
+        ),
+        Operation(
+            id=f"updateCachedContent{suffix}",
+            method="patch",
+            path=one,
+            summary="Move the end of a cached content.",
+            replies=(caches.CachedContent,),
+            body=caches.UpdateRequest,
+            parameters=(_CONTENT_ID,),
+            **body,
+        ),
+        Operation(
+            id=f"deleteCachedContent{suffix}",
+            method="delete",
+            path=one,
+            summary="End a cached content and its lease.",
+            replies=(caches.Nothing,),
+            parameters=(_CONTENT_ID,),
+            **read,
+        ),
+    )
+
+
 MODEL_OPERATIONS = (
+    *_cached_contents("v1beta", ""),
+    *_cached_contents("v1", "AtV1"),
     Operation(
         id="createMessage",
         method="post",

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol import Sampling, ToolChoice, Ttl
+import msgspec
+
+from engine.protocol import Breakpoint, Sampling, ToolChoice, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
@@ -85,6 +87,9 @@ def ask_of(
         None if held is None else held.ttl,
     )
     plan = make_plan(layout, automatic if held is None else None, asked.principal.scope)
+    if held is not None:
+        points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
+        plan = msgspec.structs.replace(plan, breakpoints=points)
     return Ask(
         dialect="gemini",
         principal=asked.principal,

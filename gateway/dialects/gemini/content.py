@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 
-class Shape(msgspec.Struct, rename="camel"):
+class Shape(msgspec.Struct, rename="camel", omit_defaults=True):
     """Base of every request shape. Its fields are the ones that are known; see `fields.py`."""
 
 

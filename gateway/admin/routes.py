@@ -1,0 +1,45 @@
+"""The controllers of the HTTP API."""
+
+from gateway.admin.about import AboutController
+from gateway.admin.divergence import DivergenceController
+from gateway.admin.engines import EnginesController
+from gateway.admin.keys import KeysController
+from gateway.admin.leases import LeasesController
+from gateway.admin.live import LiveController
+from gateway.admin.openapi.controller import OpenApiController
+from gateway.admin.overview import OverviewController
+from gateway.admin.report import ReportController
+from gateway.admin.usage import UsageController
+from gateway.admin.workspaces import WorkspacesController
+from gateway.http.cached_contents import (
+    CachedContentsAtV1Controller,
+    CachedContentsController,
+)
+from gateway.http.completions import ChatCompletionsController, CompletionsController
+from gateway.http.health import HealthController
+from gateway.http.messages import MessagesController
+from gateway.http.models import GeminiModelsController, ModelsController
+from gateway.http.responses import ResponsesController
+
+CONTROLLERS = (
+    MessagesController,
+    ChatCompletionsController,
+    CompletionsController,
+    ResponsesController,
+    ModelsController,
+    GeminiModelsController,
+    CachedContentsController,
+    CachedContentsAtV1Controller,
+    HealthController,
+    OverviewController,
+    AboutController,
+    DivergenceController,
+    EnginesController,
+    LiveController,
+    LeasesController,
+    WorkspacesController,
+    KeysController,
+    UsageController,
+    ReportController,
+    OpenApiController,
+)

@@ -1,0 +1,255 @@
+"""POST, GET, PATCH and DELETE of /v1beta/cachedContents, also under /v1.
+
+A cached content is a lease with a name and a lifetime of its own. Creating one runs a turn without
+output: an engine computes the prompt and holds it. A longer lifetime runs another, which reads it.
+The row in the database outlives gateways and engines. Where an engine has lost the prompt, the next
+request behind it writes it again, for the time that is left.
+"""
+
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+from litestar import Controller, delete, get, patch, post
+from litestar.params import FromPath, RawBody
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET
+
+from engine.protocol import Started, Ttl
+from gateway.base.catalogue import Model
+from gateway.base.errors import EngineFailed, InvalidRequest
+from gateway.dialects.extension import Holdfast, HoldfastBreakpoint, extension_of
+from gateway.dialects.gemini import caches
+from gateway.dialects.gemini.ask import Asked, Held, ask_of
+from gateway.dialects.gemini.content import Content, Part
+from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
+from gateway.http.auth import KeyAuth
+from gateway.http.generation import KeyRequest, answered, check_media, until_taken
+from gateway.http.presence import while_present
+from gateway.http.services import Services, services_of
+from gateway.ledger.cached_contents import CachedContent
+from gateway.prompt.ask import Ask
+
+_SHORT_SECONDS = 300.0
+_MAX_PAGE = 1000
+_PAGE = 100
+_COMPRESSION = 1
+_encode = msgspec.json.Encoder().encode
+_prompted = msgspec.json.Decoder(Prompted)
+
+
+class CachedContentsController(Controller):
+    path = "/v1beta/cachedContents"
+    middleware = (KeyAuth,)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        return answered(await while_present(request, _create(request, body)))
+
+    @get()
+    async def list_contents(self, request: KeyRequest) -> ASGIResponse:
+        services, given = services_of(request), request.query_params
+        size = min(_page_size(given.get("pageSize")), _MAX_PAGE)
+        after, now = given.get("pageToken", "").replace("\0", ""), services.clock.wall()
+        workspace = request.user.workspace
+        found = await services.cached_contents.page(workspace, after, size + 1, now)
+        page = found[:size]
+        return answered(
+            caches.CachedContentList(
+                cached_contents=[_shown(content) for content in page] or UNSET,
+                next_page_token=page[-1].id if len(found) > size else UNSET,
+            )
+        )
+
+    @get("/{content_id:str}")
+    async def get_content(self, request: KeyRequest, content_id: FromPath[str]) -> ASGIResponse:
+        return answered(_shown(await _find(request, content_id)))
+
+    @patch("/{content_id:str}")
+    async def update(
+        self, request: KeyRequest, content_id: FromPath[str], body: RawBody
+    ) -> ASGIResponse:
+        check_media(request)
+        return answered(await while_present(request, _update(request, content_id, body)))
+
+    @delete("/{content_id:str}", status_code=200)
+    async def remove(self, request: KeyRequest, content_id: FromPath[str]) -> ASGIResponse:
+        """The lease ends at once, unless another cached content has the same prompt."""
+        services = services_of(request)
+        content, now = await _find(request, content_id), services.clock.wall()
+        # First the row: should the gateway die here, the sweep ends the lease.
+        await services.cached_contents.move_expiry(content, now, content.held_until, now)
+        await services.sweep.end([content])
+        return answered(caches.Nothing())
+
+
+class CachedContentsAtV1Controller(CachedContentsController):
+    path = "/v1/cachedContents"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What an engine answered to the turn that holds a prompt."""
+
+    report: HoldfastBreakpoint
+    holdfast: Holdfast
+    prefix: str
+
+
+async def held_by(
+    request: KeyRequest, asked: GenerateRequest, model: Model
+) -> tuple[Held, int] | None:
+    """What the request's cached content holds, and its bytes. None where it names none.
+
+    Raise NotFound for one that is not there, InvalidRequest for one of another model.
+    """
+    if asked.cached_content is None:
+        return None
+    services = services_of(request)
+    now, name = services.clock.wall(), caches.id_of(asked.cached_content)
+    content, packed = await services.cached_contents.with_body(request.user.workspace, name, now)
+    if content.model != model.id:
+        raise InvalidRequest(
+            f"cachedContent: is of models/{content.model}, the request asks for models/{model.id}"
+        )
+    prompted = await services.workers.run(
+        request.user.workspace, content.num_bytes, _unpacked, packed
+    )
+    return _held(prompted, (content.expires_at - now).total_seconds()), content.num_bytes
+
+
+async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
+    services, workspace = services_of(request), request.user.workspace
+    now = services.clock.wall()
+
+    def read() -> tuple[caches.CreateRequest, Prompted, bytes, int]:
+        given = caches.decode_create(body, services.bounds)
+        prompted = Prompted(
+            given.contents, given.system_instruction, given.tools, given.tool_config
+        )
+        whole = _encode(prompted)
+        return given, prompted, zlib.compress(whole, _COMPRESSION), len(whole)
+
+    given, prompted, packed, num_bytes = await services.workers.run(workspace, len(body), read)
+    model = services.find_model(given.model)
+    expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
+    if expires is None:
+        expires = now + timedelta(seconds=caches.DEFAULT_SECONDS)
+    await services.cached_contents.check_room(workspace, num_bytes, now)
+    kept = await _hold(request, services, model, prompted, num_bytes, expires - now)
+    content = CachedContent(
+        id=services.turns.ids.hex(12),
+        workspace_id=workspace,
+        model=model.id,
+        display_name=given.display_name,
+        num_bytes=num_bytes,
+        num_tokens=kept.report.tokens or 0,
+        prefix=kept.prefix,
+        created_at=now,
+        updated_at=now,
+        expires_at=expires,
+        held_until=expires,
+    )
+    await services.cached_contents.create(content, packed)
+    return msgspec.structs.replace(_shown(content), holdfast=kept.holdfast)
+
+
+async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.CachedContent:
+    """A later end is told to an engine at once. At an earlier one the sweep ends the lease."""
+    services, workspace = services_of(request), request.user.workspace
+    now = services.clock.wall()
+    given = caches.decode_update(body, services.bounds)
+    expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
+    content_id = caches.id_of(content_id)
+    content, packed = await services.cached_contents.with_body(workspace, content_id, now)
+    if expires is None:
+        raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
+    holdfast: Holdfast | None = None
+    if expires > content.held_until:
+        model = services.find_model(content.model)
+        prompted = await services.workers.run(workspace, content.num_bytes, _unpacked, packed)
+        kept = await _hold(request, services, model, prompted, content.num_bytes, expires - now)
+        holdfast = kept.holdfast
+    held_until = max(expires, content.held_until)
+    await services.cached_contents.move_expiry(content, expires, held_until, now)
+    changed = msgspec.structs.replace(content, expires_at=expires, updated_at=now)
+    return msgspec.structs.replace(_shown(changed), holdfast=holdfast or UNSET)
+
+
+async def _hold(
+    request: KeyRequest,
+    services: Services,
+    model: Model,
+    prompted: Prompted,
+    num_bytes: int,
+    lifetime: timedelta,
+) -> _Kept:
+    """Run the turn that computes the prompt and has it held.
+
+    Raise InvalidRequest for a prompt of which no engine keeps an entry.
+    """
+    arrived = request.scope["state"]["arrived"]
+    asked = Asked(request.user, model, arrived, services.unreadable)
+    # A model's template wants a user's turn at the end. It stands behind what is held.
+    warming = GenerateRequest(
+        contents=[Content([Part(text=".")])], generation_config=GenerationConfig()
+    )
+    warming.generation_config.max_output_tokens = 0
+
+    def make() -> Ask:
+        held = _held(prompted, lifetime.total_seconds())
+        return ask_of(warming, asked, stream=False, held=held)
+
+    ask = await services.workers.run(request.user.workspace, num_bytes, make)
+    items = services.turns.run(ask, services.turns.new_id())
+    taken = await until_taken(items)
+    started: Started | None = None
+    async for frames in items:
+        if isinstance(frames, list):
+            started = next((f for f in frames if isinstance(f, Started)), started)
+    marked = ask.plan.deepest_marked()
+    if started is None or marked is None:
+        raise EngineFailed
+    holdfast = extension_of(started, taken.findings, [slot.path for slot in ask.plan.slots])
+    [report] = holdfast.breakpoints
+    if report.state == "none":
+        tokens = report.tokens or 0
+        raise InvalidRequest(f"contents: can't be cached ({report.reason}): {tokens} tokens")
+    return _Kept(report, holdfast, marked[0])
+
+
+def _held(prompted: Prompted, seconds: float) -> Held:
+    ttl: Ttl = "5m" if seconds <= _SHORT_SECONDS else "1h"
+    return Held(prompted, ttl, seconds)
+
+
+def _unpacked(packed: bytes) -> Prompted:
+    return _prompted.decode(zlib.decompress(packed))
+
+
+async def _find(request: KeyRequest, content_id: str) -> CachedContent:
+    services = services_of(request)
+    now = services.clock.wall()
+    return await services.cached_contents.get(request.user.workspace, content_id, now)
+
+
+def _page_size(text: str | None) -> int:
+    if not text:
+        return _PAGE
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]):
+        raise InvalidRequest("pageSize: must be a whole number above 0")
+    return int(text[:9])
+
+
+def _shown(content: CachedContent) -> caches.CachedContent:
+    return caches.CachedContent(
+        name=f"{caches.PREFIX}{content.id}",
+        model=f"models/{content.model}",
+        display_name=content.display_name or UNSET,
+        create_time=content.created_at,
+        update_time=content.updated_at,
+        expire_time=content.expires_at,
+        usage_metadata=caches.CacheUsage(total_token_count=content.num_tokens),
+    )

@@ -1,0 +1,74 @@
+"""Ends the leases of cached contents whose time is over or that were deleted.
+
+An engine lets a lease go by itself when the time is over that it was told. This is for the leases
+that end before it: after a deletion, or after an update to an earlier end.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gateway.base.background import pause
+from gateway.base.catalogue import Catalogue
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError
+from gateway.base.logs import get_logger
+from gateway.ledger.cached_contents import CachedContent, CachedContents
+from gateway.limits.keyring import KeyRing
+from gateway.routing.engine import Engine
+from gateway.routing.fleet import Fleet
+
+_TICK_SECONDS = 1.0
+
+
+class Sweep:
+    def __init__(
+        self,
+        contents: CachedContents,
+        fleet: Fleet,
+        keyring: KeyRing,
+        catalogue: Catalogue,
+        clock: Clock,
+    ) -> None:
+        self.contents = contents
+        self._fleet = fleet
+        self._keyring = keyring
+        self._catalogue = catalogue
+        self._clock = clock
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        log = get_logger("sweep")
+        while not stopping.is_set():
+            try:
+                await self.end(await self.contents.expired(self._clock.wall()))
+            except GatewayError as error:
+                log.warning("sweep_failed", error=str(error))
+            await pause(stopping, _TICK_SECONDS)
+
+    async def end(self, contents: Sequence[CachedContent]) -> None:
+        """Drop the leases of expired contents, then forget them."""
+        if not contents:
+            return
+        now = self._clock.wall()
+        held = {content.prefix for content in contents if content.held_until > now}
+        live = await self.contents.named(held, now)
+        for content in contents:
+            key = content.workspace_id, content.prefix
+            if content.prefix in held and key not in live:
+                for engine in self._fleet.ready:
+                    await self._drop(engine, content)
+        await self.contents.remove([content.id for content in contents])
+
+    async def _drop(self, engine: Engine, content: CachedContent) -> None:
+        description = engine.description
+        if description is None:
+            return
+        scope = self._keyring.scope_of(content.workspace_id)
+        # An engine that is away loses the lease, or ends it at the time that it was told.
+        with suppress(GatewayError):
+            model = self._catalogue.find(content.model, self._fleet.served)
+            if not model.is_served_by(description.model):
+                return
+            for entry in await engine.entries():
+                if entry.scope == scope and entry.name == content.prefix:
+                    await engine.drop(scope, entry.entry)

@@ -1,0 +1,235 @@
+"""cachedContents through Google's SDK, on real engines and gateways that are restarted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google import genai
+from google.genai import errors, types
+
+from scripts.stack import (
+    API_KEY,
+    engine_environment,
+    free_port,
+    python,
+    serving,
+    serving_gateway,
+)
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
+
+ADMIN = "hf-admin-for-tests-00000000000000"
+MODEL = "synthetic"
+RULES = "Rules of the house: nobody sleeps on the stairs. " * 150
+LIFE = 1800
+FAST = {"ENGINE_SYNTHETIC_PREFILL_US": "0", "ENGINE_SYNTHETIC_DECODE_MS": "0"}
+
+
+@contextmanager
+def engine_at(port: int) -> Iterator[str]:
+    command = [*python("engine"), "--backend", "synthetic"]
+    with serving(command, engine_environment(port, FAST), port) as engine:
+        engine.wait()
+        yield engine.url
+
+
+@contextmanager
+def sdk_at(url: str, key: str = API_KEY) -> Iterator[genai.Client]:
+    options = types.HttpOptions(
+        base_url=url, timeout=300_000, retry_options=types.HttpRetryOptions(attempts=1)
+    )
+    with genai.Client(api_key=key, http_options=options) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data = tmp_path_factory.mktemp("caches")
+    with engine_at(free_port()) as engine, serving_gateway(data, [engine]) as gateway:
+        gateway.wait()
+        yield gateway.url
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[genai.Client]:
+    with sdk_at(url) as client:
+        yield client
+
+
+def create(sdk: genai.Client, what: str, seconds: int = LIFE) -> types.CachedContent:
+    return sdk.caches.create(
+        model=MODEL,
+        config=types.CreateCachedContentConfig(
+            display_name=what,
+            system_instruction=f"{what}: {RULES}",
+            contents=[types.Content(role="user", parts=[types.Part(text="The first file.")])],
+            ttl=f"{seconds}s",
+        ),
+    )
+
+
+def ask(sdk: genai.Client, cached: str | None, text: str = "What?") -> Any:
+    config = types.GenerateContentConfig(cached_content=cached, max_output_tokens=4)
+    answer = sdk.models.generate_content(model=MODEL, contents=text, config=config)
+    assert answer.usage_metadata is not None
+    return answer
+
+
+def leases(url: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = Admin(url, ADMIN).get("leases")
+    return found
+
+
+def lease_of(url: str, name: str | None) -> list[dict[str, Any]]:
+    return [lease for lease in leases(url) if lease["cached_content"] == name]
+
+
+def test_a_cached_content_is_a_lease_with_a_name_and_its_own_time(
+    sdk: genai.Client, url: str
+) -> None:
+    made = create(sdk, "a lease")
+    assert made.usage_metadata is not None and made.expire_time is not None
+    left = made.expire_time - datetime.now(UTC)
+    assert timedelta(seconds=LIFE - 120) < left <= timedelta(seconds=LIFE)
+    [lease] = lease_of(url, made.name)
+    assert lease["entry"]["state"] == "leased" and lease["workspace"] == "default"
+    assert lease["entry"]["tokens"] == made.usage_metadata.total_token_count
+    for number in range(2):
+        usage = ask(sdk, made.name, f"Question {number}").usage_metadata
+        assert usage.cached_content_token_count == made.usage_metadata.total_token_count
+        assert usage.prompt_token_count > usage.cached_content_token_count
+    # Reads do not prolong it: it ends when it was said to end, and not an hour later.
+    [lease] = lease_of(url, made.name)
+    assert lease["entry"]["expires_in_seconds"] <= LIFE
+
+
+def test_contents_are_listed_in_pages_and_found_by_their_workspace_only(
+    sdk: genai.Client, url: str
+) -> None:
+    made = {create(sdk, f"page {number}").name for number in range(3)}
+    listed = list(sdk.caches.list(config={"page_size": 2}))
+    assert made <= {each.name for each in listed}
+    admin = Admin(url, ADMIN)
+    admin.workspace("stranger")
+    _, key = admin.make_key("stranger")
+    with sdk_at(url, key) as stranger:
+        assert list(stranger.caches.list()) == []
+        for call in (stranger.caches.get, stranger.caches.delete):
+            with pytest.raises(errors.ClientError) as caught:
+                call(name=str(next(iter(made))))
+            assert caught.value.status == "NOT_FOUND"
+        with pytest.raises(errors.ClientError):
+            ask(stranger, next(iter(made)))
+
+
+def test_an_end_can_be_moved_both_ways(sdk: genai.Client, url: str) -> None:
+    made = create(sdk, "moved")
+    assert made.name is not None
+    later = sdk.caches.update(name=made.name, config={"ttl": f"{2 * LIFE}s"})
+    [lease] = lease_of(url, made.name)
+    assert lease["entry"]["expires_in_seconds"] > LIFE + 300
+    assert later.expire_time is not None and made.expire_time is not None
+    assert later.expire_time > made.expire_time
+    soon = datetime.now(UTC) + timedelta(seconds=3)
+    name = lease["entry"]["name"]
+    sdk.caches.update(name=made.name, config={"expire_time": soon})
+    eventually(lambda: name not in [lease["entry"]["name"] for lease in leases(url)])
+    with pytest.raises(errors.ClientError):
+        sdk.caches.get(name=made.name)
+
+
+def test_a_deletion_ends_the_lease_unless_another_content_has_the_same_prompt(
+    sdk: genai.Client, url: str
+) -> None:
+    one, twin = create(sdk, "twins"), create(sdk, "twins")
+    [lease] = [each for name in (one.name, twin.name) for each in lease_of(url, name)]
+    entry = lease["entry"]["name"]
+    assert one.name is not None and twin.name is not None
+    sdk.caches.delete(name=one.name)
+    assert entry in [lease["entry"]["name"] for lease in leases(url)]
+    assert ask(sdk, twin.name).usage_metadata.cached_content_token_count
+    sdk.caches.delete(name=twin.name)
+    assert entry not in [lease["entry"]["name"] for lease in leases(url)]
+    with pytest.raises(errors.ClientError) as caught:
+        ask(sdk, one.name)
+    assert caught.value.status == "NOT_FOUND"
+
+
+def test_what_is_billed_is_what_the_answers_say(sdk: genai.Client, url: str) -> None:
+    made = create(sdk, "billed")
+    answers = [ask(sdk, made.name), ask(sdk, made.name, "And then?")]
+    admin = Admin(url, ADMIN)
+    for answer in answers:
+
+        def turns(wanted: str = answer.response_id) -> list[Any]:
+            return [turn for turn in admin.get("turns") if turn["id"] == wanted]
+
+        eventually(turns)
+        [turn] = turns()
+        usage = answer.usage_metadata
+        assert turn["cache_read_tokens"] == usage.cached_content_token_count
+        written = turn["cache_write_5m_tokens"] + turn["cache_write_1h_tokens"]
+        prompt_tokens = turn["input_tokens"] + written + turn["cache_read_tokens"]
+        assert prompt_tokens == usage.prompt_token_count
+        assert turn["output_tokens"] == usage.candidates_token_count
+
+
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        ({"ttl": "5m"}, "ttl"),
+        ({"ttl": "0s"}, "ttl"),
+        ({"ttl": "9999999s"}, "ttl"),
+        ({"ttl": "60s", "expireTime": "2030-01-01T00:00:00Z"}, "ttl"),
+        ({"expireTime": "tomorrow"}, "expireTime"),
+        ({"contents": [{"parts": [{"text": "short"}]}], "systemInstruction": None}, "contents"),
+        ({"contents": [], "systemInstruction": None}, "contents"),
+        ({"model": ""}, "model"),
+    ],
+)
+def test_what_can_not_be_cached_is_a_400_that_names_the_field(
+    url: str, body: dict[str, Any], field: str
+) -> None:
+    asked = {"model": f"models/{MODEL}", "systemInstruction": {"parts": [{"text": RULES}]}, **body}
+    reply = httpx.post(
+        f"{url}/v1beta/cachedContents", json=asked, headers={"x-goog-api-key": API_KEY}, timeout=120
+    )
+    assert reply.status_code == 400, reply.text
+    [detail] = reply.json()["error"]["details"]
+    assert detail["fieldViolations"][0]["field"] == field
+
+
+def test_a_request_can_not_change_what_is_cached(sdk: genai.Client, url: str) -> None:
+    made = create(sdk, "unchanged")
+    config = types.GenerateContentConfig(cached_content=made.name, system_instruction="Other.")
+    with pytest.raises(errors.ClientError) as caught:
+        sdk.models.generate_content(model=MODEL, contents="x", config=config)
+    assert caught.value.code == 400
+
+
+def test_restarts_lose_no_name_and_are_told_in_what_was_read(tmp_path: Path) -> None:
+    port = free_port()
+    with engine_at(port) as engine:
+        with serving_gateway(tmp_path, [engine]) as gateway:
+            gateway.wait()
+            with sdk_at(gateway.url) as sdk:
+                made = create(sdk, "restarts")
+        with serving_gateway(tmp_path, [engine]) as gateway:
+            gateway.wait()
+            with sdk_at(gateway.url) as sdk:
+                assert made.usage_metadata is not None
+                usage = ask(sdk, made.name).usage_metadata
+                assert usage.cached_content_token_count == made.usage_metadata.total_token_count
+    with engine_at(port) as engine, serving_gateway(tmp_path, [engine]) as gateway:
+        gateway.wait()
+        with sdk_at(gateway.url) as sdk:
+            assert made.name is not None and sdk.caches.get(name=made.name).name == made.name
+            assert ask(sdk, made.name).usage_metadata.cached_content_token_count is None
+            [lease] = lease_of(gateway.url, made.name)
+            assert 0 < lease["entry"]["expires_in_seconds"] <= LIFE
+            read = ask(sdk, made.name, "Again?").usage_metadata.cached_content_token_count
+            assert read == made.usage_metadata.total_token_count
