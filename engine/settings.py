@@ -126,7 +126,8 @@ class Settings(BaseSettings):
     synthetic_script: Json[dict[str, str]] = Field(
         {},
         description="Synthetic engine with a model's template: what it writes, as a JSON object; "
-        "a stop sequence of the request names its key",
+        "a stop sequence of the request names its key; without one, a workspace's requests with "
+        "tools take `turn 1`, `turn 2` and so on",
         validate_default=False,
     )
     vllm_args: Json[dict[str, Any]] = Field(

@@ -16,6 +16,7 @@ from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import LedgerUnavailable
+from gateway.base.grants import AutoCache
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
@@ -256,6 +257,7 @@ def _keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
         settings.api_key,
         settings.keys_stale_seconds,
         settings.key_lookups_per_minute,
+        AutoCache(settings.auto_cache, settings.auto_cache_ttl),
     )
 
 

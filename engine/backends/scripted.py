@@ -5,6 +5,7 @@ written. Everything is real but the model: rendering, tokens, cache, parsing. Th
 the model `scripted`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,15 +63,18 @@ def with_script(parts: Parts, settings: Settings) -> Parts:
 
 
 class ScriptedRenderer:
-    """Renders as a model's template does, and writes what a stop sequence of the request names.
+    """Renders as a model's template does, and writes what the request or its turn names.
 
-    The prompt's texts are gone when a parser is made; a stop sequence is still there, and a name
-    that the script's text does not contain stops nothing.
+    The prompt's texts are gone when a parser is made. A stop sequence is still there and names a
+    key; a name that the script's text does not contain stops nothing. Clients that send no stop
+    sequence get `turn 1`, `turn 2` and so on: a workspace's requests with tools are counted from
+    the start. So an agent, whatever it is, carries on for as many turns as the script has.
     """
 
     def __init__(self, inner: ChatRenderer, script: dict[str, str]) -> None:
         self._inner = inner
         self._script = script
+        self._num_turns: Counter[str] = Counter()
 
     def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt:
         return self._inner.render(prompt, thinking=thinking, scope=scope)
@@ -82,8 +86,11 @@ class ScriptedRenderer:
         return [self._scripted(request, inner) for inner in self._inner.parsers(request)]
 
     def _scripted(self, request: GenerateRequest, inner: OutputParser) -> "ScriptedParser":
-        named = (key for key in request.sampling.stop_sequences if key in self._script)
-        text = self._script.get(next(named, ""), _DEFAULT)
+        named = [key for key in request.sampling.stop_sequences if key in self._script]
+        if not named and request.prompt.tools:
+            self._num_turns[request.scope] += 1
+            named = [f"turn {self._num_turns[request.scope]}"]
+        text = self._script.get(named[0] if named else "", _DEFAULT)
         token_ids = self._inner.tokenizer.encode(text, add_special_tokens=False).ids
         ends = sorted(self._inner.end_token_ids)
         return ScriptedParser(inner, [*token_ids, *ends[:1]])

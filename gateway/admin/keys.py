@@ -8,16 +8,16 @@ import msgspec
 from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from gateway.admin.bodies import JsonBody
+from gateway.admin.bodies import JsonBody, given_values
 from gateway.admin.controller import AdminController
 from gateway.admin.workspaces import PLAIN_TEXT, WorkspaceId, take_over
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.base.grants import KeyScope
+from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.keys import ApiKey, new_key
+from gateway.ledger.keys import AUTO_CACHE, ApiKey, new_key
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
@@ -32,6 +32,15 @@ class NewKey(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: KeyName = "unnamed"
     scope: KeyScope = "inference"
     expires_at: Moment | None = None
+    auto_cache: AutoCacheMode | UnsetType | None = UNSET
+    auto_cache_ttl: AutoCacheTtl | UnsetType | None = UNSET
+
+
+class KeyChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is left out stays as it is; null takes the workspace's policy."""
+
+    auto_cache: AutoCacheMode | UnsetType | None = UNSET
+    auto_cache_ttl: AutoCacheTtl | UnsetType | None = UNSET
 
 
 class Rotation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -53,6 +62,8 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: datetime | None
     last_used_at: datetime | None
     replaces: str | None
+    auto_cache: AutoCacheMode | None
+    auto_cache_ttl: AutoCacheTtl | None
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +121,30 @@ class KeysController(AdminController):
         key_id = await services.keys.create(
             key, asked.workspace, asked.name, now, scope=asked.scope, expires_at=asked.expires_at
         )
+        policy = given_values(asked)
+        await services.keys.change(
+            key_id, {name: policy[name] for name in AUTO_CACHE if name in policy}
+        )
         await take_over(services)
         return MadeKey(key=key, info=_info(await _get(services, key_id), now))
+
+    @post(
+        "/{key_id:str}",
+        operation_id="changeKey",
+        summary="Change what is held of a key's requests that mark nothing.",
+        status_code=200,
+        dependencies={"asked": JsonBody(KeyChanges)},
+    )
+    async def change(
+        self,
+        key_id: FromPath[str],
+        asked: NamedDependency[KeyChanges],
+        services: NamedDependency[Services],
+    ) -> KeyInfo:
+        _check_id(key_id)
+        changed = await services.keys.change(key_id, given_values(asked))
+        await take_over(services)
+        return _info(changed, services.clock.wall())
 
     @post(
         "/{key_id:str}/rotate",
@@ -172,4 +205,6 @@ def _info(key: ApiKey, now: datetime) -> KeyInfo:
         revoked_at=key.revoked_at,
         last_used_at=key.last_used_at,
         replaces=key.replaces,
+        auto_cache=key.auto_cache,
+        auto_cache_ttl=key.auto_cache_ttl,
     )

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from gateway.admin.bodies import JsonBody, given_values
 from gateway.admin.controller import AdminController
 from gateway.base.errors import GatewayError, NotFound
+from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.workspaces import ID_PATTERN, Workspace
@@ -29,7 +30,7 @@ DisplayName = Annotated[str, Meta(min_length=1, max_length=128, pattern=PLAIN_TE
 
 
 class WorkspaceChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What is left out stays as it is; null lifts a limit."""
+    """What is left out stays as it is; null lifts a limit, or takes the installation's setting."""
 
     display_name: DisplayName | UnsetType = UNSET
     requests_per_minute: Count | UnsetType | None = UNSET
@@ -37,6 +38,8 @@ class WorkspaceChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     max_concurrency: Count | UnsetType | None = UNSET
     monthly_spend_nano: NanoDollars | UnsetType | None = UNSET
     lease_share: Share | UnsetType | None = UNSET
+    auto_cache: AutoCacheMode | UnsetType | None = UNSET
+    auto_cache_ttl: AutoCacheTtl | UnsetType | None = UNSET
 
 
 class NewWorkspace(WorkspaceChanges, kw_only=True):

@@ -25,6 +25,7 @@ class Limits:
 NO_LIMITS = Limits()
 
 AutoCacheMode = Literal["off", "prefix", "conversation"]
+AutoCacheTtl = Literal["5m", "1h"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,11 @@ class AutoCache:
     """
 
     mode: AutoCacheMode = "conversation"
-    ttl: Literal["5m", "1h"] = "5m"
+    ttl: AutoCacheTtl = "5m"
+
+    def but(self, mode: AutoCacheMode | None, ttl: AutoCacheTtl | None) -> "AutoCache":
+        """This policy, but for what is set more closely; None is not set."""
+        return AutoCache(mode or self.mode, ttl or self.ttl)
 
 
 DEFAULT_AUTO_CACHE = AutoCache()

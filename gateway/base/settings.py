@@ -18,6 +18,7 @@ from pydantic_settings import (
 )
 
 from gateway.base.bounds import LoadBounds, RequestBounds
+from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 
 PREFIX = "HOLDFAST_"
 JOURNAL_MAX_BYTES = 1 << 30
@@ -205,6 +206,15 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         description="What becomes of images, PDFs and sounds, which no model here reads: a"
         " `placeholder` in the prompt that says what is missing, told in `holdfast.ignored`, or"
         " `refuse` with a 400",
+    )
+    auto_cache: AutoCacheMode = Field(
+        default="conversation",
+        description="What is held of requests that mark nothing, in dialects without markers of"
+        " their own: nothing (`off`), tools and system prompt (`prefix`), also the last turn"
+        " (`conversation`); workspaces and keys may have a policy of their own",
+    )
+    auto_cache_ttl: AutoCacheTtl = Field(
+        default="5m", description="For how long it is held: 5m or 1h, renewed by each use"
     )
     log_level: str = Field(default="info", description="debug, info, warning or error")
     request_seconds: float = Field(

@@ -5,7 +5,9 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
+
+from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 
 NONE = "none"
 UNITS_MS = {"d": 86_400_000, "w": 7 * 86_400_000, "y": 365 * 86_400_000}
@@ -18,6 +20,26 @@ Commands = Any  # argparse does not name the type of what add_subparsers returns
 def add_actions(commands: Commands, name: str, about: str) -> Commands:
     """Add a command that has actions of its own, such as `keys create`."""
     return commands.add_parser(name, help=about).add_subparsers(required=True, metavar="action")
+
+
+def add_auto_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the options of automatic caching; `none` is what is set further out."""
+    parser.add_argument(
+        "--auto-cache",
+        choices=[*get_args(AutoCacheMode), NONE],
+        help="what is held of requests that mark nothing",
+    )
+    parser.add_argument(
+        "--auto-cache-ttl", choices=[*get_args(AutoCacheTtl), NONE], help="for how long"
+    )
+
+
+def given_auto_cache(options: argparse.Namespace) -> dict[str, Any]:
+    """The columns that these options name. `none` is None; a missing option is left out."""
+    found = {"auto_cache": options.auto_cache, "auto_cache_ttl": options.auto_cache_ttl}
+    return {
+        name: None if value == NONE else value for name, value in found.items() if value is not None
+    }
 
 
 def or_none(read: Callable[[str], Result]) -> Callable[[str], Result | str]:

@@ -1,4 +1,4 @@
-"""python -m gateway keys create | list | rotate | revoke"""
+"""python -m gateway keys create | set | list | rotate | revoke"""
 
 import argparse
 import sys
@@ -6,9 +6,20 @@ from typing import get_args
 
 from gateway.base.clock import Clock
 from gateway.base.grants import KeyScope
-from gateway.cli.arguments import NONE, Commands, add_actions, aware_moment, or_none, seconds, shown
+from gateway.cli.arguments import (
+    NONE,
+    Commands,
+    add_actions,
+    add_auto_cache,
+    aware_moment,
+    given_auto_cache,
+    or_none,
+    seconds,
+    shown,
+)
 from gateway.cli.in_ledger import run_in_ledger
-from gateway.ledger.keys import Keys, new_key
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import ApiKey, Keys, new_key
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
@@ -25,6 +36,11 @@ def add_commands(commands: Commands) -> None:
         "--expires-at", type=aware_moment, metavar="TIME", help="such as 2027-01-31T00Z"
     )
     create.set_defaults(run=_create_key)
+    add_auto_cache(create)
+    change = actions.add_parser("set", help="change what is held of a key's requests")
+    change.add_argument("id")
+    add_auto_cache(change)
+    change.set_defaults(run=_change_key)
     listed = actions.add_parser("list", help="list keys, without their secrets")
     listed.add_argument("--workspace")
     listed.set_defaults(run=_list_keys)
@@ -47,8 +63,11 @@ def _create_key(options: argparse.Namespace) -> int:
     if options.expires_at is not None and options.expires_at <= now:
         print("--expires-at: must be in the future", file=sys.stderr)
         return 2
-    key_id = run_in_ledger(
-        lambda ledger: Keys(ledger).create(
+    policy = given_auto_cache(options)
+
+    async def create(ledger: Ledger) -> str:
+        keys = Keys(ledger)
+        key_id = await keys.create(
             key,
             options.workspace,
             options.name,
@@ -56,9 +75,24 @@ def _create_key(options: argparse.Namespace) -> int:
             scope=options.scope,
             expires_at=options.expires_at,
         )
-    )
-    print(key_id, key)
+        if policy:
+            await keys.change(key_id, policy)
+        return key_id
+
+    print(run_in_ledger(create), key)
     return 0
+
+
+def _change_key(options: argparse.Namespace) -> int:
+    policy = given_auto_cache(options)
+    key = run_in_ledger(lambda ledger: Keys(ledger).change(options.id, policy))
+    print(key.id, *_policy(key))
+    print(f"counts on every gateway within {EFFECTIVE_SECONDS} seconds", file=sys.stderr)
+    return 0
+
+
+def _policy(key: ApiKey) -> tuple[str, str]:
+    return f"auto_cache={shown(key.auto_cache)}", f"auto_cache_ttl={shown(key.auto_cache_ttl)}"
 
 
 def _list_keys(options: argparse.Namespace) -> int:
@@ -74,6 +108,7 @@ def _list_keys(options: argparse.Namespace) -> int:
             key.scope,
             f"expires={shown(key.expires_at)}",
             f"last_used={shown(key.last_used_at)}",
+            *_policy(key),
         )
     return 0
 

@@ -9,6 +9,7 @@ from gateway.cli.arguments import (
     NONE,
     Commands,
     add_actions,
+    add_auto_cache,
     count,
     nano,
     or_none,
@@ -39,6 +40,7 @@ def add_commands(commands: Commands) -> None:
             help="or `none`",
         )
         parser.add_argument("--lease-share", type=or_none(share), help="0 to 1, or `none`")
+        add_auto_cache(parser)
         parser.set_defaults(run=run)
     actions.add_parser("list", help="list workspaces").set_defaults(run=_list_workspaces)
     for name, about in (("archive", "switch all its keys off"), ("restore", "undo an archive")):
@@ -89,6 +91,8 @@ def _print(workspace: Workspace) -> None:
         f"max_concurrency={shown(workspace.max_concurrency)}",
         f"monthly_spend={NONE if spend is None else dollars(NanoDollars(spend))}",
         f"lease_share={shown(workspace.lease_share)}",
+        f"auto_cache={shown(workspace.auto_cache)}",
+        f"auto_cache_ttl={shown(workspace.auto_cache_ttl)}",
     )
 
 

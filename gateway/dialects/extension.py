@@ -7,13 +7,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.protocol import Started, Ttl
+from gateway.base.grants import AutoCache
 from gateway.prompt.ignored import Ignored
 
 
 class Found(Protocol):
     """What the gateway adds to an answer. It is complete when the engine's first frame is there.
 
-    `ignored` are the fields of the request that were not done.
+    `ignored` are the fields of the request that were not done. `auto_cache` is the policy that
+    marked a request without markers.
     """
 
     @property
@@ -22,6 +24,8 @@ class Found(Protocol):
     def miss_reason(self) -> str | None: ...
     @property
     def ignored(self) -> Sequence[Ignored]: ...
+    @property
+    def auto_cache(self) -> AutoCache | None: ...
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,8 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     `computed_tokens` of the prompt went through the model, `automatic_tokens` were reused from
     memory without being billed as a read. `written_tokens` are billed as writes; it is sent where
     the dialect's own usage can't say so. `miss_reason` None: read in full, or the prefix grew.
-    `ignored` is there if a field of the request was not done.
+    `ignored` is there if a field of the request was not done, `auto_cache` if breakpoints are the
+    server's own.
     """
 
     engine: str
@@ -51,6 +56,7 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     breakpoints: list[HoldfastBreakpoint]
     miss_reason: str | None = None
     ignored: Sequence[Ignored] | UnsetType = UNSET
+    auto_cache: AutoCache | UnsetType = UNSET
 
 
 def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfast:
@@ -72,4 +78,5 @@ def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfa
         ],
         miss_reason=found.miss_reason,
         ignored=found.ignored or UNSET,
+        auto_cache=found.auto_cache or UNSET,
     )

@@ -17,19 +17,21 @@ from sqlalchemy import ColumnElement, bindparam, insert, not_, or_, select, tupl
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.base.grants import KeyScope
+from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import ApiKeyRow, WorkspaceRow
 from gateway.ledger.workspaces import Workspace, check_workspace_id, find_workspace, workspace_of
 
 LOOKUP_SECONDS = 1.0
+AUTO_CACHE = ("auto_cache", "auto_cache_ttl")
 _PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """`replaces` is the id of the key before it in a rotation."""
+    """`replaces` is the id of the key before it in a rotation. A null `auto_cache` is the
+    workspace's."""
 
     id: str
     workspace: str
@@ -41,6 +43,8 @@ class ApiKey:
     expires_at: datetime | None
     last_used_at: datetime | None
     replaces: str | None
+    auto_cache: AutoCacheMode | None = None
+    auto_cache_ttl: AutoCacheTtl | None = None
 
     def works(self, now: datetime) -> bool:
         expired = self.expires_at is not None and self.expires_at <= now
@@ -55,6 +59,8 @@ class KnownKey(NamedTuple):
     digest: str
     scope: KeyScope
     expires_at: datetime | None
+    auto_cache: AutoCacheMode | None
+    auto_cache_ttl: AutoCacheTtl | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +133,10 @@ class Keys:
             new_id = await _insert(
                 connection, key, old.workspace, old.name, now, old.scope, old.expires_at, key_id
             )
+            if old.auto_cache or old.auto_cache_ttl:
+                kept = {"auto_cache": old.auto_cache, "auto_cache_ttl": old.auto_cache_ttl}
+                same = update(ApiKeyRow).where(ApiKeyRow.id == new_id)
+                await connection.execute(same.values(**kept))
             if grace_seconds is not None:
                 end = now + timedelta(seconds=grace_seconds)
                 end = end if old.expires_at is None else min(end, old.expires_at)
@@ -146,6 +156,18 @@ class Keys:
         async with self._ledger.transaction() as connection:
             await watermark.advance(connection)
             return (await connection.execute(statement)).scalar_one_or_none() is not None
+
+    async def change(self, key_id: str, values: Mapping[str, Any]) -> ApiKey:
+        """Set columns by name. Raise NotFound where there is no such key."""
+        async with self._ledger.transaction() as connection:
+            await watermark.advance(connection)
+            if values:
+                changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
+                await connection.execute(changed.values(**values))
+            found = _first(await _select(connection, ApiKeyRow.id == key_id))
+            if found is None:
+                raise NotFound(f"key: no key `{key_id[:64]}`")
+            return found
 
     async def all(self, workspace: str | None = None) -> list[ApiKey]:
         """All keys, the oldest first; only the workspace's if one is given."""
@@ -255,6 +277,8 @@ async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) 
             ApiKeyRow.digest,
             ApiKeyRow.scope,
             ApiKeyRow.expires_at,
+            ApiKeyRow.auto_cache,
+            ApiKeyRow.auto_cache_ttl,
             ApiKeyRow.created_at,
         )
         .join(WorkspaceRow, WorkspaceRow.id == ApiKeyRow.workspace_id)
@@ -265,14 +289,15 @@ async def _working_keys(connection: AsyncConnection, limit: int, now: datetime) 
     page = query
     while len(keys) < limit:
         rows = (await connection.execute(page.limit(min(_PAGE, limit - len(keys))))).all()
-        keys += [
-            KnownKey(row.id, row.workspace_id, row.digest, row.scope, row.expires_at)
-            for row in rows
-        ]
+        keys += [_known(row) for row in rows]
         if len(rows) < _PAGE:
             break
         page = query.where(tuple_(*newest) < tuple_(rows[-1].created_at, rows[-1].id))
     return keys
+
+
+def _known(row: Any) -> KnownKey:
+    return KnownKey(*row[: len(KnownKey._fields)])
 
 
 async def _select(
@@ -287,7 +312,7 @@ async def _select(
 def _key(row: Any) -> ApiKey:
     names = ("id", "name", "digest", "scope", "created_at", "revoked_at", "expires_at")
     return ApiKey(
-        **{name: row[name] for name in (*names, "last_used_at", "replaces")},
+        **{name: row[name] for name in (*names, "last_used_at", "replaces", *AUTO_CACHE)},
         workspace=row["workspace_id"],
     )
 

@@ -55,7 +55,8 @@ class Base(DeclarativeBase):
 class WorkspaceRow(Base):
     __tablename__ = "workspaces"
 
-    """NULL is no limit. `gateway/base/grants.py` says what each limit counts."""
+    """NULL is no limit. `gateway/base/grants.py` says what each limit counts, and what `auto_cache`
+    holds; NULL there is the installation's setting."""
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime]
@@ -66,6 +67,8 @@ class WorkspaceRow(Base):
     max_concurrency: Mapped[int | None]
     monthly_spend_nano: Mapped[int | None]
     lease_share: Mapped[float | None]
+    auto_cache: Mapped[str | None] = mapped_column(String(16))
+    auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
 
 
 class ApiKeyRow(Base):
@@ -86,6 +89,8 @@ class ApiKeyRow(Base):
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
     replaces: Mapped[str | None] = mapped_column(String(32), unique=True)
+    auto_cache: Mapped[str | None] = mapped_column(String(16))
+    auto_cache_ttl: Mapped[str | None] = mapped_column(String(4))
 
 
 class WatermarkRow(Base):

@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.base.grants import Limits
+from gateway.base.grants import AutoCacheMode, AutoCacheTtl, Limits
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import TurnRollupRow, WorkspaceRow
@@ -22,7 +22,10 @@ DEFAULT_WORKSPACE = "default"
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A null limit is no limit. Money is in nano-dollars, months are in UTC."""
+    """A null limit is no limit. Money is in nano-dollars, months are in UTC.
+
+    `auto_cache` says what is held of requests without markers; null is the installation's setting.
+    """
 
     id: str
     display_name: str
@@ -33,6 +36,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None
     monthly_spend_nano: int | None
     lease_share: float | None
+    auto_cache: AutoCacheMode | None = None
+    auto_cache_ttl: AutoCacheTtl | None = None
 
     @property
     def limits(self) -> Limits:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded
-from gateway.base.grants import Limits
+from gateway.base.grants import DEFAULT_AUTO_CACHE, AutoCache, Limits
 from gateway.base.logs import get_logger
 from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKey, digest_of
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
@@ -51,6 +51,7 @@ class _Grant(NamedTuple):
     scope: str
     limits: Limits
     lease_share: float | None
+    auto_cache: AutoCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,10 @@ class KeyRing:
         configured: SecretStr | None,
         max_stale_seconds: float,
         lookups_per_minute: int = LOOKUPS_PER_MINUTE,
+        auto_cache: AutoCache = DEFAULT_AUTO_CACHE,
     ) -> None:
+        """`auto_cache` is for workspaces and keys that have no policy of their own."""
+        self._auto_cache = auto_cache
         self._keys = keys
         self._master = master.get_secret_value().encode()
         self._clock = clock
@@ -164,7 +168,13 @@ class KeyRing:
             grant, old = grants.get(key.workspace), self._known.get(key.digest)
             if grant is None:
                 continue
-            if old is not None and old.grant == grant and old.expires_at == key.expires_at:
+            policy = grant.auto_cache.but(key.auto_cache, key.auto_cache_ttl)
+            if (
+                old is not None
+                and old.grant == grant
+                and old.expires_at == key.expires_at
+                and old.principal.auto_cache == policy
+            ):
                 known[key.digest] = old
             else:
                 known[key.digest] = self._of(key, grant)
@@ -172,7 +182,11 @@ class KeyRing:
 
     def _grant(self, workspace: Workspace) -> _Grant:
         return _Grant(
-            workspace.id, self.scope_of(workspace.id), workspace.limits, workspace.lease_share
+            workspace.id,
+            self.scope_of(workspace.id),
+            workspace.limits,
+            workspace.lease_share,
+            self._auto_cache.but(workspace.auto_cache, workspace.auto_cache_ttl),
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -225,15 +239,23 @@ class KeyRing:
             key_scope=key.scope,
             limits=grant.limits,
             lease_share=grant.lease_share,
+            auto_cache=grant.auto_cache.but(key.auto_cache, key.auto_cache_ttl),
         )
         return _Known(principal, key.digest, key.expires_at, grant)
 
     def _principal(self, workspace: str, key_id: str) -> Principal:
         scope, found = self.scope_of(workspace), self.workspaces.get(workspace)
         if found is None:
-            return Principal(workspace, key_id, scope)
-        share = found.lease_share
-        return Principal(workspace, key_id, scope, limits=found.limits, lease_share=share)
+            return Principal(workspace, key_id, scope, auto_cache=self._auto_cache)
+        grant = self._grant(found)
+        return Principal(
+            workspace,
+            key_id,
+            scope,
+            limits=grant.limits,
+            lease_share=grant.lease_share,
+            auto_cache=grant.auto_cache,
+        )
 
     def _note_use(self, key_id: str) -> None:
         now = self._clock.monotonic()

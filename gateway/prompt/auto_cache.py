@@ -24,10 +24,11 @@ def add_automatic(
     if policy.mode == "off" or len(given) >= MAX_BREAKPOINTS:
         return list(given)
     found = {point.segment: point for point in given}
-    behind = max(found, default=-1)
-    for segment in _targets(prompt, slots, policy):
-        if segment > behind or not given:
-            found.setdefault(segment, Breakpoint(segment, policy.ttl))
+    targets = _targets(prompt, slots, policy)
+    if given:
+        targets = targets[-1:] if policy.mode == "conversation" else []
+    for segment in targets:
+        found.setdefault(segment, Breakpoint(segment, policy.ttl))
     if _breaks_order(found):
         return list(given)
     return [found[segment] for segment in sorted(found)]

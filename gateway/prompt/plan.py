@@ -14,7 +14,8 @@ from gateway.prompt.names import Prefix, find_prefixes, trim_names
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
-    `name_bytes` are the lengths."""
+    `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
+    are the client's."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -22,6 +23,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     names: list[Name]
     name_bytes: list[int]
     prefixes: list[Prefix]
+    automatic: AutoCache | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -54,6 +56,7 @@ def make_plan(
     With a `policy` there may be more breakpoints than the client's (`auto_cache.py`).
     """
     slots, breakpoints = leave_out(layout.slots, find_breakpoints(layout.slots, automatic))
+    num_given = len(breakpoints)
     if policy is not None:
         breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
@@ -66,6 +69,7 @@ def make_plan(
         names=[prefix.name for prefix in named],
         name_bytes=[prefix.num_bytes for prefix in named],
         prefixes=prefixes,
+        automatic=policy if len(breakpoints) > num_given else None,
     )
 
 

@@ -14,6 +14,7 @@ from engine.protocol import Done, Finished, Frame, Started
 from gateway.base.background import Background
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, JournalUnavailable
+from gateway.base.grants import AutoCache
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing, Meter
@@ -39,6 +40,7 @@ class Findings:
     engine: str = ""
     miss_reason: str | None = None
     ignored: list[Ignored] = field(default_factory=list)
+    auto_cache: AutoCache | None = None
     diagnosis: Diagnosis | None = None
 
 
@@ -178,6 +180,7 @@ class TurnService:
         ask, engine = turn.ask, turn.dispatch.engine
         turn.findings.engine = engine.name
         turn.findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
+        turn.findings.auto_cache = ask.plan.automatic
         fingerprint = ask.fingerprint(started.usage.prompt_tokens)
         packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
         turn.record.fingerprint = packed

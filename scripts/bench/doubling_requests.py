@@ -219,6 +219,7 @@ class _Found:
     engine: str = "e"
     miss_reason: str | None = None
     ignored: Sequence[Ignored] = ()
+    auto_cache: None = None
 
 
 def _written(deltas: list[Frame]) -> Work:

@@ -112,6 +112,11 @@ JOBS = {
         20,
         *python("scripts.setup.client_tests"),
     ),
+    "agents": program(
+        "Codex and two JavaScript SDKs on the Responses API, from npm (.agents)",
+        3,
+        *python("scripts.setup.agent_tests"),
+    ),
     "vllm": program(
         "engines on vLLM (VLLM_PYTHON or .venv-vllm): conformance, fuzz, SDK",
         40,

@@ -58,9 +58,24 @@ def test_marked_parts_are_written_once_and_then_read(openai: OpenAI, client: Ant
     assert report["state"] == "leased"
 
 
-def test_without_markers_reuse_is_reported_and_nothing_is_leased(openai: OpenAI) -> None:
+def test_without_markers_the_keys_policy_leases_the_conversation(openai: OpenAI) -> None:
+    """The default is `conversation` for five minutes (`gateway/prompt/auto_cache.py`)."""
     system = {"role": "system", "content": handbook(60)}
     first, second = chat(openai, system), chat(openai, system)
+    read, written = cached(first.usage)
+    assert read == 0
+    assert written > 1000
+    assert cached(second.usage)[0] >= written
+    extension = second.model_extra["holdfast"]
+    assert extension["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
+    assert {report["state"] for report in extension["breakpoints"]} == {"leased"}
+
+
+def test_in_mode_explicit_reuse_is_reported_and_nothing_is_leased(openai: OpenAI) -> None:
+    system = {"role": "system", "content": handbook(60)}
+    explicit = {"prompt_cache_options": {"mode": "explicit"}}
+    first = chat(openai, system, extra_body=explicit)
+    second = chat(openai, system, extra_body=explicit)
     assert cached(first.usage) == (0, 0)
     reused, written = cached(second.usage)
     assert written == 0

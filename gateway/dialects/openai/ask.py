@@ -48,9 +48,10 @@ def chat_ask_of(
         )
     _check_conversation(request.messages)
     automatic = _automatic(request)
+    policy = None if automatic or request.prompt_cache_options else principal.auto_cache
     _note_fields(request, notepad)
-    layout = lay_out(request, automatic, notepad, unreadable)
-    plan = make_plan(layout, automatic, principal.scope)
+    layout, policy = lay_out(request, automatic, notepad, unreadable, policy)
+    plan = make_plan(layout, automatic, principal.scope, policy)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     return _ask(request, principal, model, arrived, plan, max_tokens, notepad, chat=request)

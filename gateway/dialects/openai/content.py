@@ -25,8 +25,10 @@ class CacheControl(Strict):
 
 
 class CacheBreakpoint(Strict):
+    """`12h` is held as long as an hour, and told."""
+
     mode: Literal["explicit"]
-    ttl: Literal["30m"] = "30m"
+    ttl: Literal["30m", "12h"] = "30m"
 
 
 class Text(Strict, tag="text"):

@@ -26,6 +26,7 @@ from engine.protocol import Message as PromptMessage
 from engine.protocol import Part as PromptPart
 from engine.protocol import Tool as PromptTool
 from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
 from gateway.dialects.openai.content import (
     AssistantMessage,
     CacheBreakpoint,
@@ -45,12 +46,14 @@ from gateway.dialects.openai.content import (
 )
 from gateway.dialects.openai.foreign import media_of
 from gateway.dialects.openai.request import ChatRequest
+from gateway.prompt.breakpoints import mark_latest
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
 from gateway.prompt.media import Unreadable, stand_in
 
 # The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
 NATIVE_TTL: Ttl = "1h"
+HELD_FOR_AN_HOUR = "the longest that this server holds an entry is an hour after its last use"
 _NO_SERVER = "this server runs no such tool, and the model knows none"
 
 
@@ -59,25 +62,32 @@ def lay_out(
     automatic: Ttl | None,
     notepad: Notepad | None = None,
     unreadable: Unreadable = "placeholder",
-) -> Layout:
-    """Raise InvalidRequest for content that no engine could be sent.
+    policy: AutoCache | None = None,
+) -> tuple[Layout, AutoCache | None]:
+    """The layout, and the policy if it holds: not beside a `cache_control`.
 
-    Of OpenAI's own breakpoints the latest count, as many as the other markers leave of four.
+    Of OpenAI's own breakpoints the latest count, as many as the other markers and the policy's last
+    one leave of four. Raise InvalidRequest for content that no engine could be sent.
     """
     builder = _Builder(Notepad() if notepad is None else notepad, unreadable)
     for index, tool in enumerate(request.tools):
         builder.add_tool(index, tool)
     for index, message in enumerate(request.messages):
         builder.add_message(index, message)
-    return Layout(builder.prompt(), builder.marked_slots(automatic))
+    if any(slot.num_markers for slot in builder.slots):
+        policy = None
+    num_implicit = int(bool(automatic or (policy and policy.mode == "conversation")))
+    room = MAX_BREAKPOINTS - num_implicit
+    slots = mark_latest(builder.slots, builder.native, NATIVE_TTL, room=room)
+    return Layout(builder.prompt(), slots), policy
 
 
 class _Builder:
     def __init__(self, notepad: Notepad, unreadable: Unreadable) -> None:
         self._notepad = notepad
         self._unreadable = unreadable
-        self._slots: list[Slot] = []
-        self._native: list[int] = []
+        self.slots: list[Slot] = []
+        self.native: list[int] = []
         self._tools: list[PromptTool] = []
         self._system: list[TextPart] = []
         self._messages: list[PromptMessage] = []
@@ -85,20 +95,12 @@ class _Builder:
     def prompt(self) -> Prompt:
         return Prompt(self._messages, self._tools, self._system)
 
-    def marked_slots(self, automatic: Ttl | None) -> list[Slot]:
-        taken = sum(slot.num_markers for slot in self._slots) + (automatic is not None)
-        room = max(MAX_BREAKPOINTS - taken, 0)
-        slots = list(self._slots)
-        for index in self._native[len(self._native) - min(room, len(self._native)) :]:
-            slots[index] = replace(slots[index], marker=NATIVE_TTL, num_markers=1)
-        return slots
-
     def add_tool(self, index: int, tool: Tool) -> None:
         path, function = f"tools[{index}]", tool.function
         if isinstance(tool, ForeignTool):
             self._notepad.ignore(path, f"{function.name[:64]}: {_NO_SERVER}")
             self._mark(path, tool.cache_control)
-            self._slots[-1] = replace(self._slots[-1], can_carry=False, is_absent=True)
+            self.slots[-1] = replace(self.slots[-1], can_carry=False, is_absent=True)
             return
         if not function.name:
             raise InvalidRequest(f"{path}.function.name: must not be empty")
@@ -151,7 +153,7 @@ class _Builder:
                 where, text, outer, part.cache_control, native=part.prompt_cache_breakpoint
             )
             if isinstance(part, Nonce):
-                self._slots[-1] = replace(self._slots[-1], can_carry=False, is_absent=True)
+                self.slots[-1] = replace(self.slots[-1], can_carry=False, is_absent=True)
             else:
                 texts.append(TextPart(text))
         return texts
@@ -167,7 +169,7 @@ class _Builder:
             self._notepad.ignore(f"{path}.audio", "not shown to this model: audio")
         thought = message.reasoning_content or message.reasoning
         if thought:
-            self._slots.append(Slot(path=f"{path}.reasoning", can_carry=False))
+            self.slots.append(Slot(path=f"{path}.reasoning", can_carry=False))
             parts.append(ThinkingPart(thought))
         calls = message.tool_calls or []
         outer = None if calls else message.cache_control
@@ -225,9 +227,12 @@ class _Builder:
         if len(set(found)) > 1:
             raise InvalidRequest(f"{path}.cache_control.ttl: two markers on one place must agree")
         if native and not found:
-            self._native.append(len(self._slots))
+            self.native.append(len(self.slots))
+            if native.ttl == "12h":
+                where = f"{path}.prompt_cache_breakpoint.ttl"
+                self._notepad.ignore(where, HELD_FOR_AN_HOUR)
         marker = found[0] if found else None
-        self._slots.append(Slot(path=path, marker=marker, num_markers=min(len(found), 1)))
+        self.slots.append(Slot(path=path, marker=marker, num_markers=min(len(found), 1)))
 
 
 def _as_text(part: Text | Refusal) -> Text:

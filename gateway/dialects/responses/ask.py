@@ -8,6 +8,7 @@ import msgspec
 from engine.protocol import Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.segments import HELD_FOR_AN_HOUR, NATIVE_TTL
 from gateway.dialects.responses.content import AdditionalTools
 from gateway.dialects.responses.request import (
     AllowedTools,
@@ -17,10 +18,10 @@ from gateway.dialects.responses.request import (
     NamedTool,
     ResponsesRequest,
 )
-from gateway.dialects.responses.segments import HELD_FOR_AN_HOUR, NATIVE_TTL, Reading, lay_out
+from gateway.dialects.responses.segments import Reading, lay_out
 from gateway.dialects.responses.tools import Origin, Toolbox
-from gateway.prompt.ask import Ask, Compared, Principal
-from gateway.prompt.ignored import CANNOT_THINK, Notepad
+from gateway.prompt.ask import Ask, Compared, Principal, guarantees_calls
+from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.layout import check_json
 from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import make_plan
@@ -101,6 +102,10 @@ def _demands(
 ) -> tuple[ToolChoice, dict[str, Any] | None]:
     """The demands on the output. Where none is generated there are none."""
     choice, schema = _tool_choice(request, toolbox), _output_schema(request)
+    if not guarantees_calls(choice, has_schema=schema is not None):
+        for path, tool in zip(toolbox.paths, toolbox.functions, strict=True):
+            if tool.strict:
+                toolbox.notepad.wish(f"{path}.strict", STRICT_REASON, "strict_tools", tool.name)
     return (ToolChoice(), None) if request.is_prewarm else (choice, schema)
 
 

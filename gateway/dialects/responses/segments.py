@@ -20,10 +20,10 @@ from engine.protocol import (
     ThinkingPart,
     ToolResultPart,
     ToolUsePart,
-    Ttl,
 )
 from engine.protocol import Message as PromptMessage
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.openai.segments import HELD_FOR_AN_HOUR, NATIVE_TTL
 from gateway.dialects.responses.content import (
     AdditionalTools,
     CacheBreakpoint,
@@ -51,10 +51,6 @@ from gateway.prompt.breakpoints import mark_latest
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.layout import Layout, Slot, check_json
 from gateway.prompt.media import Unreadable
-
-# The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
-NATIVE_TTL: Ttl = "1h"
-HELD_FOR_AN_HOUR = "the longest that this server holds an entry is an hour after its last use"
 
 
 class Reading(NamedTuple):

@@ -120,7 +120,7 @@ class Toolbox:
             return self._custom(path, name, tool, description)
         schema = _NO_PARAMETERS if tool.parameters is None else tool.parameters
         check_json(schema, f"{path}.parameters")
-        return PromptTool(name, schema, description)
+        return PromptTool(name, schema, description, strict=bool(tool.strict))
 
     def _custom(
         self, path: str, name: str, tool: CustomTool, description: str | None

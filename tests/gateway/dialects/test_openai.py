@@ -32,7 +32,9 @@ def test_an_answer_has_text_reason_and_inclusive_usage(stack: Stack) -> None:
     assert answer.usage.prompt_tokens == prompt_tokens
     assert answer.usage.completion_tokens == 2
     assert answer.usage.total_tokens == prompt_tokens + 2
-    assert answer.model_extra["holdfast"]["breakpoints"] == []
+    (automatic,) = answer.model_extra["holdfast"]["breakpoints"]
+    assert automatic["path"] == "messages[0].content"
+    assert answer.model_extra["holdfast"]["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
 
 
 @pytest.mark.parametrize("include_usage", [False, True])

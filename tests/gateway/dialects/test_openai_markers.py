@@ -71,9 +71,13 @@ def test_a_messages_marker_stands_on_its_last_part(stack: Stack) -> None:
 
 def test_of_many_native_breakpoints_the_latest_count(stack: Stack) -> None:
     part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    chat(stack, messages=[{"role": "user", "content": [part] * 6}])
+    messages = [{"role": "user", "content": [part] * 6}]
+    chat(stack, messages=messages, extra_body={"prompt_cache_options": {"mode": "explicit"}})
     marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
     assert marked == [2, 3, 4, 5]
+    chat(stack, messages=messages)
+    marked = [point.segment for point in stack.engine.requests[-1].breakpoints]
+    assert marked == [3, 4, 5], "three, beside the implicit one, which is at the last one's place"
     chat(
         stack,
         messages=[{"role": "user", "content": [part] * 6 + [{"type": "text", "text": "end"}]}],

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
 from gateway.dialects.nonces import without_nonces
 from gateway.dialects.openai.ask import chat_ask_of
 from gateway.dialects.openai.decode import decode_chat
@@ -19,11 +20,14 @@ USER = {"role": "user", "content": "hi"}
 NATIVE = {"mode": "explicit"}
 
 
+WHO = Principal("w", "k", "scope", auto_cache=AutoCache("off"))
+
+
 def ask(*messages: Any) -> tuple[Ask, int]:
     raw = json.dumps({"model": "m", "messages": list(messages)}).encode()
     request, num_removed = without_nonces(decode_chat(raw))
     model = Model(id="m", display_name="m")
-    return chat_ask_of(request, Principal("w", "k", "scope"), model, arrived=0.0), num_removed
+    return chat_ask_of(request, WHO, model, arrived=0.0), num_removed
 
 
 def system(content: Any, role: str = "system", **more: Any) -> dict[str, Any]:

@@ -47,6 +47,22 @@ CHAT: dict[str, Any] = {
 }
 
 
+RESPONSE: dict[str, Any] = {
+    "model": MODEL,
+    "input": "What is a lease?",
+    "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+    "stream": True,
+}
+
+
+class Responder(OpenAI):
+    """The SDK's client, asked through the Responses API."""
+
+
+def make_responder(http: httpx2.Client, url: str) -> OpenAI:
+    return Responder(api_key="x", base_url=url, http_client=http, max_retries=0)
+
+
 def make_anthropic(http: httpx2.Client, url: str) -> Anthropic:
     return Anthropic(api_key="x", base_url=url, http_client=http, max_retries=0)
 
@@ -56,6 +72,9 @@ def make_openai(http: httpx2.Client, url: str) -> OpenAI:
 
 
 def answer(sdk: Anthropic | OpenAI) -> Any:
+    if isinstance(sdk, Responder):
+        events = list(sdk.responses.create(**RESPONSE))
+        return [event.type for event in events], events[-1].model_dump()
     if isinstance(sdk, OpenAI):
         return [chunk.model_dump() for chunk in sdk.chat.completions.create(**CHAT)]
     with sdk.messages.stream(**ASKED) as stream:
@@ -67,8 +86,9 @@ DIALECTS = pytest.mark.parametrize(
     [
         ("/v1/messages", {**ASKED, "stream": True}, make_anthropic),
         ("/v1/chat/completions", CHAT, make_openai),
+        ("/v1/responses", RESPONSE, make_responder),
     ],
-    ids=["anthropic", "openai"],
+    ids=["anthropic", "openai", "responses"],
 )
 
 

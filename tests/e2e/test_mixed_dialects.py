@@ -1,0 +1,169 @@
+"""Conversations of which each turn comes through another API: what one wrote another reads.
+
+The engine is synthetic: a real pool with real entries and leases. The Messages API marks by its own
+automatic caching, OpenAI's two APIs mark nothing and get the key's policy.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from scripts.stack import ADMIN_KEY, API_HEADERS, Stack, running_stack
+from tests.gateway.serving import eventually
+
+# MIXED_TURNS raises it.
+NUM_TURNS = int(os.environ.get("MIXED_TURNS", "60"))
+MODEL = "synthetic"
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"where": {"type": "string"}}}
+Talk = list[tuple[str, str]]
+
+
+class Told(NamedTuple):
+    """One answer. `cached` and `written` are as the API tells them; `read` are the tokens that it
+    read from an entry, `entry` those of the longest entry that it left."""
+
+    turn_id: str
+    text: str
+    prompt: int
+    cached: int
+    written: int
+    output: int
+    read: int
+    entry: int
+    is_anthropic: bool
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = {"ENGINE_SYNTHETIC_PREFILL_US": "0.1", "ENGINE_SYNTHETIC_DECODE_MS": "0.1"}
+    data: Path = tmp_path_factory.mktemp("mixed")
+    with running_stack(data, backend="synthetic", engine_settings=settings) as running:
+        yield running
+
+
+def by_messages(http: httpx.Client, system: str, talk: Talk) -> Told:
+    answer = posted(
+        http,
+        "/v1/messages",
+        max_tokens=5,
+        system=system,
+        tools=[{"name": "look", "description": "Looks.", "input_schema": SCHEMA}],
+        messages=[{"role": role, "content": text} for role, text in talk],
+        cache_control={"type": "ephemeral"},
+    )
+    usage = answer["usage"]
+    read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+    prompt = usage["input_tokens"] + read + written
+    text = answer["content"][0]["text"]
+    output = usage["output_tokens"]
+    return Told(answer["id"], text, prompt, read, written, output, read, entry_of(answer), True)
+
+
+def by_chat(http: httpx.Client, system: str, talk: Talk) -> Told:
+    function = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
+    answer = posted(
+        http,
+        "/v1/chat/completions",
+        max_tokens=5,
+        tools=[{"type": "function", "function": function}],
+        messages=[{"role": role, "content": text} for role, text in [("system", system), *talk]],
+    )
+    usage, details = answer["usage"], answer["usage"]["prompt_tokens_details"]
+    return Told(
+        f"msg_{answer['id'].removeprefix('chatcmpl-')}",
+        answer["choices"][0]["message"]["content"],
+        usage["prompt_tokens"],
+        details["cached_tokens"],
+        details["cache_write_tokens"],
+        usage["completion_tokens"],
+        details["cached_tokens"] - answer["holdfast"]["automatic_tokens"],
+        entry_of(answer),
+        False,
+    )
+
+
+def by_responses(http: httpx.Client, system: str, talk: Talk) -> Told:
+    answer = posted(
+        http,
+        "/v1/responses",
+        max_output_tokens=5,
+        instructions=system,
+        tools=[{"type": "function", "name": "look", "description": "Looks.", "parameters": SCHEMA}],
+        input=[{"role": role, "content": text} for role, text in talk],
+    )
+    usage, details = answer["usage"], answer["usage"]["input_tokens_details"]
+    return Told(
+        f"msg_{answer['id'].removeprefix('resp_')}",
+        answer["output"][0]["content"][0]["text"],
+        usage["input_tokens"],
+        details["cached_tokens"],
+        details["cache_write_tokens"],
+        usage["output_tokens"],
+        details["cached_tokens"] - answer["holdfast"]["automatic_tokens"],
+        entry_of(answer),
+        False,
+    )
+
+
+def entry_of(answer: dict[str, Any]) -> int:
+    points = answer["holdfast"]["breakpoints"]
+    return max((point["tokens"] for point in points if point["state"] != "none"), default=0)
+
+
+def posted(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    reply = http.post(path, json={"model": MODEL, **body})
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+APIS: tuple[Callable[[httpx.Client, str, Talk], Told], ...] = (by_messages, by_chat, by_responses)
+
+
+def test_what_one_api_wrote_another_reads_and_the_ledger_has_it_to_the_token(fast: Stack) -> None:
+    seed = random.Random(17)
+    told: list[Told] = []
+    with httpx.Client(base_url=fast.gateway, headers=API_HEADERS, timeout=300) as http:
+        while len(told) < NUM_TURNS:
+            system = f"{seed.random()} " + "Rules of the house. " * seed.choice([30, 300, 500])
+            talk: Talk = []
+            before: Told | None = None
+            for _ in range(seed.randint(2, 6)):
+                talk.append(("user", "word " * seed.choice([1, 40, 300])))
+                answer = seed.choice(APIS)(http, system, talk)
+                if before is not None:
+                    assert answer.read == before.entry, (before, answer)
+                talk.append(("assistant", answer.text))
+                told.append(answer)
+                before = answer
+    rows: dict[str, Any] = {}
+
+    def all_closed() -> bool:
+        headers = {"x-api-key": ADMIN_KEY}
+        for answer in told:
+            if answer.turn_id not in rows:
+                url = f"{fast.gateway}/admin/v1/turns/{answer.turn_id}"
+                found = httpx.get(url, headers=headers, timeout=120)
+                if found.status_code == 200:
+                    rows[answer.turn_id] = found.json()
+        return len(rows) == len(told)
+
+    eventually(all_closed, 300)
+    assert sum(answer.read > 0 for answer in told) > NUM_TURNS // 2
+    for answer in told:
+        row = rows[answer.turn_id]
+        row = row.get("turn", row)
+        written = row["cache_write_5m_tokens"] + row["cache_write_1h_tokens"]
+        read = row["cache_read_tokens"]
+        assert row["input_tokens"] + read + written == answer.prompt
+        assert row["output_tokens"] == answer.output
+        if answer.is_anthropic:
+            assert (read, written) == (answer.cached, answer.written)
+        else:
+            assert read + row["automatic_tokens"] == answer.cached
+            assert max(0, written - row["automatic_tokens"]) == answer.written

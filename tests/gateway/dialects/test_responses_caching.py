@@ -1,0 +1,168 @@
+"""Caching in OpenAI's APIs: the client's own options, and the policy for who marks nothing."""
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Stack
+from tests.gateway.openai_bodies import LONG_TEXT, MODEL, chat
+from tests.gateway.responses_bodies import LOOK, asked, refused, user
+from tests.gateway.serving import ADMIN_KEY
+
+TALK: list[Any] = [
+    user(LONG_TEXT),
+    {"role": "assistant", "content": "Yes."},
+    user("And now?"),
+]
+MARK = {"mode": "explicit"}
+
+
+def marked(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "input_text", "text": text, "prompt_cache_breakpoint": {**MARK, **more}}
+
+
+def sent(stack: Stack) -> list[tuple[int, str]]:
+    return [(point.segment, point.ttl) for point in stack.engine.requests[-1].breakpoints]
+
+
+def posted(stack: Stack, path: str, **body: Any) -> dict[str, Any]:
+    with stack.http(ADMIN_KEY) as http:
+        reply = http.post(f"/admin/v1/{path}", json=body)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def test_who_marks_nothing_reads_the_prompt_before(stack: Stack) -> None:
+    first = asked(stack, instructions="Rules.", tools=[LOOK], input=TALK[:1])
+    assert sent(stack) == [(1, "5m"), (2, "5m")]
+    details = first["usage"]["input_tokens_details"]
+    assert details["cached_tokens"] == 0
+    assert details["cache_write_tokens"] > len(LONG_TEXT) // 4
+    assert "cache_write_tokens_details" not in details, "they are held for five minutes"
+    second = asked(stack, instructions="Rules.", tools=[LOOK], input=TALK)
+    assert sent(stack) == [(1, "5m"), (2, "5m"), (4, "5m")]
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] == details["cache_write_tokens"]
+    assert second["holdfast"]["auto_cache"] == {"mode": "conversation", "ttl": "5m"}
+    assert [point["path"] for point in second["holdfast"]["breakpoints"]] == [
+        "instructions",
+        "input[0].content[0]",
+        "input[2].content[0]",
+    ]
+
+
+def test_options_are_the_clients_own(stack: Stack) -> None:
+    implicit = asked(stack, input=TALK, prompt_cache_options={})
+    assert sent(stack) == [(2, "1h")]
+    details = implicit["usage"]["input_tokens_details"]
+    assert details["cache_write_tokens_details"] == {
+        "ttl_30m_tokens": details["cache_write_tokens"],
+        "ttl_12h_tokens": 0,
+    }
+    assert implicit["prompt_cache_options"] == {"mode": "implicit", "ttl": "30m"}
+    assert "auto_cache" not in implicit["holdfast"]
+    asked(stack, input=TALK, prompt_cache_options=MARK)
+    assert sent(stack) == []
+
+
+def test_of_many_breakpoints_the_latest_count(stack: Stack) -> None:
+    content = [marked(f"{LONG_TEXT} {n}") for n in range(6)]
+    talk = [{"role": "user", "content": content}]
+    asked(stack, input=talk, prompt_cache_options=MARK)
+    assert sent(stack) == [(2, "1h"), (3, "1h"), (4, "1h"), (5, "1h")]
+    asked(stack, input=[*talk, user("x")], prompt_cache_options={"mode": "implicit"})
+    assert sent(stack) == [(3, "1h"), (4, "1h"), (5, "1h"), (6, "1h")]
+    asked(stack, input=[*talk, user("x")])
+    assert sent(stack) == [(3, "1h"), (4, "1h"), (5, "1h"), (6, "5m")]
+    long = asked(
+        stack,
+        input=[{"role": "user", "content": [marked("a", ttl="12h")]}],
+        prompt_cache_options={"ttl": "12h"},
+    )
+    assert [told["path"] for told in long["holdfast"]["ignored"]] == [
+        "input[0].content[0].prompt_cache_breakpoint.ttl",
+        "prompt_cache_options.ttl",
+    ]
+    error = refused(stack, input=[{"role": "user", "content": [marked("")]}])
+    assert error["param"] == "input[0].content[0]"
+
+
+def test_prewarming_writes_and_generates_nothing(stack: Stack) -> None:
+    answer = asked(
+        stack,
+        input=TALK[:1],
+        tools=[LOOK],
+        tool_choice="required",
+        prompt_cache_options={"prewarm": True},
+    )
+    (request,) = stack.engine.requests
+    assert request.sampling.max_tokens == 0
+    assert request.tool_choice.mode == "auto"
+    assert answer["status"] == "completed"
+
+
+def test_a_response_is_compared_with_an_earlier_one(stack: Stack) -> None:
+    first = asked(stack, instructions="Rules.", input=TALK[:1])
+
+    def diagnosed(response_id: str, **body: Any) -> Any:
+        options = {"comparison_response_id": response_id}
+        answer = asked(stack, **{"instructions": "Rules.", **body}, prompt_cache_options=options)
+        assert answer["prompt_cache_options"]["comparison_response_id"] == response_id
+        return answer["prompt_cache_diagnostics"]
+
+    assert diagnosed(first["id"], input=TALK) == {"type": "unavailable"}, "not a marked place"
+    asked(stack, instructions="Rules.", input=TALK)
+    assert diagnosed(first["id"], input=TALK) == {"type": "cache_hit"}
+    changed = diagnosed(first["id"], input=[user("Other.")])
+    assert (changed["type"], changed["reason"]) == ("cache_miss", "input_changed")
+    tools = diagnosed(first["id"], input=TALK, tools=[LOOK])
+    assert (tools["type"], tools["reason"]) == ("cache_miss", "tools_changed")
+    nobody = diagnosed("resp_" + "0" * 28, input=TALK)
+    assert nobody["type"] in ("comparison_response_not_found", "unavailable")
+
+
+@pytest.mark.parametrize("speaks", ["chat", "responses"])
+def test_keys_and_workspaces_have_policies(stack: Stack, speaks: str) -> None:
+    posted(stack, "workspaces", id=f"w-{speaks}", auto_cache="off")
+    made = posted(stack, "keys", workspace=f"w-{speaks}")
+    assert made["info"]["auto_cache"] is None
+
+    def ask() -> list[tuple[int, str]]:
+        client = stack.openai(made["key"])
+        if speaks == "chat":
+            client.chat.completions.create(
+                model=MODEL,
+                messages=[
+                    {"role": "system", "content": LONG_TEXT},
+                    {"role": "user", "content": "Hi"},
+                ],
+            )
+        else:
+            client.responses.create(model=MODEL, instructions=LONG_TEXT, input="Hi")
+        return sent(stack)
+
+    assert ask() == []
+    posted(stack, f"workspaces/w-{speaks}", auto_cache="prefix", auto_cache_ttl="1h")
+    assert ask() == [(0, "1h")]
+    key = posted(stack, f"keys/{made['info']['id']}", auto_cache="conversation")
+    assert key["auto_cache"] == "conversation"
+    assert ask() == [(0, "1h"), (1, "1h")]
+    posted(stack, f"keys/{made['info']['id']}", auto_cache=None)
+    posted(stack, f"workspaces/w-{speaks}", auto_cache=None, auto_cache_ttl=None)
+    assert ask() == [(0, "5m"), (1, "5m")]
+
+
+def test_in_chat_completions_the_clients_markers_are_all(stack: Stack) -> None:
+    text = {"type": "text", "text": LONG_TEXT}
+    own = {**text, "cache_control": {"type": "ephemeral"}}
+    chat(stack, messages=[{"role": "system", "content": [own]}, {"role": "user", "content": "Hi"}])
+    assert sent(stack) == [(0, "5m")]
+    native = {**text, "prompt_cache_breakpoint": MARK}
+    chat(
+        stack, messages=[{"role": "system", "content": [native]}, {"role": "user", "content": "Hi"}]
+    )
+    assert sent(stack) == [(0, "1h"), (1, "5m")]
+    with stack.http() as http:
+        body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        http.post("/v1/messages", json=body)
+    assert sent(stack) == [], "the Messages API caches what its client marks"
