@@ -68,7 +68,7 @@ async def _asked(
 
     def make(decoded: GenerateRequest, found: Model, held: Held | None) -> Ask:
         asked = Asked(request.user, found, arrived, services.unreadable)
-        return ask_of(decoded, asked, stream=method == _STREAM, held=held, automatic="5m")
+        return ask_of(decoded, asked, stream=method == _STREAM, held=held)
 
     return await while_present(request, _prepared(request, services, len(body), read, make))
 

@@ -68,9 +68,8 @@ def ask_of(
     *,
     stream: bool,
     held: Held | None = None,
-    automatic: Ttl | None = None,
 ) -> Ask:
-    """`automatic` is the TTL of the marker at the end of a request without a cached content."""
+    """Without a cached content the key's policy marks the prompt."""
     notepad = Notepad()
     config = request.generation_config
     _check_conversation(request)
@@ -86,7 +85,8 @@ def ask_of(
         None if held is None else held.prompted,
         None if held is None else held.ttl,
     )
-    plan = make_plan(layout, automatic if held is None else None, asked.principal.scope)
+    policy = asked.principal.auto_cache if held is None else None
+    plan = make_plan(layout, None, asked.principal.scope, policy)
     if held is not None:
         points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
         plan = msgspec.structs.replace(plan, breakpoints=points)

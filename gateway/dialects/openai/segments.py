@@ -53,7 +53,7 @@ from gateway.prompt.media import Unreadable, stand_in
 
 # The shortest of our TTLs that keeps OpenAI's "at least 30 minutes".
 NATIVE_TTL: Ttl = "1h"
-HELD_FOR_AN_HOUR = "the longest that this server holds an entry is an hour after its last use"
+HELD_FOR_AN_HOUR = "a breakpoint is held for an hour after its last use"
 _NO_SERVER = "this server runs no such tool, and the model knows none"
 
 
