@@ -1,11 +1,13 @@
 """10,000 damaged bodies on real sockets, with valid requests in between that are answered right.
 
 The gateway is a process of its own here, so that its memory can be told from the test's. It keeps
-its connections: a damaged body must not cost the next request on the same one.
+its connections: a damaged body must not cost the next request on the same one. DAMAGED_PATH=PATH
+takes bodies of one path only.
 """
 
 import http.client
 import json
+import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -194,7 +196,7 @@ def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answer
     tmp_path: Path, number_of_seed: int
 ) -> None:
     seed = random.Random(number_of_seed)
-    found = endpoints()
+    found = [e for e in endpoints() if os.environ.get("DAMAGED_PATH", e.path) == e.path]
     num_refused = num_served = 0
     with ExitStack() as stack:
         url, process, log = stack.enter_context(serving(tmp_path))
