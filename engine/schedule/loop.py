@@ -15,6 +15,7 @@ from engine.clock import Clock
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.masks import MaskPool
 from engine.schedule.runner import Runner, Work
+from engine.schedule.sampled import SampledTokens
 from engine.schedule.scheduler import PrefillChunk, Scheduler
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class EngineLoop:
         self._runner = runner
         self._clock = clock
         self._masks = masks or MaskPool()
+        self._sampled = SampledTokens(clock, lifecycle.take_token)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -43,17 +45,20 @@ class EngineLoop:
         """One pass: expire, choose, compute, deliver."""
         now = self._clock.now()
         self.lifecycle.expire(now)
-        for sequence in self._masks.settle():
+        for sequence in self._masks.settle(is_brief=self.scheduler.is_shared):
             if self.scheduler.has(sequence):
                 self.lifecycle.fail(sequence, "what may come next takes too long to find out")
         chunks = self.scheduler.schedule(now)
         self._runner.demote(self.scheduler.take_demotions())
         self._runner.copy_blocks(self.scheduler.take_copies())
         self._runner.promote(self.scheduler.take_promotions())
+        begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
         tokens = self._runner.execute(works) if works else []
+        self.scheduler.computed(chunks, self._clock.now() - begun)
         for chunk, token in zip(chunks, tokens, strict=True):
             self._advance(chunk, token)
+        self._masks.begin(self._sampled.take_late(is_shared=self.scheduler.is_shared))
         self._masks.begin(chunk.sequence for chunk in chunks)
         self.lifecycle.finish_ended(self.scheduler.running)
         self.lifecycle.publish()
@@ -69,7 +74,7 @@ class EngineLoop:
         if chunk.is_last:
             self.lifecycle.start_if_first(sequence)
             if token is not None:
-                self.lifecycle.take_token(sequence, token)
+                self._sampled.add(sequence, token)
 
     def _work(self, chunk: PrefillChunk) -> Work:
         sequence, start = chunk.sequence, chunk.start

@@ -15,6 +15,8 @@ from engine.schedule.request import SequenceState
 MASK_SECONDS = 1.0
 WAIT_SECONDS = 0.005
 """Seconds for which a step waits for masks. Most are ready by then."""
+BRIEF_SECONDS = 0.001
+"""The same while other scopes wait for the step."""
 MAX_THREADS = 4
 
 
@@ -53,15 +55,16 @@ class MaskPool:
             work = _Work(mask, self._clock)
             self._pending[sequence] = self._threads.submit(work.run), work
 
-    def settle(self) -> list[SequenceState]:
-        """Wait a moment for masks.
+    def settle(self, *, is_brief: bool = False) -> list[SequenceState]:
+        """Wait a moment for masks; a shorter one if `is_brief`.
 
         Return the sequences whose mask failed or takes too long: they must end.
         """
         failed: list[SequenceState] = []
         if not self._pending:
             return failed
-        wait([future for future, _ in self._pending.values()], WAIT_SECONDS)
+        seconds = BRIEF_SECONDS if is_brief else WAIT_SECONDS
+        wait([future for future, _ in self._pending.values()], seconds)
         now = self._clock.now()
         for sequence, (future, work) in list(self._pending.items()):
             is_late = work.began_at is not None and now - work.began_at > self._seconds

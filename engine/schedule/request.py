@@ -62,7 +62,10 @@ class SequenceState:
 
     @property
     def num_pending(self) -> int:
-        """Tokens whose KV is still to be computed; 1 while decoding."""
+        """Tokens whose KV is still to be computed; 1 while decoding.
+
+        0 if the last token was sampled and its parser has not taken it yet.
+        """
         return len(self.tokens) - self.table.num_tokens
 
 

@@ -1,8 +1,9 @@
 """Plans the next step: first decoding sequences, then prefill, then waiting requests that fit.
 
 A waiting request is admitted when all blocks of its prompt can be allocated, in order of arrival
-within its scope. Scopes take turns by computed tokens, at prefill and at admission. So a long
-prompt of one scope does not delay another scope's short one.
+within its scope. Scopes take turns by computed tokens, at prefill and at admission, and while
+several share the engine a step is short (`pace.py`). So a long prompt of one scope does not delay
+another scope's short one.
 
 If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
 After that it gets the blocks of the running sequences as they end. If a running sequence finds no
@@ -18,9 +19,11 @@ from itertools import islice
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.table import BlockCopy
+from engine.schedule.pace import StepPace, StepRoom
 from engine.schedule.request import RequestState, SequenceState, Twin
 from engine.schedule.twins import find_twin
 from engine.schedule.waiting import WaitingQueue
+from engine.schedule.yielding import Yielding
 
 MAX_OVERTAKEN = 16
 """How many requests may be admitted before one that is first in order and does not fit."""
@@ -31,6 +34,8 @@ MAX_LOOKED_AT = 64
 
 A request that is known to need more blocks is not tried.
 """
+SPARE_SHARE = 8
+"""An eighth of `max_running` more may run, each of a scope of which nothing else runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,18 @@ class Scheduler:
     def __init__(self, cache: PrefixCache, *, max_step_tokens: int, max_running: int) -> None:
         """`max_step_tokens` bounds a step's prefill, and so the time for which decoding waits."""
         self._cache = cache
-        self._max_step_tokens = max_step_tokens
+        self._pace = StepPace(max_step_tokens)
+        self._yielding = Yielding(self._pace)
         self._max_running = max_running
         self.waiting = WaitingQueue()
         self.running: list[SequenceState] = []
         self.copies: list[BlockCopy] = []
         self.num_preempted = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several scopes have requests, or had some lately."""
+        return self._pace.is_shared
 
     @property
     def has_work(self) -> bool:
@@ -83,17 +94,21 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks. The copies of `take_copies` must be made before them."""
+        self._pace.see({sequence.scope for sequence in self.running} | self.waiting.scopes, now)
         self._look_up_again()
         chunks = self._decode()
-        # A share of the step is left for prefill, however many sequences decode, so that prefills
-        # end.
-        budget = max(self._max_step_tokens - len(chunks), self._max_step_tokens // 4)
-        chunks += self._prefills(budget, now)
+        chunks += self._prefills(self._pace.new_room(len(chunks)), now)
         computed: Counter[str] = Counter()
         for chunk in chunks:
             computed[chunk.sequence.scope] += chunk.count
         self.waiting.charge(computed)
         return chunks
+
+    def computed(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
+        """The step that computed these chunks took so long."""
+        # One token that samples is a decode; a prompt's last token alone costs the same.
+        prefilled = [(one.start, one.count) for one in chunks if one.count > 1 or not one.is_last]
+        self._pace.learn(prefilled, seconds)
 
     def take_copies(self) -> list[BlockCopy]:
         copies, self.copies = self.copies, []
@@ -136,7 +151,7 @@ class Scheduler:
         """The next request that may fit, behind these, which do not."""
         if not overtaken:
             return self._next_waiting()
-        if len(self.running) >= self._max_running or len(overtaken) > MAX_TRIED:
+        if len(overtaken) > MAX_TRIED:
             return None
         if any(other.request.num_overtaken >= MAX_OVERTAKEN for other in overtaken):
             return None
@@ -193,7 +208,7 @@ class Scheduler:
             else:
                 return True
 
-    def _prefills(self, budget: int, now: float) -> list[PrefillChunk]:
+    def _prefills(self, room: StepRoom, now: float) -> list[PrefillChunk]:
         """Prefill running sequences and admit the next, the least served scope first.
 
         Running ones win ties.
@@ -205,21 +220,40 @@ class Scheduler:
         )
         overtaken: list[SequenceState] = []
         candidate = self._next_waiting()
-        while budget > 0 and (prefilling or candidate is not None):
+        self._yielding.begin(self.running, candidate)
+        while room.is_left and (prefilling or candidate is not None):
             if candidate is None or (prefilling and served(prefilling[0]) <= served(candidate)):
                 sequence = prefilling.popleft()
-            elif len(self.running) < self._max_running and self._admit(candidate, now):
+                if self._yielding.asks(sequence):
+                    continue
+            elif not room.tokens_for(candidate) or self._yielding.asks(candidate):
+                candidate = None
+                continue
+            elif self._has_place(candidate) and self._admit(candidate, now):
                 for other in overtaken:
                     other.request.num_overtaken += 1
                 sequence, candidate = candidate, self._next_behind(overtaken)
+                self._yielding.admitted(sequence)
             else:
                 overtaken.append(candidate)
                 candidate = self._next_behind(overtaken)
                 continue
-            for chunk in _prefill(sequence, budget):
+            for chunk in _prefill(sequence, room.tokens_for(sequence)):
                 chunks.append(chunk)
-                budget -= chunk.count
+                room.take(chunk.start, chunk.count)
         return chunks
+
+    def _has_place(self, sequence: SequenceState) -> bool:
+        """Whether one more sequence may run.
+
+        The spare places are for scopes of which nothing runs. So no scope keeps others out by
+        running many sequences.
+        """
+        left = self._max_running - len(self.running)
+        if left > 0:
+            return True
+        is_new_scope = all(other.scope != sequence.scope for other in self.running)
+        return is_new_scope and left + self._max_running // SPARE_SHARE > 0
 
     def _admit(self, sequence: SequenceState, now: float) -> bool:
         if _lacks_look_up(sequence) or not sequence.can_sample:
@@ -286,6 +320,8 @@ class Scheduler:
 
 def _prefill(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
     """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
+    if budget <= 0:
+        return
     for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
         end = min(start + budget, stop)
         for boundary in sequence.request.boundaries:

@@ -36,6 +36,10 @@ class WaitingQueue:
             return False
         return sequence in self._preempted or sequence in self._lines.get(sequence.scope, ())
 
+    @property
+    def scopes(self) -> set[str]:
+        return {*self._lines, *(sequence.scope for sequence in self._preempted)}
+
     def add(self, sequence: SequenceState) -> None:
         """Put a sequence last in its scope's line."""
         scope = sequence.scope

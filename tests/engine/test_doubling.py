@@ -233,12 +233,12 @@ def test_a_doubled_dimension_costs_an_engine_no_more_than_twice_as_much(subject:
 
 def test_what_is_matched_costs_the_same_however_many_stop_strings_there_are() -> None:
     """Counted, not timed: one step of the automaton a character, but for amortized falls."""
-    from engine.text.formats.stops import StopStrings
+    from engine.text.formats.stops import StopState, StopStrings
 
     class Counting(StopStrings):
         steps = 0
 
-        def step(self, state: int, character: str) -> int:
+        def step(self, state: StopState, character: str) -> StopState:
             type(self).steps += 1
             return super().step(state, character)
 
@@ -246,7 +246,7 @@ def test_what_is_matched_costs_the_same_however_many_stop_strings_there_are() ->
     for size in (1, 32, 1024):
         found = Counting([f"w{n} never" for n in range(size)])
         Counting.steps = 0
-        state = 0
+        state = found.start
         for character in text:
             state = found.step(state, character)
         assert Counting.steps == len(text)

@@ -1,62 +1,72 @@
 """Stop strings across token borders, all looked for at once (Aho and Corasick, 1975)."""
 
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class StopState:
+    """The longest end of the text so far that begins a stop string: `depth` characters of it.
+
+    The sorted stop strings from `low` to `high` begin so. `fall` is the state of the next shorter
+    such end, None at the start. `longest` is the length of the longest stop string that ends here,
+    0 where none does. `following` has the states behind characters that came here before.
+    """
+
+    low: int
+    high: int
+    depth: int = 0
+    fall: "StopState | None" = None
+    longest: int = 0
+    following: dict[str, "StopState"] = field(default_factory=dict)
 
 
 class StopStrings:
     """A request's stop strings as one automaton: a step a character, however many there are.
 
-    State 0 is the beginning. A state stands for the longest end of the text so far that begins a
-    stop string: `depth` characters. `longest` is the length of the longest stop string that ends
-    there, 0 where none does. Built once a request, in time linear in all their characters.
+    A state is made when a text first reaches it. So the cost grows with the text, not with the stop
+    strings, of which a request may send many long ones.
     """
 
-    __slots__ = ("_fall", "_next", "depth", "longest")
+    __slots__ = ("_stops", "start")
 
     def __init__(self, stop_sequences: Sequence[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self._fall = [0]
-        self.depth = [0]
-        self.longest = [0]
-        for stop in stop_sequences:
-            self._add(stop)
-        self._link()
+        self._stops = sorted({stop for stop in stop_sequences if stop})
+        self.start = StopState(0, len(self._stops))
 
     def __bool__(self) -> bool:
-        return len(self.depth) > 1
+        return bool(self._stops)
 
-    def step(self, state: int, character: str) -> int:
-        """The state behind one more character; amortized O(1)."""
-        while (following := self._next[state].get(character)) is None:
-            if not state:
-                return 0
-            state = self._fall[state]
-        return following
+    def step(self, state: StopState, character: str) -> StopState:
+        """The state behind one more character; amortized O(1) states are looked at."""
+        found = state.following.get(character)
+        return self._follow(state, character) if found is None else found
 
-    def _add(self, stop: str) -> None:
-        state = 0
-        for character in stop:
-            following = self._next[state].get(character)
-            if following is None:
-                following = self._next[state][character] = len(self._next)
-                self._next.append({})
-                self._fall.append(0)
-                self.depth.append(self.depth[state] + 1)
-                self.longest.append(0)
-            state = following
-        self.longest[state] = self.depth[state]
+    def _follow(self, state: StopState, character: str) -> StopState:
+        """Make the states behind the character: the shortest first, since longer ones fall to it"""
+        path: list[StopState] = []
+        known: StopState | None = state
+        while known is not None and character not in known.following:
+            path.append(known)
+            known = known.fall
+        reached = self.start if known is None else known.following[character]
+        for origin in reversed(path):
+            reached = self._longer(origin, character, fall=reached) or reached
+            origin.following[character] = reached
+        return reached
 
-    def _link(self) -> None:
-        """Where to go on from each state when its next character does not come; nearest first."""
-        states = deque(self._next[0].values())
-        while states:
-            state = states.popleft()
-            for character, following in self._next[state].items():
-                self._fall[following] = self.step(self._fall[state], character)
-                if not self.longest[following]:
-                    self.longest[following] = self.longest[self._fall[following]]
-                states.append(following)
+    def _longer(self, state: StopState, character: str, *, fall: StopState) -> StopState | None:
+        """The state of one more character of a stop string, None where none goes on so."""
+        stops, depth = self._stops, state.depth
+        # The one that ends here is sorted before those that it begins.
+        low = state.low + (state.low < state.high and len(stops[state.low]) == depth)
+        low = bisect_left(stops, character, low, state.high, key=lambda stop: stop[depth])
+        high = bisect_right(stops, character, low, state.high, key=lambda stop: stop[depth])
+        if low == high:
+            return None
+        ends = len(stops[low]) == depth + 1
+        return StopState(low, high, depth + 1, fall, depth + 1 if ends else fall.longest)
 
 
 class StopFinder:
@@ -68,7 +78,7 @@ class StopFinder:
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
-        self._state = 0
+        self._state = stops.start
         self._held = ""
         self.found: str | None = None
 
@@ -81,11 +91,11 @@ class StopFinder:
         held = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             state = stops.step(state, character)
-            if length := stops.longest[state]:
+            if length := state.longest:
                 self.found, self._held = held[end - length : end], ""
                 return held[: end - length]
         self._state = state
-        passed = held[: len(held) - stops.depth[state]]
+        passed = held[: len(held) - state.depth]
         self._held = held[len(passed) :]
         return passed
 

@@ -1,0 +1,127 @@
+"""How much a step prefills while several scopes share the engine: as much as a short step computes.
+
+A first token waits for the step in progress and for its own. One scope alone gets steps of
+`max_tokens`, which compute the most tokens a second. While several scopes are here, or were here
+lately, a step should take SHARED_SECONDS. The tokens that a step computes in that time are learned
+from the steps themselves, for each depth, since a token deep in a prompt reads more keys.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from engine.schedule.request import SequenceState
+
+SHARED_SECONDS = 0.02
+LATELY_SECONDS = 10.0
+"""A scope that had a request in this time is expected to send the next one."""
+_LEAST_SHARE = 16
+"""A step computes this part of `max_tokens` at least: every step also has a fixed cost."""
+_WHOLE_PIECES = 4
+"""A prompt's rest of this many least pieces is computed whole, not in two steps."""
+_DEPTH_TOKENS = 256
+_MAX_SCOPES = 1024
+
+
+class StepPace:
+    """Used from the engine's thread alone. Times are seconds of the engine's clock."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.least_tokens = max(max_tokens // _LEAST_SHARE, 1)
+        self._tokens: dict[int, float] = {}
+        self._seen: dict[str, float] = {}
+
+    def see(self, scopes: Iterable[str], now: float) -> None:
+        """These scopes have requests now."""
+        for scope in scopes:
+            self._seen.pop(scope, None)
+            self._seen[scope] = now
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if now - self._seen[oldest] <= LATELY_SECONDS and len(self._seen) <= _MAX_SCOPES:
+                return
+            del self._seen[oldest]
+
+    @property
+    def is_shared(self) -> bool:
+        return len(self._seen) > 1
+
+    def is_short(self, sequence: SequenceState) -> bool:
+        """Whether the rest of its prompt is computed whole, also in a short step."""
+        return _num_left(sequence) <= _WHOLE_PIECES * self.least_tokens
+
+    def tokens_at(self, position: int) -> float:
+        """How many tokens from this position of a prompt a shared step computes."""
+        depth = _depth(position)
+        if not self._tokens:
+            return self.max_tokens
+        nearest = min(self._tokens, key=lambda known: (abs(known - depth), known))
+        return self._tokens[nearest]
+
+    def learn(self, positions: Sequence[tuple[int, int]], seconds: float) -> None:
+        """A step prefilled these (start, count), besides decoding, and took so long.
+
+        A step much smaller than it might have been tells nothing, unless it was too long.
+        """
+        total = sum(count for _, count in positions)
+        if seconds <= 0 or not total:
+            return
+        start, _ = max(positions, key=lambda position: position[1])
+        known = self.tokens_at(start)
+        if seconds < SHARED_SECONDS and 2 * total < known:
+            return
+        fitting = total * SHARED_SECONDS / seconds
+        # Half the way, on a logarithmic scale: one step may have waited for a busy processor.
+        learned = math.sqrt(known * min(max(fitting, known / 16), 4 * known))
+        self._tokens[_depth(start)] = min(max(learned, self.least_tokens), self.max_tokens)
+
+    def new_room(self, num_decodes: int) -> "StepRoom":
+        """The room of a step for prefill.
+
+        A share is left however many sequences decode, so that prefills end.
+        """
+        tokens = max(self.max_tokens - num_decodes, self.max_tokens // 4)
+        return StepRoom(self if self.is_shared else None, tokens)
+
+
+class StepRoom:
+    """What is left of one step: of its tokens, and of its time where scopes share the engine."""
+
+    def __init__(self, pace: StepPace | None, tokens: int) -> None:
+        self._pace = pace
+        self._tokens = tokens
+        self._time_share = 1.0
+
+    @property
+    def is_left(self) -> bool:
+        return self._tokens > 0 and self._time_share > 0
+
+    def tokens_for(self, sequence: SequenceState) -> int:
+        """How many tokens of this sequence's prompt there is room for, 0 where it does not pay."""
+        if self._pace is None:
+            return self._tokens
+        pace, start = self._pace, sequence.table.num_tokens
+        fitting = int(self._time_share * pace.tokens_at(start))
+        if self._time_share == 1:
+            least = pace.least_tokens
+            fitting = max(fitting, sequence.num_pending if pace.is_short(sequence) else least)
+        elif fitting < min(pace.least_tokens, sequence.num_pending):
+            return 0
+        return min(fitting, self._tokens)
+
+    def take(self, start: int, count: int) -> None:
+        self._tokens -= count
+        if self._pace is not None:
+            self._time_share = max(self._time_share - count / self._pace.tokens_at(start), 0.0)
+
+
+def _num_left(sequence: SequenceState) -> int:
+    """Tokens of the prompt to compute; of a waiting one without what it reads from memory."""
+    found = sequence.request.found
+    is_waiting = sequence is sequence.request.leader and not sequence.table.num_tokens
+    return sequence.num_pending - (found.read if is_waiting and found is not None else 0)
+
+
+def _depth(position: int) -> int:
+    """Positions of one depth cost about the same: each depth is twice as far as the one before."""
+    return (position // _DEPTH_TOKENS).bit_length()
