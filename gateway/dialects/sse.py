@@ -2,6 +2,8 @@
 
 import msgspec
 
+BLANK = b"\n"
+"""Keeps a connection alive like a comment. Google's SDK takes a comment for broken JSON."""
 COMMENT = b": \n\n"
 DONE = b"data: [DONE]\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

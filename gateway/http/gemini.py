@@ -131,7 +131,7 @@ async def _events(items: Items, writer: GeminiWriter) -> AsyncGenerator[bytes, N
     """After an error the stream ends, because nothing was completed."""
     try:
         async for chunks in _written(items, writer):
-            yield b"".join(map(sse.data, chunks)) or sse.COMMENT
+            yield b"".join(map(sse.data, chunks)) or sse.BLANK
     except GatewayError as error:
         yield sse.data(body_of(error))
 

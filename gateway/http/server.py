@@ -24,6 +24,7 @@ from gateway.http.admitted import (
     num_descriptors,
 )
 from gateway.http.connections import ConnectionLimits, guarded
+from gateway.http.heads import answering_head
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
@@ -65,7 +66,7 @@ class Server(uvicorn.Server):
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
             "timeout_graceful_shutdown": settings.grace_seconds,
         }
-        super().__init__(uvicorn.Config(app, **{**options, **changes}))
+        super().__init__(uvicorn.Config(answering_head(app), **{**options, **changes}))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopping.is_set() or sig != signal.SIGTERM or not self._drain_seconds:

@@ -23,7 +23,7 @@ PYTEST = (
 
 
 GROUPS = {
-    "clients": ("test_anthropic_clients.py", "test_litellm.py"),
+    "clients": ("test_anthropic_clients.py", "test_litellm.py", "test_js_sdks.py"),
     "clients-llm": ("test_llm.py",),
 }
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.compute.sampler import sample, uniform
+from engine.compute.sampler import biased, sample, uniform
 from engine.schedule.runner import SampleParams
 
 LOGITS = torch.log(torch.tensor([0.05, 0.5, 0.15, 0.3]))
@@ -65,3 +65,11 @@ def test_tokens_beyond_the_mask_are_not_allowed() -> None:
     logits = torch.cat([LOGITS, torch.full((30,), 9.0)])
     assert sample(logits, params(temperature=0), 0, bytes([0xFF, 0])) == 4
     assert sample(logits, params(temperature=0), 0, bytes([0b1111])) == 1
+
+
+def test_a_bias_is_added_and_tokens_beyond_the_vocabulary_are_none() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    assert biased(logits, None) is logits
+    assert biased(logits, {7: 5.0}) is logits
+    assert biased(logits, {0: 5.0, 2: -1.5, 9: 1.0}).tolist() == [5.0, 1.0, 0.5]
+    assert logits.tolist() == [0.0, 1.0, 2.0]

@@ -52,6 +52,14 @@ def test_a_stream_has_its_end_and_usage_in_the_last_chunk(stack: Stack) -> None:
     assert [chunk.usage_metadata is None for chunk in chunks] == [True, True, False]
 
 
+def test_heartbeats_are_blank_lines_and_the_sdk_ignores_them(stack: Stack) -> None:
+    """It takes a comment of server-sent events for broken JSON."""
+    stack.engine.num_heartbeats = 2
+    with client(stack) as sdk:
+        chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=QUESTION))
+    assert "".join(chunk.text or "" for chunk in chunks) == "Hello there"
+
+
 def test_a_stream_without_alt_is_one_json_list(stack: Stack) -> None:
     reply = post(stack, "streamGenerateContent")
     assert reply.headers["content-type"].startswith("application/json")

@@ -1,0 +1,91 @@
+"""Strict tools that the model may call or not, penalties and biases."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+from tokenizers import Tokenizer
+
+import engine as package
+from engine.protocol import Message, TextPart, Tool, ToolChoice
+from tests.conformance.engines import Answer, Engine
+from tests.conformance.test_demands import SCHEMA, answer, calls, demand, need, with_tools
+
+TOKENIZER = Tokenizer.from_file(
+    str(Path(str(package.__file__)).parent / "demo_model" / "tokenizer.json")
+)
+CALL = TOKENIZER.token_to_id("<tool_call>")
+STRICT = Tool("get_weather", SCHEMA, "The weather.", strict=True)
+UNHELD = Tool("odd", {"type": "object", "properties": {"a": {"not": {}}}}, strict=True)
+
+
+def ask(engine: Engine, tools: list[Tool], **sampling: Any) -> Answer:
+    asked = with_tools(engine, ToolChoice(parallel=False), tools)
+    changed = msgspec.structs.replace(asked.sampling, **sampling)
+    return answer(engine, msgspec.structs.replace(asked, sampling=changed))
+
+
+def test_a_strict_tool_is_called_by_its_schema_once_the_model_begins_a_call(engine: Engine) -> None:
+    need(engine, "strict_tools")
+    need(engine, "penalties")
+    for seed in range(3):
+        given = ask(engine, [STRICT], temperature=2.0, seed=seed, logit_bias={CALL: 100.0})
+        [(name, written)] = calls(given)
+        assert name == "get_weather"
+        jsonschema.validate(json.loads(written), SCHEMA)
+        assert given.started.unheld == []
+
+
+def test_with_a_strict_tool_a_turn_may_still_be_text(engine: Engine) -> None:
+    need(engine, "strict_tools")
+    need(engine, "penalties")
+    given = ask(engine, [STRICT], temperature=0.0, logit_bias={CALL: -100.0})
+    assert calls(given) == [] and given.text()
+
+
+def test_a_strict_tool_that_no_grammar_holds_is_told_and_no_error(engine: Engine) -> None:
+    need(engine, "strict_tools")
+    given = ask(engine, [STRICT, UNHELD], temperature=0.0)
+    assert [one.tool for one in given.started.unheld] == ["odd"]
+    assert given.finished
+
+
+def test_a_named_tool_takes_no_room_in_the_prompt_and_may_be_forced(engine: Engine) -> None:
+    need(engine, "forced_tools")
+    asked = with_tools(engine, ToolChoice("tool", "later", parallel=False), [STRICT])
+    later = Tool("later", SCHEMA, "Comes later. " * 50)
+    named = msgspec.structs.replace(asked.prompt, named_tools=[later])
+    assert engine.count(named).input_tokens == engine.count(asked.prompt).input_tokens
+    given = answer(engine, msgspec.structs.replace(asked, prompt=named))
+    [(name, written)] = calls(given)
+    assert name == "later"
+    jsonschema.validate(json.loads(written), SCHEMA)
+
+
+def test_biases_and_penalties_move_what_is_drawn(engine: Engine) -> None:
+    need(engine, "penalties")
+    word = TOKENIZER.encode("a", add_special_tokens=False).ids[0]
+
+    def text(**sampling: Any) -> str:
+        asked = demand(engine)
+        changed = msgspec.structs.replace(
+            asked.sampling, max_tokens=40, temperature=0.0, ignore_eos=True, **sampling
+        )
+        return answer(engine, msgspec.structs.replace(asked, sampling=changed)).text()
+
+    assert text(logit_bias={word: 100.0}) == "a" * 40
+    assert text(logit_bias={10**8: 100.0}) == text()
+    fewer = text(logit_bias={word: 40.0}, frequency_penalty=2.0)
+    assert fewer.startswith("a" * 3) and fewer != "a" * 40
+    assert text(frequency_penalty=2.0) != text(frequency_penalty=-2.0)
+    assert text(presence_penalty=2.0) == text(presence_penalty=2.0)
+
+
+def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:
+    asked = demand(engine)
+    more = [*asked.prompt.messages, Message("assistant", [TextPart("A lease is a")])]
+    prompt = msgspec.structs.replace(asked.prompt, messages=more)
+    given = answer(engine, msgspec.structs.replace(asked, prompt=prompt))
+    assert given.finished and not given.text().startswith("A lease is a")
