@@ -1,5 +1,6 @@
 """The plan of a request: its prompt, breakpoints and names."""
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -10,6 +11,9 @@ from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
+
+_TOOL = re.compile(r"tools\[(\d{1,6})\]")
+_OWN = re.compile(r"tools[.\[](\d+)\]?$")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +33,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         """All content of the prompt, in UTF-8 and JSON."""
         return self.prefixes[-1].num_bytes if self.prefixes else 0
+
+    def in_request(self, message: str) -> str:
+        """An engine's message about a tool, by the tool's number in the client's list.
+
+        The prompt has fewer tools where some are left out.
+        """
+        said = _TOOL.match(message)
+        if said is None or int(said[1]) >= len(self.prompt.tools):
+            return message
+        own = _OWN.match(self.slots[int(said[1])].path)
+        return message if own is None else f"tools[{own[1]}]{message[said.end() :]}"
 
     def marked_prefixes(self) -> Iterator[str]:
         """Digests of the prefixes at which a breakpoint may find an entry, deepest first."""

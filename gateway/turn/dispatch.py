@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from engine.protocol import Done, Frame, Started
 from gateway.base.clock import Clock
 from gateway.base.errors import (
+    DemandRefused,
     EngineFailed,
     EngineLost,
     EngineTimeout,
@@ -274,6 +275,8 @@ class Dispatcher:
         """Note the failure for its engine. Raise it, unless another engine may be tried."""
         engine, request_id = dispatch.engine, dispatch.record.request_id
         now = self.clock.monotonic()
+        if isinstance(error, DemandRefused):
+            error = DemandRefused(dispatch.ask.plan.in_request(str(error)))
         if _is_breakdown(error):
             engine.breaker.failed(request_id, now)
         elif not isinstance(error, NoEngineReady):

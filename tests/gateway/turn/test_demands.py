@@ -104,6 +104,16 @@ def test_what_the_engine_wrote_for_the_client_is_said_in_the_clients_names(
     assert refused_chat(stack)["message"] == "the engine could not read the prompt"
 
 
+def test_a_refused_tool_has_its_number_in_the_clients_list(stack: Stack) -> None:
+    message = "tools[0].input_schema of `look`: can't be guaranteed: `not`"
+    stack.engine.refusal = ErrorReply("invalid_request", message, is_public=True)
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    asked = {"tools": [search, tool("look")], "tool_choice": {"type": "any"}}
+    assert refused(stack, **asked) == message.replace("tools[0]", "tools.1")
+    detail = refused_chat(stack, tools=[{"type": "web_search"}, LOOK], tool_choice="required")
+    assert detail["param"] == "tools[1].function.parameters"
+
+
 def test_a_demand_that_failed_in_the_midst_is_the_streams_error(stack: Stack) -> None:
     stack.engine.script = lambda *_: [TextDelta("{"), Failed(code="internal", message="secret")]
     with stack.http() as http:
