@@ -112,47 +112,41 @@ def test_a_system_message_in_the_midst_loses_nothing_v29(vector: Vector) -> None
     assert usage(vector.world.post("messages", body))[0] == 0
 
 
+def cited(is_cited: bool) -> dict[str, Any]:
+    source = {"type": "text", "media_type": "text/plain", "data": "x"}
+    document = {"type": "document", "source": source, "citations": {"enabled": is_cited}}
+    return {"messages": [{"role": "user", "content": [document]}]}
+
+
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("before", "after", "field"),
     [
-        ({"speed": "fast"}, "speed"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {
-                                "type": "document",
-                                "source": {
-                                    "type": "text",
-                                    "media_type": "text/plain",
-                                    "data": "x",
-                                },
-                                "citations": {"enabled": True},
-                            }
-                        ],
-                    }
-                ]
-            },
-            "messages.0.content.0.document.citations",
-        ),
+        ({}, {"speed": "fast"}, "speed"),
+        ({}, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        (cited(False), cited(True), "messages.0.content.0.document.citations"),
     ],
     ids=["speed", "web-search", "citations"],
 )
-def test_what_cannot_be_toggled_is_refused_by_name_v22(
-    vector: Vector, changes: dict[str, Any], field: str
+def test_what_cannot_be_toggled_is_told_and_loses_nothing_v22(
+    vector: Vector, before: dict[str, Any], after: dict[str, Any], field: str
 ) -> None:
+    """What does not change the prompt's tokens is a full hit (the spec's section 9)."""
     body, *_ = vector.body(S, Q)
-    assert refusal(vector.world.post("messages", {**body, **changes})).startswith(field)
+    assert usage(vector.world.post("messages", {**body, **before})) == (0, 2000)
+    toggled = vector.world.post("messages", {**body, **after})
+    assert usage(toggled) == (2000, 0)
+    assert [one["path"] for one in toggled.json()["holdfast"]["ignored"]] == [field]
 
 
-def test_an_image_is_refused_by_name_v24(vector: Vector) -> None:
+def test_an_image_that_is_added_loses_nothing_before_it_v24(vector: Vector) -> None:
     body, *_ = vector.body(S, Q)
-    image = {"type": "image", "source": {"type": "url", "url": "https://example.com/x.png"}}
+    assert usage(vector.world.post("messages", body)) == (0, 2000)
+    source = {"type": "url", "url": "https://example.com/x.png"}
+    image = {"type": "image", "source": source, "cache_control": MARK}
     body["messages"][0]["content"].append(image)
-    assert "image" in refusal(vector.world.post("messages", body))
+    read, written = usage(vector.world.post("messages", body))
+    assert read == 2000 and written > 50
+    assert usage(vector.world.post("messages", body)) == (read + written, 0)
 
 
 # Errors.
