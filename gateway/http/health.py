@@ -12,6 +12,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from gateway.base.metrics import EngineState
 from gateway.base.supervisor import LoopHealth
 from gateway.http.services import Services
+from gateway.ledger.inspection import Inspection
 from gateway.routing.engine import Engine, EngineStatus
 
 _SHOWN = 10
@@ -42,7 +43,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
     `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
     database for good; there is neither while it is ready. `ledger_damage` lists what a look
-    through the ledger found: the first of it, which does not keep the gateway from serving.
+    through the ledger found: the first of it, which does not keep the gateway from serving. It is
+    null until the gateway has looked.
     """
 
     ready: bool
@@ -52,7 +54,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalHealth
     loops: list[LoopHealth]
     ledger: str | None
-    ledger_damage: list[str]
+    ledger_damage: list[str] | None
 
 
 def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
@@ -110,7 +112,7 @@ class HealthController(Controller):
             journal=journal,
             loops=loops,
             ledger=ledger,
-            ledger_damage=services.inspection.findings[:_SHOWN],
+            ledger_damage=_shown(services.inspection),
         )
         return Response(body, status_code=200 if is_ready else 503)
 
@@ -126,6 +128,10 @@ class HealthController(Controller):
         )
         services.metrics.loops_failing.set(len(services.supervisor.failing))
         return Response(services.metrics.exposition(), media_type=_EXPOSITION)
+
+
+def _shown(inspection: Inspection) -> list[str] | None:
+    return inspection.findings[:_SHOWN] if inspection.is_over else None
 
 
 def _state_of(engine: Engine) -> EngineState:

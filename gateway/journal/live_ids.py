@@ -4,7 +4,8 @@ It is written after each commit and never synced, so it survives the process and
 machine. When a part of the journal is damaged or gone, the turns that were in it are named by it.
 Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotten, each with a
 checksum; damaged lines are left out. The first line is `=INSTANCE`, and `@SECONDS` tells when the
-lines behind it were written, since 1970.
+lines behind it were written, since 1970. `*NUMBER` tells how many turns had been forgotten before
+the lines behind it. The journal counts them too, so that a list that lacks names is known as such.
 """
 
 import os
@@ -20,16 +21,20 @@ FORGOTTEN_SECONDS = 86_400
 """For so long a forgotten turn is remembered, and must be in the ledger: retention leaves it there
 for two days."""
 _CLOCK_SECONDS = 60
-_LINE = re.compile(rb"([+=@-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"([+=@*-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
 
 
 @dataclass(slots=True)
 class Told:
-    """What the file says: `instance` is None where it is not known."""
+    """What the file says: `instance` is None where it is not known.
+
+    `num_forgotten` is the number of turns ever forgotten, as far as the file has it.
+    """
 
     instance: str | None = None
     alive: set[str] = field(default_factory=set)
     forgotten: list[str] = field(default_factory=list)
+    num_forgotten: int = 0
 
 
 def read(path: Path) -> Told:
@@ -47,9 +52,12 @@ def read(path: Path) -> Told:
             told.instance = turn_id
         elif found[1] == b"@":
             is_recent = now - int(turn_id) < FORGOTTEN_SECONDS
+        elif found[1] == b"*":
+            told.num_forgotten = int(turn_id)
         elif found[1] == b"+":
             told.alive.add(turn_id)
         else:
+            told.num_forgotten += 1
             told.alive.discard(turn_id)
             if is_recent:
                 told.forgotten.append(turn_id)
@@ -59,22 +67,23 @@ def read(path: Path) -> Told:
 class LiveIds:
     """The file while the journal is open; all methods are called from the journal's thread."""
 
-    def __init__(self, path: Path, instance: str, alive: Iterable[str]) -> None:
+    def __init__(self, path: Path, instance: str, alive: Iterable[str], num_forgotten: int) -> None:
         self._path = path
         self._instance = instance
         self._file = -1
         self._num_bytes = 0
         self._clock = 0
-        self.rewrite(alive)
+        self.rewrite(alive, num_forgotten)
 
     @property
     def is_long(self) -> bool:
         return self._num_bytes > MAX_BYTES
 
-    def rewrite(self, alive: Iterable[str]) -> None:
+    def rewrite(self, alive: Iterable[str], num_forgotten: int) -> None:
         """Begin anew with what is alive."""
         new = self._path.with_suffix(".new")
-        content = _line(b"=", self._instance) + b"".join(_line(b"+", each) for each in alive)
+        content = _line(b"=", self._instance) + _line(b"*", str(num_forgotten))
+        content += b"".join(_line(b"+", each) for each in alive)
         try:
             new.write_bytes(content)
             new.replace(self._path)

@@ -3,8 +3,9 @@
 What can be read is kept. A record whose seal is broken is *set aside* with its bytes. A file whose
 structure is broken is moved to a folder of its own, and its records are read out of it, by SQLite
 as far as that comes and out of the raw bytes. Turns that were there and are not are set aside by
-name, as *lost*. A journal that has lost something goes on under another instance: `recover
---instance` can then make rows of what engines counted for the old one.
+name, as *lost*. A list of names that is shorter than the journal's own count is told: what the
+ledger has lost of those turns can't be named. A journal that has lost something goes on under
+another instance: `recover --instance` can then make rows of what engines counted for the old one.
 """
 
 import secrets
@@ -82,9 +83,19 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
         db.execute("INSERT OR REPLACE INTO meta VALUES ('instance', ?)", (instance,))
         log.error("journal_lost_turns", number=len(missing), instance=old, new_instance=instance)
     db.commit()
+    num_forgotten = forgotten_in(db)
+    if told.num_forgotten < num_forgotten:
+        number = num_forgotten - told.num_forgotten
+        log.error("names_missing", file=str(directory / "turns.log"), number=number)
     held = (row[0] for row in db.execute("SELECT id FROM turns"))
-    ids = live_ids.LiveIds(directory / "turns.log", instance, held)
+    ids = live_ids.LiveIds(directory / "turns.log", instance, held, num_forgotten)
     return Opened(db, instance, ids, told.forgotten)
+
+
+def forgotten_in(db: sqlite3.Connection) -> int:
+    """The number of turns that this journal has ever forgotten, because the ledger has them."""
+    found = db.execute("SELECT value FROM meta WHERE name = 'forgotten'").fetchone()
+    return int(found[0]) if found is not None and str(found[0]).isdecimal() else 0
 
 
 def _is_whole(db: sqlite3.Connection) -> bool:

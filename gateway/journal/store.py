@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from gateway.base.errors import JournalUnavailable
 from gateway.base.logs import get_logger
-from gateway.journal.opening import SCHEMA, open_journal
+from gateway.journal.opening import SCHEMA, forgotten_in, open_journal
 
 # Closing a turn takes at most this much of file and write-ahead log together: a record with the
 # largest fingerprint is about 6 KB, and its pages are written twice.
@@ -234,7 +234,8 @@ class Store:
         gone = [each for job in jobs if job.kind in ("forget", "aside") for each in job.turn_ids]
         self._ids.add(opened, gone)
         if self._ids.is_long:
-            self._ids.rewrite(row[0] for row in self.db.execute("SELECT id FROM turns"))
+            alive = (row[0] for row in self.db.execute("SELECT id FROM turns"))
+            self._ids.rewrite(alive, forgotten_in(self.db))
 
     def _applied(self, kind: Kind, num_rows: Any) -> None:
         if kind == "open":

@@ -18,6 +18,10 @@ from gateway.journal.seals import Broken, seal, unseal
 from gateway.journal.store import Guard, Kind, Store, Work, unguarded
 
 _DEADLINE_SECONDS = 5.0
+_COUNT_FORGOTTEN = """
+INSERT INTO meta VALUES ('forgotten', ?)
+ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + ?
+"""
 
 Result = TypeVar("Result")
 
@@ -135,11 +139,13 @@ class Journal:
     async def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has."""
         rows = [(turn_id,) for turn_id in turn_ids]
-        await self._wait(
-            lambda db: db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount,
-            "forget",
-            turn_ids,
-        )
+
+        def forget(db: sqlite3.Connection) -> int:
+            number = db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount
+            db.execute(_COUNT_FORGOTTEN, (str(number), number))
+            return number
+
+        await self._wait(forget, "forget", turn_ids)
 
     async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """Keep turns that can't be drained, with their bytes, apart from the others."""

@@ -47,6 +47,7 @@ class Inspection:
                 seconds = self._every_seconds
             except LedgerDamaged as error:
                 self._note([*self.findings, str(error)])
+                self.is_over = True
                 seconds = self._every_seconds
             except GatewayError as error:
                 self._log.warning("ledger_not_inspected", error=str(error))
@@ -57,6 +58,7 @@ class Inspection:
         """One look through everything. Raise GatewayError where the ledger can't be read."""
         async with self._ledger.snapshot() as connection:
             if await watermark.is_sample(connection):
+                self.is_over = True
                 return
         found: list[str] = []
         over, began = threading.Event(), time.monotonic()

@@ -1,11 +1,17 @@
-"""Random damage to the journal and the SQLite ledger of a killed gateway, then the next start.
+"""Random damage to the data directory of a killed gateway, then the next start.
 
-    python -m scripts.faults.damages --count 200
+    python -m scripts.faults.damages --count 200 [--processes 0.2]
 
-Each trial makes turns that are open, closed, and in the ledger, copies the files as `kill -9` would
-leave them, damages one file, and does what a start does: it opens the journal, takes over what is
-open, and drains what is closed. Then every turn must be where it belongs with its own counts, or be
-named: by the journal's list of turns set aside, by an error of one line, or by `ledger check`.
+Each trial takes the files as `kill -9` leaves them: turns that are open, closed, and in the ledger.
+It damages one to three of them and starts. Most trials do in this process what a start does: open
+the journal, settle what is open with the engine's counts, drain. A share of them starts a real
+gateway process before a real engine's protocol, and looks at its log, `/readyz` and its files.
+
+Then each turn is looked for. It is *intact* where its whole row is in the ledger as it was written,
+or where its record waits in the journal. It is *named* where its own id is in the journal's list of
+turns set aside, in the log or in a finding, or where the one file that had it is named as damaged
+as a whole. Anything else is *unnamed*: a silently wrong number. A turn that was in no damaged
+file and is not intact is *collateral*.
 """
 
 import argparse
@@ -15,189 +21,136 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.base.errors import GatewayError
-from gateway.base.metrics import Metrics
-from gateway.base.record import TurnRecord
-from gateway.base.settings import DatabaseSettings
-from gateway.cli.migrate import migrate
-from gateway.journal.drain import Drain
-from gateway.journal.writer import Journal
-from gateway.ledger.check import problems
-from gateway.ledger.database import Ledger
-from gateway.ledger.reads.turns import one
+from scripts.faults.damaged_starts import Outcome, start_a_gateway, start_here
+from scripts.faults.damaged_turns import Truth, prepare
 
-OPEN, CLOSED, DRAINED = 6, 12, 12
 FILES = (
     "journal/journal.db",
     "journal/journal.db-wal",
+    "journal/journal.db-shm",
     "journal/turns.log",
     "ledger.db",
     "ledger.db-wal",
+    "ledger.db-shm",
 )
-NOW = datetime(2026, 11, 22, tzinfo=UTC)
+_PAGE = 4096
 
 
-@dataclass
-class Outcome:
-    """What became of the turns of one trial. `unnamed` are wrong or gone without a word."""
-
-    damage: str
-    said: str = ""
-    intact: int = 0
-    named: int = 0
-    unnamed: list[str] = field(default_factory=list)
-
-
-def turn(journal: Journal, number: int) -> TurnRecord:
-    return TurnRecord(
-        id=f"msg_{journal.instance}{number:06}",
-        instance=journal.instance,
-        workspace="default",
-        key_id="key",
-        model="m",
-        stream=False,
-        opened_at=NOW,
-        fingerprint=b"f" * (number * 97 % 5000),
-        output_tokens=number,
-    )
-
-
-async def _nobody(_engine: str, _turns: list[str]) -> None: ...
-
-
-async def prepare(data: Path) -> dict[str, int]:
-    """Turns of all kinds under `data`, and beside it the files as a kill would leave them, before
-    (`earlier`) and after (`killed`) the last turns. Their ids with their output tokens."""
-    await asyncio.to_thread(migrate, DatabaseSettings(data=data))
-    journal, ledger = Journal(data / "journal"), Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
-    drain = Drain(journal, ledger.insert_turns, _nobody, Metrics(), ledger.known)
-    turns = [turn(journal, number) for number in range(1, OPEN + CLOSED + DRAINED + 1)]
-    for number, each in enumerate(turns):
-        if number == DRAINED // 2:
-            shutil.copytree(data, data.parent / "earlier")
-        await journal.open(each)
-        if number < DRAINED + CLOSED:
-            each.outcome = "stop"
-            await journal.close(each)
-        if number < DRAINED:
-            await drain.step()
-    shutil.copytree(data, data.parent / "killed")
-    await ledger.close()
-    await journal.stop()
-    return {each.id: each.output_tokens for each in turns}
-
-
-def flip(path: Path, rng: random.Random) -> None:
+def flip(path: Path, rng: random.Random, _: Path) -> None:
     content = bytearray(path.read_bytes())
-    for _ in range(rng.randint(1, 8)):
+    for _number in range(rng.randint(1, 8)):
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
 
 
-def truncate(path: Path, rng: random.Random) -> None:
+def truncate(path: Path, rng: random.Random, _: Path) -> None:
     path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
 
 
-def delete(path: Path, _: random.Random) -> None:
+def lose_a_page(path: Path, rng: random.Random, _: Path) -> None:
+    content = bytearray(path.read_bytes())
+    start = rng.randrange(len(content)) // _PAGE * _PAGE
+    length = len(content[start : start + _PAGE])
+    content[start : start + _PAGE] = rng.choice((bytes(length), rng.randbytes(length)))
+    path.write_bytes(content)
+
+
+def delete(path: Path, _rng: random.Random, _: Path) -> None:
     path.unlink()
 
 
-DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+def take_an_older_one(path: Path, _rng: random.Random, older: Path) -> None:
+    if older.exists():
+        shutil.copy(older, path)
+
+
+def take_another_file(path: Path, rng: random.Random, _: Path) -> None:
+    others = [each for each in path.parent.iterdir() if each.is_file() and each != path]
+    shutil.copy(rng.choice(sorted(others)), path)
+
+
+DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
     "flipped bits": flip,
     "cut": truncate,
+    "a lost page": lose_a_page,
     "deleted": delete,
+    "swapped for an older one": take_an_older_one,
+    "swapped for another file": take_another_file,
 }
 
 
-def damage(data: Path, earlier: Path, rng: random.Random) -> str:
-    """Damage one file that is there; return in words what was done to which."""
-    name = rng.choice([name for name in FILES if (data / name).exists()])
-    kind = rng.choice([*DAMAGES, "swapped for an older one"])
-    path = data / name
-    if kind in DAMAGES:
-        if path.stat().st_size:
-            DAMAGES[kind](path, rng)
-    elif (earlier / name).exists():
-        shutil.copy(earlier / name, path)
-    return f"{name} {kind}"
+def damage(data: Path, earlier: Path, rng: random.Random) -> list[str]:
+    """Damage one file, sometimes up to three; in words what was done to each."""
+    there = [name for name in FILES if (data / name).exists() and (data / name).stat().st_size]
+    done = []
+    for name in rng.sample(there, rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.choice(list(DAMAGES))
+        DAMAGES[kind](data / name, rng, earlier / name)
+        done.append(f"{name} {kind}")
+    return done
 
 
-async def restart(data: Path, truth: dict[str, int], outcome: Outcome) -> None:
-    """What the next start does, and a look at every turn."""
-    try:
-        await asyncio.to_thread(migrate, DatabaseSettings(data=data))
-    except GatewayError as error:
-        outcome.said = str(error)
-    try:
-        journal = Journal(data / "journal")
-    except GatewayError as error:
-        outcome.said, outcome.named = str(error), len(truth)
-        return
-    ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
-    held: dict[str, int] = {}
-    try:
-        drain = Drain(journal, ledger.insert_turns, _nobody, Metrics(), ledger.known)
-        while await drain.step():
-            pass
-        found = {turn_id: await one(ledger, turn_id) for turn_id in truth}
-        held = {turn_id: row.output_tokens for turn_id, row in found.items() if row}
-        outcome.said = "; ".join(await found_in(ledger)) or outcome.said
-    except GatewayError as error:
-        outcome.said = str(error)
-    waiting = [*await journal.open_turns(), *await journal.closed_turns(1000)]
-    held |= {record.id: record.output_tokens for record in waiting}
-    named = set(await journal.set_aside_turns())
-    await ledger.close()
-    await journal.stop()
-    for turn_id, tokens in truth.items():
-        if held.get(turn_id) == tokens:
-            outcome.intact += 1
-        elif turn_id in named or outcome.said:
-            outcome.named += 1
-        else:
-            outcome.unnamed.append(turn_id)
-
-
-async def found_in(ledger: Ledger) -> list[str]:
-    return [line async for line in problems(ledger, lambda: asyncio.sleep(0))]
-
-
-def trial(seed: int, prepared: Path, truth: dict[str, int]) -> Outcome:
+def trial(seed: int, prepared: Path, truth: dict[str, Truth], is_process: bool) -> Outcome:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         shutil.copytree(prepared / "killed", data)
-        outcome = Outcome(damage(data, prepared / "earlier", rng))
-        asyncio.run(restart(data, truth, outcome))
+        outcome = Outcome(seed, damage(data, prepared / "earlier", rng), is_process=is_process)
+        if is_process:
+            start_a_gateway(data, truth, outcome)
+        else:
+            asyncio.run(start_here(data, truth, outcome))
     return outcome
 
 
-def run(count: int, first_seed: int = 0) -> list[Outcome]:
+def run(count: int, first_seed: int = 0, processes: float = 0.0) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         truth = asyncio.run(prepare(Path(folder) / "data"))
-        return [trial(first_seed + number, Path(folder), truth) for number in range(count)]
+        outcomes = []
+        for number in range(count):
+            is_process = int((number + 1) * processes) > int(number * processes)
+            outcomes.append(trial(first_seed + number, Path(folder), truth, is_process))
+        return outcomes
+
+
+def report(outcomes: list[Outcome]) -> None:
+    kinds = Counter(kind for outcome in outcomes for kind in outcome.damages)
+    print(f"{'damage':52} trials intact  named unnamed collateral")
+    for kind in sorted(kinds):
+        own = [outcome for outcome in outcomes if kind in outcome.damages]
+        sums = [
+            sum(map(len, (getattr(outcome, name) for outcome in own)))
+            for name in ("intact", "named", "unnamed", "collateral")
+        ]
+        print(f"{kind:52} {kinds[kind]:6} {sums[0]:6} {sums[1]:6} {sums[2]:7} {sums[3]:10}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first trial")
+    parser.add_argument("--processes", type=float, default=0.2, help="share of real gateways")
     options = parser.parse_args()
-    outcomes = run(options.count, options.seed)
-    kinds = Counter(outcome.damage for outcome in outcomes)
-    print(f"{'damage':50} trials intact  named unnamed")
-    for kind in sorted(kinds):
-        own = [outcome for outcome in outcomes if outcome.damage == kind]
-        sums = (sum(o.intact for o in own), sum(o.named for o in own))
-        unnamed = sum(len(o.unnamed) for o in own)
-        print(f"{kind:50} {len(own):6} {sums[0]:6} {sums[1]:6} {unnamed:7}")
-    total = sum(len(outcome.unnamed) for outcome in outcomes)
-    print(f"{len(outcomes)} trials, every start went through; {total} turns wrong without a word")
-    return 1 if total else 0
+    outcomes = run(options.count, options.seed, options.processes)
+    report(outcomes)
+    for outcome in outcomes:
+        if outcome.unnamed or outcome.collateral or outcome.wrong:
+            print(f"seed {outcome.seed} (process: {outcome.is_process}): {outcome.damages}")
+            print(f"  unnamed {outcome.unnamed}, collateral {outcome.collateral}, {outcome.wrong}")
+            print(f"  said: {outcome.said[:500]}")
+    silent = sum(len(outcome.unnamed) for outcome in outcomes)
+    beside = sum(len(outcome.collateral) for outcome in outcomes)
+    wrong = sum(len(outcome.wrong) for outcome in outcomes)
+    started = sum(outcome.has_started for outcome in outcomes)
+    processes = sum(outcome.is_process for outcome in outcomes)
+    print(
+        f"{len(outcomes)} trials, {processes} of them with a real gateway: {started} started,"
+        f" {len(outcomes) - started} said in one line why not; {silent} turns wrong without a word,"
+        f" {beside} lost that no damage had touched, {wrong} other wrongs"
+    )
+    return 1 if silent or beside or wrong else 0
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ async def _watch(receive: Any, stop: asyncio.Event) -> None:
 
 
 async def _read(receive: Any) -> bytes:
-    body = b""
+    body: bytes = b""
     while True:
         message = await receive()
         body += message.get("body", b"")

@@ -19,11 +19,11 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, make_settings, migrate, serve
 
 
-def test_no_turn_of_a_damaged_journal_is_lost_without_a_word() -> None:
-    outcomes = run(12)
-    of_journal = [each for each in outcomes if each.damage.startswith("journal/")]
-    assert of_journal and not [each for each in of_journal if each.unnamed]
-    assert all("\n" not in each.said for each in outcomes), "one line"
+def test_no_turn_of_a_damaged_data_directory_is_lost_without_a_word() -> None:
+    outcomes = run(16, processes=0.125)
+    assert sum(each.is_process for each in outcomes) == 2
+    for each in outcomes:
+        assert not (each.unnamed or each.collateral or each.wrong), each
 
 
 def change(path: Path, statement: str, *values: object) -> None:

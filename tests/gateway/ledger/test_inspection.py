@@ -160,7 +160,7 @@ def test_a_gateway_names_a_flipped_bit_and_goes_on_serving(
         def told() -> list[str]:
             answer = httpx.get(f"{url}/readyz", timeout=120)
             assert answer.status_code == 200
-            return list(answer.json()["ledger_damage"])
+            return list(answer.json()["ledger_damage"] or [])
 
         eventually(lambda: bool(told()))
         (line,) = told()
