@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from scripts.bench.doubling_requests import SUBJECTS, Subject
+from scripts.bench.doubling_state import STATE_SUBJECTS
 
 GROWTH = 2.3
 """Twice the work, and 15% for caches and allocators."""
@@ -114,7 +115,7 @@ def main() -> int:
     points = parser.parse_args().points
     print(f"{'dimension':44} {'bound':>9} {'worst':>5} ms of CPU, up to the bound by doubling")
     worst = 0.0
-    for subject in SUBJECTS:
+    for subject in [*SUBJECTS, *STATE_SUBJECTS]:
         curve = curve_of(subject, points)
         worst = max(worst, curve.growth)
         print(row(curve), flush=True)

@@ -134,6 +134,17 @@ def _schema(count: int) -> Json:
     return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
 
 
+def _deep(count: int) -> Json:
+    """As many properties, in levels of 30 of them each."""
+    made: Json = _schema(1)
+    for _ in range(30):
+        made = {
+            "type": "object",
+            "properties": {"inner": made, **_schema(count // 30)["properties"]},
+        }
+    return made
+
+
 def _exchange(calls: list[Json], results: Any) -> Json:
     answer, reply = {"role": "assistant", "content": calls}, {"role": "user", "content": results}
     return {"messages": [_HI, answer, reply]}
@@ -155,6 +166,13 @@ def _chat_calls(count: int, *, answered: int | None = None) -> Json:
     answers = range(count if answered is None else answered)
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "a"} for n in reversed(answers)]
     return {"messages": [_HI, {"role": "assistant", "tool_calls": calls}, *results, _HI]}
+
+
+def _arguments(count: int) -> Json:
+    function = {"name": "t", "arguments": '{"a": "' + "b" * count + '"}'}
+    calls = [{"id": "c", "type": "function", "function": function}]
+    result = {"role": "tool", "tool_call_id": "c", "content": "a"}
+    return {"messages": [_HI, {"role": "assistant", "tool_calls": calls}, result]}
 
 
 def _nested(count: int, inner: Json) -> Json:
@@ -311,6 +329,21 @@ _MESSAGES = {
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "bytes of a wrong value": (_BYTES // 4, lambda n: {"service_tier": " - at `$[" * (n // 9)}),
     "unknown fields": (BOUNDS.max_json_values // 4, lambda n: {f"f{i}": 1 for i in range(n)}),
+    "properties in levels": (
+        BOUNDS.max_schema_properties,
+        lambda n: {"tools": [{**_tools(1)[0], "input_schema": _deep(n)}]},
+    ),
+    "bytes of metadata": (
+        BOUNDS.max_metadata_bytes - 64,
+        lambda n: {"metadata": {"user_id": "u" * n}},
+    ),
+    "bytes of a tool's description": (
+        _BYTES,
+        lambda n: {"tools": [{**_tools(1)[0], "description": "a b " * (n // 4)}]},
+    ),
+    "bytes of a tool's result": (_BYTES, lambda n: _nested(1, _text("a b " * (n // 4)))),
+    "blank bytes": (_BYTES, lambda n: _content([_text(" " * n)])),
+    "bytes of characters of four bytes": (_BYTES // 4, lambda n: _content([_text("𝔸" * (n // 4))])),
 }
 _CHAT = {
     "parts of one message": (_BLOCKS, lambda n: _content([_text()] * n)),
@@ -330,6 +363,9 @@ _CHAT = {
     ),
     "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
+    "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
+    "bytes of a call's arguments": (_BYTES // 4, _arguments),
+    "bytes of a key": (1024, lambda n: {"prompt_cache_key": "k" * n}),
 }
 _BODIES = {
     "too many values": (

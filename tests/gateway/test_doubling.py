@@ -7,9 +7,10 @@ import pytest
 
 from scripts.bench.doubling import GROWTH, curve_of, row
 from scripts.bench.doubling_requests import SUBJECTS, Subject
+from scripts.bench.doubling_state import STATE_SUBJECTS
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize("subject", [*SUBJECTS, *STATE_SUBJECTS], ids=lambda subject: subject.name)
 def test_a_doubled_dimension_costs_no_more_than_twice_as_much(subject: Subject) -> None:
     curve = curve_of(subject, points=3)
     print(row(curve))

@@ -1,0 +1,193 @@
+"""Dimensions of what a gateway holds, not of one request: `doubling` doubles them too.
+
+One event, turn, connection or start among so many others costs at most in proportion to them.
+"""
+
+import shutil
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from engine.protocol import ChainHeld, HeldName, Snapshot
+from gateway.base.grants import Limits
+from gateway.base.record import TurnRecord
+from gateway.http.admitted import Connections
+from gateway.http.query import query_problems
+from gateway.journal import live_ids
+from gateway.journal.opening import SCHEMA, open_journal
+from gateway.journal.seals import seal
+from gateway.ledger.checksums import checksum_of
+from gateway.limits.admission import Admission
+from gateway.limits.fair_queue import FairQueue, Waiting
+from gateway.prompt.ask import Principal
+from gateway.routing.held import PrefixEnd, ResidencyIndex
+from scripts.bench.doubling_requests import Subject, Work
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+_NAMES_OF_A_TURN = 512
+
+
+def _chain(number: int) -> ChainHeld:
+    names = [HeldName(f"{number * 10 + n:016x}", 10) for n in range(10)]
+    return ChainHeld(seq=number + 1, names=names, num_leased=10, lease_seconds=300.0)
+
+
+def _snapshot(size: int) -> Work:
+    frame = Snapshot(seq=0, epoch="e", chains=[_chain(n) for n in range(size // 10)])
+    return lambda: ResidencyIndex().apply(frame, 0.0)
+
+
+def _placed(size: int) -> Work:
+    """A turn of many names is looked up, expected and touched in an index of `size` names."""
+    index = ResidencyIndex()
+    index.apply(Snapshot(seq=0, epoch="e", chains=[_chain(n) for n in range(size // 10)]), 0.0)
+    ends = [PrefixEnd(f"{n:016x}", 10 * (n + 1)) for n in range(_NAMES_OF_A_TURN)]
+
+    def work() -> None:
+        index.coverage(ends, 1.0)
+        index.expect(ends, 1.0)
+        index.touch(ends)
+
+    return work
+
+
+def _queued(size: int) -> Work:
+    """One more turn among as many workspaces as wait."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(size):
+        queue.push(Waiting(f"w{number}", None, 10, number))
+
+    def work() -> None:
+        first = queue.pop(lambda _: True)
+        assert first is not None
+        queue.push(first, is_first=True)
+
+    return work
+
+
+def _admitted(size: int) -> Work:
+    """One turn from its admission to its close, among as many workspaces."""
+    admission = Admission(lambda: 0.0, lambda: NOW)
+
+    def turn(workspace: str) -> None:
+        principal = Principal(workspace, "k", "s", limits=Limits(requests_per_minute=10**9))
+        with admission.admitted("t", principal, 1, 0) as place:
+            place.is_open = True
+        admission.count_used(_record("t", workspace))
+
+    for number in range(size):
+        turn(f"w{number}")
+    return lambda: turn("w0")
+
+
+def _record(turn_id: str, workspace: str = "w") -> TurnRecord:
+    return TurnRecord(
+        id=turn_id,
+        instance="i",
+        workspace=workspace,
+        key_id="k",
+        model="m",
+        stream=False,
+        opened_at=NOW,
+    )
+
+
+class _Guest:
+    is_idle = False
+
+    def evict(self) -> None: ...
+
+
+def _connected(size: int) -> Work:
+    """One connection comes and goes among as many of other addresses."""
+    connections = Connections(2 * size, 256)
+    for number in range(size):
+        connections.enter(_Guest(), f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+
+    def work() -> None:
+        guest = _Guest()
+        connections.enter(guest, "192.0.2.1")
+        connections.leave(guest)
+
+    return work
+
+
+def _opened(size: int) -> Work:
+    """A journal with as many records is opened after a kill."""
+    folder = Path(tempfile.mkdtemp(prefix="doubling-"))
+
+    def connect(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path)
+        db.executescript(SCHEMA)
+        return db
+
+    opened = open_journal(folder, connect)
+    rows = [(f"msg_{n:08}", msgspec.json.encode(_record(f"msg_{n:08}"))) for n in range(size)]
+    sealed = [(turn_id, seal(turn_id, False, record)) for turn_id, record in rows]
+    opened.db.executemany("INSERT INTO turns (id, record) VALUES (?, ?)", sealed)
+    opened.db.commit()
+    opened.ids.rewrite((turn_id for turn_id, _ in rows), 0)
+    opened.ids.close()
+    opened.db.close()
+
+    def work() -> None:
+        again = open_journal(folder, connect)
+        again.ids.close()
+        again.db.close()
+
+    weakref.finalize(work, shutil.rmtree, folder, ignore_errors=True)
+    return work
+
+
+def _names_read(size: int) -> Work:
+    folder = Path(tempfile.mkdtemp(prefix="doubling-"))
+    ids = live_ids.LiveIds(folder / "turns.log", "i", (f"msg_{n:08}" for n in range(size)), 0)
+    ids.close()
+
+    def work() -> None:
+        live_ids.read(folder / "turns.log")
+
+    weakref.finalize(work, shutil.rmtree, folder, ignore_errors=True)
+    return work
+
+
+def _queried(size: int) -> Work:
+    """A query of as many bytes against a description of a few parameters."""
+    declared = [
+        {"name": name, "required": False, "schema": {"type": "integer", "minimum": 0}}
+        for name in ("since_ms", "until_ms", "limit")
+    ]
+    query = "&".join(f"p{n}=1" for n in range(size // 16)) + "&limit=" + "9" * (size // 2)
+
+    def work() -> None:
+        given: dict[str, list[str]] = {}
+        for name, value in parse_qsl(query, keep_blank_values=True):
+            given.setdefault(name, []).append(value)
+        query_problems(declared, given)
+
+    return work
+
+
+def _summed(size: int) -> Work:
+    row = {"id": "msg_1", "fingerprint": b"f" * size, "model": "m"}
+    return lambda: checksum_of(row)
+
+
+_ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
+    "names of an engine's snapshot": (160_000, _snapshot),
+    "names in the index, one turn placed": (160_000, _placed),
+    "workspaces that wait, one turn": (1024, _queued),
+    "workspaces known, one turn admitted": (8_000, _admitted),
+    "connections, one comes and goes": (32_768, _connected),
+    "records of a journal that is opened": (16_384, _opened),
+    "names in the journal's list": (16_384, _names_read),
+    "bytes of a query": (65_536, _queried),
+    "bytes of a fingerprint in a row": (1 << 20, _summed),
+}
+STATE_SUBJECTS = [Subject(f"held: {name}", most, make) for name, (most, make) in _ROWS.items()]
