@@ -210,3 +210,9 @@ def test_compose_starts_nothing_without_its_secrets(tmp_path: Path) -> None:
     empty.write_text("", "utf-8")
     refused = compose("--env-file", str(empty), "--profile", "default", "config", "--quiet")
     assert refused.returncode != 0 and "run scripts/compose_env" in refused.stderr
+
+
+def test_the_balancer_keeps_bodies_of_usual_prompts_in_memory() -> None:
+    conf = (ROOT / "scripts" / "compose" / "nginx.conf").read_text("utf-8")
+    (found,) = re.findall(r"^\s*client_body_buffer_size (\d+)m;", conf, re.M)
+    assert int(found) >= 1, "a request's tenant's text is not written to a disk"

@@ -1,0 +1,54 @@
+"""`python -m gateway retain` keeps what the limits of the running month are counted from."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.base.record import TurnRecord
+from gateway.cli.main import main
+from gateway.ledger.database import Ledger
+from gateway.ledger.workspaces import Workspaces
+from tests.gateway.serving import make_settings, migrate
+
+DOLLAR = 10**9
+
+
+def test_the_months_spend_is_the_same_before_and_after_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings(tmp_path)
+    migrate(settings)
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    now = datetime.now(UTC)
+    month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    turns = [
+        TurnRecord(
+            id=f"msg_{number:04}",
+            instance="i",
+            workspace="default",
+            key_id="k",
+            model="m",
+            stream=False,
+            opened_at=now - timedelta(days=number / 2),
+            outcome="stop",
+            cost=DOLLAR,
+        )
+        for number in range(120)
+    ]
+
+    async def spent(insert: bool) -> dict[str, int]:
+        ledger = Ledger(settings.ledger_url)
+        if insert:
+            await ledger.insert_turns(turns)
+        found = await Workspaces(ledger).spent(["default"], month)
+        await ledger.close()
+        return dict(found)
+
+    before = asyncio.run(spent(insert=True))
+    of_month = sum(turn.opened_at >= month for turn in turns)
+    assert before == {"default": of_month * DOLLAR}
+    assert main(["retain", "--turns", "2d", "--rollups", "2d"]) == 0
+    assert "deleted" in capsys.readouterr().out
+    assert asyncio.run(spent(insert=False)) == before
