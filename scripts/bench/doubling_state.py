@@ -180,7 +180,8 @@ def _summed(size: int) -> Work:
 
 
 _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
-    "names of an engine's snapshot": (160_000, _snapshot),
+    # More names do not fit into a processor's cache, and then each costs about twice as much.
+    "names of an engine's snapshot": (40_000, _snapshot),
     "names in the index, one turn placed": (160_000, _placed),
     "workspaces that wait, one turn": (1024, _queued),
     "workspaces known, one turn admitted": (8_000, _admitted),
