@@ -181,7 +181,7 @@ def _summed(size: int) -> Work:
 
 _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
     # More names do not fit into a processor's cache, and then each costs about twice as much.
-    "names of an engine's snapshot": (40_000, _snapshot),
+    "names of an engine's snapshot": (16_000, _snapshot),
     "names in the index, one turn placed": (160_000, _placed),
     "workspaces that wait, one turn": (1024, _queued),
     "workspaces known, one turn admitted": (8_000, _admitted),
