@@ -364,7 +364,7 @@ _CHAT = {
     "calls without results": (_BLOCKS, lambda n: _chat_calls(n, answered=0)),
     "bytes of an unknown field": (_BYTES // 4, lambda n: {" - at `$" * (n // 8): 1}),
     "choices": (BOUNDS.max_choices, lambda n: {"n": n}),
-    "bytes of a call's arguments": (_BYTES // 4, _arguments),
+    "bytes of a call's arguments": (_BYTES // 8, _arguments),
     "bytes of a key": (1024, lambda n: {"prompt_cache_key": "k" * n}),
 }
 _BODIES = {
