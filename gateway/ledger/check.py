@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.base.errors import LedgerDamaged
+from gateway.base.errors import LedgerDamaged, LedgerUnavailable
 from gateway.ledger.checksums import COLUMN, checksum_of
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import PrefixRow, TurnRollupRow, TurnRow
@@ -51,13 +52,17 @@ async def problems(
 def structure(path: str, stopping: threading.Event) -> list[str]:
     """What SQLite finds in the structure of the file. Raise LedgerDamaged; blocks."""
     try:
-        with closing(sqlite3.connect(path)) as db:
+        # A file that is not there is not made.
+        with closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True)) as db:
             db.set_progress_handler(stopping.is_set, _OPCODES)
             rows = db.execute(f"PRAGMA integrity_check({_MAX_STRUCTURE})").fetchall()
     except sqlite3.DatabaseError as error:
         if stopping.is_set():
             return []
-        raise LedgerDamaged from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise LedgerDamaged from error
+        raise LedgerUnavailable from error
     return [f"{path}: structure: {row[0]}" for row in rows if row[0] != "ok"]
 
 

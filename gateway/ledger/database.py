@@ -224,7 +224,9 @@ class Ledger:
     @property
     def path(self) -> str | None:
         """The SQLite file; None for another database, or one in memory."""
-        return self.engine.url.database if _is_file(str(self.engine.url)) else None
+        url = self.engine.url
+        is_file = not self.is_postgres and _is_file(url.render_as_string(hide_password=False))
+        return url.database if is_file else None
 
     @property
     def is_postgres(self) -> bool:

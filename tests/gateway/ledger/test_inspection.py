@@ -173,3 +173,17 @@ def test_a_gateway_names_a_flipped_bit_and_goes_on_serving(
 def test_rows_of_an_earlier_version_have_no_checksum(filled: DatabaseSettings) -> None:
     change(filled, "UPDATE turns SET checksum = NULL")
     assert asyncio.run(look(filled.ledger_url)) == []
+
+
+def test_only_a_file_of_sqlite_is_looked_at_as_one(tmp_path: Path) -> None:
+    async def path_of(url: str) -> str | None:
+        ledger = Ledger(url)
+        found = ledger.path
+        await ledger.close()
+        return found
+
+    assert asyncio.run(path_of("postgresql+psycopg://u:p@127.0.0.1:1/name")) is None
+    assert asyncio.run(path_of("sqlite+aiosqlite:///:memory:")) is None
+    wanted = f"{tmp_path}/ledger.db"
+    assert asyncio.run(path_of(f"sqlite+aiosqlite:///{wanted}")) == wanted
+    assert not Path(wanted).exists()
