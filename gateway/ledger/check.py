@@ -81,6 +81,12 @@ async def broken_rows(ledger: Ledger, pause: Pause) -> AsyncIterator[str]:
         await pause()
 
 
+async def stored_turns(ledger: Ledger) -> list[dict[str, Any]]:
+    """All turns, column by column. Raise LedgerDamaged where they can't be read."""
+    async with ledger.snapshot() as connection:
+        return [dict(row) for row in await _read(connection, select(TurnRow.__table__))]
+
+
 async def _read(connection: AsyncConnection, query: Any) -> list[Any]:
     """Rows as they are stored. Raise LedgerDamaged where a value is none of its column's."""
     try:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from engine.protocol import FinalCounts
@@ -25,9 +24,8 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.ledger.check import problems
+from gateway.ledger.check import problems, stored_turns
 from gateway.ledger.database import Ledger
-from gateway.ledger.schema import TurnRow
 from gateway.prices.files import load_prices
 from scripts.faults.damaged_turns import ENGINE, Truth, counts_of
 from scripts.stack import ENGINE_SECRET, ROOT, free_port, gateway_environment, python, start
@@ -169,9 +167,7 @@ async def _start_here(
 
 
 async def _rows(ledger: Ledger) -> dict[str, dict[str, Any]]:
-    async with ledger.snapshot() as connection:
-        rows = (await connection.execute(select(TurnRow.__table__))).mappings().all()
-    return {row["id"]: dict(row) for row in rows}
+    return {row["id"]: row for row in await stored_turns(ledger)}
 
 
 def _conclude(truth: dict[str, Truth], found: Found, outcome: Outcome, said: Iterable[str]) -> None:
