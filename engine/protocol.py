@@ -496,7 +496,8 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     active: referenced by a sequence; leased: by leases only; best_effort: unreferenced, of a
     best-effort entry that was used lately; cached: unreferenced, content reusable; free: nothing of
     use.
-    `shared` (more than one reference) cuts across.
+    `shared` (more than one reference) cuts across. So does `foreign`: active for requests only that
+    reached the engine's server by another way than this protocol.
     """
 
     total: int
@@ -506,6 +507,7 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     best_effort: int
     cached: int
     shared: int = 0
+    foreign: int = 0
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -553,7 +555,10 @@ class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """`leases` is None where the engine does not tell."""
+    """`leases` is None where the engine does not tell.
+
+    `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
+    """
 
     epoch: str
     uptime_seconds: float
@@ -568,6 +573,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prefill_seconds: float = 0.0
     host_blocks: int = 0
     host_blocks_used: int = 0
+    foreign_running: int = 0
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):

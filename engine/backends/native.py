@@ -4,10 +4,10 @@ from pathlib import Path
 
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.composition import chat_worker
+from engine.backends.prepare.renderers import chat_renderer
 from engine.compute.loading import LoadedModel, load_model
 from engine.protocol import Capability, Description
 from engine.settings import Settings
-from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.longest import longest_token_bytes
 
@@ -30,14 +30,12 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     num_blocks = settings.num_blocks or _affordable_blocks(loaded, settings.block_size)
     runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
     progress("loading tokenizer", 0.95)
-    renderer = ChatRenderer.from_model(
-        settings.model,
-        FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
-    )
+    worker = chat_worker(settings)
+    renderer = chat_renderer(worker)
     return Parts(
         runner=runner,
         renderer=renderer,
-        worker=chat_worker(settings),
+        worker=worker,
         step_tokens=STEP_TOKENS[loaded.device.type],
         block_bytes=loaded.layout.bytes_per_block(settings.block_size),
         description=Description(

@@ -29,12 +29,21 @@ class Readiness:
 
 
 class ServedEngine:
-    """`on_failure` is called when the load or the engine thread fails: the process must end."""
+    """`on_failure` is called when the load or the engine thread fails.
+
+    A process of our own (`owns_process`) must end then. In somebody else's, their event loop and
+    their garbage collector stay as they are.
+    """
 
     def __init__(
-        self, on_failure: Callable[[], None], supervisor: Supervisor | None = None
+        self,
+        on_failure: Callable[[], None],
+        supervisor: Supervisor | None = None,
+        *,
+        owns_process: bool = True,
     ) -> None:
         self.supervisor = supervisor or Supervisor()
+        self._owns_process = owns_process
         self._readiness = Readiness()
         self._on_failure = on_failure
         self._backend: Backend | None = None
@@ -42,7 +51,9 @@ class ServedEngine:
     @asynccontextmanager
     async def running(self, backend: Backend) -> AsyncIterator[None]:
         self._backend = backend
-        asyncio.get_running_loop().set_exception_handler(self.supervisor.note_unhandled)
+        if self._owns_process:
+            handler = self.supervisor.note_unhandled
+            asyncio.get_running_loop().set_exception_handler(handler)
         loading = asyncio.create_task(self._load(backend))
         try:
             yield
@@ -73,7 +84,7 @@ class ServedEngine:
     def crash(self, error: BaseException) -> None:
         """The engine's thread, or what it computes with, ended. Called from any thread.
 
-        The first call is logged, in one line, and ends the process. Others have no effect.
+        The first call is logged, in one line, and calls `on_failure`. Others have no effect.
         """
         self._fail(type(error).__name__, trace_of(error))
 
@@ -84,6 +95,10 @@ class ServedEngine:
         log.error("engine failed", error=what, trace=trace)
         self._on_failure()
 
+    def end_readiness(self) -> None:
+        """Nothing new should come: the server is about to stop."""
+        self._readiness.ready = False
+
     async def _load(self, backend: Backend) -> None:
         try:
             await asyncio.to_thread(backend.load, self._progress)
@@ -91,10 +106,11 @@ class ServedEngine:
             # No request was taken yet, so the messages may be told.
             self._fail(repr(error), "".join(traceback.format_exception(error)))
         else:
-            # The loaded objects stay. Without this each full collection would walk over all of them
-            # while requests wait.
-            gc.collect()
-            gc.freeze()
+            if self._owns_process:
+                # The loaded objects stay. Without this each full collection would walk over all of
+                # them while requests wait.
+                gc.collect()
+                gc.freeze()
             self.note_loaded()
             log.info("ready", **_summary(backend))
 

@@ -256,4 +256,6 @@ def create_app(
         exception_handlers={Exception: _render_error, HTTPException: _render_error},
         request_max_body_size=MAX_BODY_BYTES,
         openapi_config=None,
+        # The process may be another's, and so may its root logger.
+        logging_config=None,
     )

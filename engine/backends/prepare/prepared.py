@@ -19,10 +19,16 @@ COUNT: Kind = b"C"
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which renderer a worker process loads: the model's own, or the synthetic engine's."""
+    """Which renderer a worker process loads: the model's own, or the synthetic engine's.
+
+    `model` is the directory or hub id of the tokenizer. `template` goes before the model's own.
+    `end_token_ids` end a turn beside those that the tokenizer's files name.
+    """
 
     kind: Literal["chat", "synthetic"]
     model: str = ""
+    template: str | None = None
+    end_token_ids: list[int] = []
     tool_format: str = "auto"
     reasoning_format: str = "auto"
 

@@ -102,6 +102,8 @@ async def _spawn() -> asyncio.subprocess.Process:
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
+            # The working directory may have packages of our libraries' names.
+            "PYTHONSAFEPATH": "1",
             "TOKENIZERS_PARALLELISM": "false",
         },
     )

@@ -23,9 +23,8 @@ from engine.backends.prepare.prepared import (
     WorkerSpec,
 )
 from engine.backends.prepare.preparer import Preparer, PromptRenderer
+from engine.backends.prepare.renderers import chat_renderer
 from engine.backends.synthetic import SyntheticRenderer
-from engine.text.formats.model_formats import FormatChoice
-from engine.text.renderer import ChatRenderer
 
 _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
@@ -70,8 +69,7 @@ def main() -> int:
 def new_renderer(spec: WorkerSpec) -> PromptRenderer:
     if spec.kind == "synthetic":
         return SyntheticRenderer()
-    formats = FormatChoice(tools=spec.tool_format, reasoning=spec.reasoning_format)
-    return ChatRenderer.from_model(spec.model, formats)
+    return chat_renderer(spec)
 
 
 def _answer(

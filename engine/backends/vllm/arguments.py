@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from engine.backends.vllm.names import MODULE, NAME
 from engine.settings import Settings
 
 OURS = (
@@ -62,9 +63,9 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "disable_log_stats": False,
         "kv_transfer_config": {
-            "kv_connector": "HoldfastConnector",
+            "kv_connector": NAME,
             "kv_role": "kv_producer",
-            "kv_connector_module_path": "engine.backends.vllm.connector",
+            "kv_connector_module_path": MODULE,
             "kv_connector_extra_config": {
                 "lease_share": settings.lease_share,
                 "scope_lease_share": settings.scope_lease_share,

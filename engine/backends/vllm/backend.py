@@ -1,5 +1,6 @@
 """An engine that computes in vLLM: our server, books and protocol around an embedded AsyncLLM."""
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from engine.backends.base import Progress
 from engine.backends.looped import Loaded, LoopedBackend
 from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.prepared import WorkerSpec
+from engine.backends.prepare.renderers import chat_renderer
 from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.layers import kv_bytes
@@ -24,14 +26,16 @@ from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
 from engine.supervisor import Supervisor
-from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.longest import longest_token_bytes
+
+BIND_SECONDS = 60.0
+"""A running vLLM answers between two steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmParts:
-    """A started vLLM; `description` lacks only the epoch."""
+    """A running vLLM; `description` lacks only the epoch."""
 
     core: VllmCore
     counts: StepCounts
@@ -58,8 +62,20 @@ class VllmBackend(LoopedBackend):
 
     def load(self, progress: Progress) -> None:
         parts = self._load_vllm(self._settings, progress)
+        # The connector knows our directives by a token, so it hears of that before any of them.
+        binding = asyncio.run_coroutine_threadsafe(parts.core.bind(), self._event_loop)
+        binding.result(BIND_SECONDS)
         self._loaded = self._assemble_vllm(parts, self._whole(parts.description))
         self._loaded.loop.start(self._on_crash)
+
+    async def abandon(self, reason: str) -> None:
+        """End our part in a vLLM that is not ours: requests fail, holds end, calls are refused."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            assert isinstance(loaded.loop, VllmLoop)
+            self._events.close()
+            await loaded.preparation.close()
+            await loaded.loop.abandon(reason)
 
     async def stats(self) -> Stats:
         loaded, vllm = self._ready(), self._vllm
@@ -71,6 +87,7 @@ class VllmBackend(LoopedBackend):
             uptime_seconds=self._clock.now() - self._born_at,
             running=core.running,
             waiting=core.waiting,
+            foreign_running=core.foreign_running,
             blocks=BlockStats(
                 total=core.total,
                 free=core.free,
@@ -79,6 +96,7 @@ class VllmBackend(LoopedBackend):
                 best_effort=core.best_effort,
                 cached=core.cached,
                 shared=core.shared,
+                foreign=core.foreign,
             ),
             counters=Counters(
                 **books.totals,
@@ -150,49 +168,75 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from engine.backends.vllm.stat_logger import HoldfastStatLogger
+
     progress("starting vLLM", 0.1)
-    is_cpu = current_platform.is_cpu()
-    arguments = engine_arguments(settings, is_cpu=is_cpu)
+    arguments = engine_arguments(settings, is_cpu=current_platform.is_cpu())
     config = AsyncEngineArgs(**arguments).create_engine_config()
-    counts = StepCounts()
-    llm = AsyncLLM.from_vllm_config(config, stat_loggers=[counts.factory()])
+    llm = AsyncLLM.from_vllm_config(config, stat_loggers=[HoldfastStatLogger])
     progress("loading tokenizer", 0.95)
-    renderer = ChatRenderer.from_model(
-        settings.model,
-        FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
-    )
-    model, cache = config.model_config, config.cache_config
-    sampling = _default_sampling(model)
+    return parts_of(llm, settings, chat_worker(settings), Path(settings.model).name, is_owner=True)
+
+
+def parts_of(
+    llm: Any, settings: Settings, worker: WorkerSpec, model_name: str, *, is_owner: bool
+) -> VllmParts:
+    """The parts over a running AsyncLLM that has our connector and our stat logger.
+
+    `worker` says whose template and tokenizer render. `is_owner`: vLLM ends when the backend ends.
+    Raises TemplateRefused.
+    """
+    from vllm.platforms import current_platform
+
+    from engine.backends.vllm.stat_logger import find_counts
+
+    config = llm.vllm_config
+    counts = find_counts(llm)
+    assert counts is not None, "vLLM was started without our stat logger"
+    renderer = chat_renderer(worker)
     return VllmParts(
-        core=VllmCore(llm, model.get_vocab_size(), takes_seeds=not is_cpu),
+        core=VllmCore(
+            llm,
+            config.model_config.get_vocab_size(),
+            takes_seeds=not current_platform.is_cpu(),
+            is_owner=is_owner,
+        ),
         counts=counts,
         renderer=renderer,
-        worker=chat_worker(settings),
-        description=Description(
-            backend="vllm",
-            model=Path(settings.model).name,
-            epoch="",
-            max_context_tokens=model.max_model_len,
-            block_size=cache.block_size,
-            num_blocks=cache.num_gpu_blocks - 1,
-            granularity=cache.block_size,
-            min_cache_tokens=settings.min_cache_tokens,
-            capabilities=_capabilities(renderer),
-            prefix_order=renderer.prefix_order,
-            tool_format=renderer.tool_format,
-            reasoning_format=renderer.reasoning_format,
-            kv_bytes_per_token=kv_bytes(
-                json.loads(model.hf_config.to_json_string(use_diff=False)),
-                str(model.dtype).removeprefix("torch."),
-                cache.cache_dtype,
-            ),
-            default_temperature=float(sampling.get("temperature", 1.0)),
-            default_top_p=float(sampling.get("top_p", 1.0)),
-            default_top_k=max(int(sampling.get("top_k", 0)), 0),
-            ttl_scale=settings.ttl_scale,
-            max_running=config.scheduler_config.max_num_seqs,
-            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+        worker=worker,
+        description=_description(config, renderer, settings, model_name),
+    )
+
+
+def _description(
+    config: Any, renderer: ChatRenderer, settings: Settings, model_name: str
+) -> Description:
+    model, cache = config.model_config, config.cache_config
+    sampling = _default_sampling(model)
+    return Description(
+        backend="vllm",
+        model=model_name,
+        epoch="",
+        max_context_tokens=model.max_model_len,
+        block_size=cache.block_size,
+        num_blocks=cache.num_gpu_blocks - 1,
+        granularity=cache.block_size,
+        min_cache_tokens=settings.min_cache_tokens,
+        capabilities=_capabilities(renderer),
+        prefix_order=renderer.prefix_order,
+        tool_format=renderer.tool_format,
+        reasoning_format=renderer.reasoning_format,
+        kv_bytes_per_token=kv_bytes(
+            json.loads(model.hf_config.to_json_string(use_diff=False)),
+            str(model.dtype).removeprefix("torch."),
+            cache.cache_dtype,
         ),
+        default_temperature=float(sampling.get("temperature", 1.0)),
+        default_top_p=float(sampling.get("top_p", 1.0)),
+        default_top_k=max(int(sampling.get("top_k", 0)), 0),
+        ttl_scale=settings.ttl_scale,
+        max_running=config.scheduler_config.max_num_seqs,
+        longest_token_bytes=longest_token_bytes(renderer.tokenizer),
     )
 
 

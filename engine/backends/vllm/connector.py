@@ -2,7 +2,7 @@
 
     --kv-transfer-config '{"kv_connector": "HoldfastConnector", "kv_role": "kv_producer",
         "kv_connector_module_path": "engine.backends.vllm.connector",
-        "kv_connector_extra_config": {"lease_share": 0.5, "scope_lease_share": 0.5}}'
+        "kv_connector_extra_config": {"lease_share": 0.25, "scope_lease_share": 0.5}}'
 
 The role must be `kv_producer`: a consumer's makes vLLM defer the return of every block. Like any
 connector it excludes encoder-decoder models and `expandable_segments:True` of PyTorch's allocator.
@@ -31,6 +31,8 @@ from engine.backends.vllm.pressure import (
     retain_boundaries,
 )
 from engine.backends.vllm.requests import RequestTracker
+from engine.backends.vllm.shares import lease_shares
+from engine.backends.vllm.switch import Switch
 from engine.backends.vllm.utilities import add_utilities
 
 logger = init_logger(f"vllm.{__name__}")
@@ -52,6 +54,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._metadata = HoldfastMetadata()
         self._told: dict[str, int] | None = None
+        self.switch = Switch()
         self.leases: LeaseManager | None = None
         self.tracker: RequestTracker | None = None
         register()  # MultiConnector looks us up by name, with or without the entry point
@@ -92,39 +95,41 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         if kv_cache_manager.use_eagle:
             raise ValueError("HoldfastConnector can't hold what EAGLE or MTP drafters look up")
         extra = self._kv_transfer_config.kv_connector_extra_config
-        names = ("lease_share", "scope_lease_share")
-        shares = {name: float(extra[name]) for name in names if name in extra}
-        self.leases = leases = LeaseManager(kv_cache_manager, **shares)
+        self.leases = leases = LeaseManager(
+            kv_cache_manager, on_reuse=self._note_reuse, **lease_shares(extra)
+        )
         self.tracker = tracker = RequestTracker(leases)
-        relieve(kv_cache_manager, leases, tracker)
-        release_on_reset(kv_cache_manager, leases, tracker)
-        retain_boundaries(kv_cache_manager, tracker)
+        self.switch.give_back = leases.abandon
+        relieve(kv_cache_manager, leases, tracker, self.switch)
+        release_on_reset(kv_cache_manager, leases, tracker, self.switch)
+        retain_boundaries(kv_cache_manager, tracker, self.switch)
         count_evictions(kv_cache_manager.block_pool, leases)
 
     def on_new_request(self, request: Any) -> None:
-        assert self.tracker is not None
-        if (problem := self.tracker.arrive(request)) is not None:
-            logger.error("Directive of request %s ignored: %s", request.request_id, problem)
+        tracker = self._of_scheduler()
+        problem = self.switch.run(lambda: tracker.arrive(request), None)
+        if problem is not None:
+            logger.warning_once("A directive was ignored: %s", problem)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        assert self.tracker is not None
-        self.tracker.look_up(request.request_id, num_computed_tokens)
+        tracker = self._of_scheduler()
+        self.switch.run(lambda: tracker.look_up(request.request_id, num_computed_tokens), None)
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        assert self.tracker is not None
-        self.tracker.admit(request.request_id)
+        tracker = self._of_scheduler()
+        self.switch.run(lambda: tracker.admit(request.request_id), None)
 
     def build_connector_meta(self, scheduler_output: Any) -> HoldfastMetadata:
-        assert self.tracker is not None
-        self.tracker.schedule(scheduler_output.num_scheduled_tokens)
+        tracker = self._of_scheduler()
+        self.switch.run(lambda: tracker.schedule(scheduler_output.num_scheduled_tokens), None)
         return self._metadata
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        assert self.tracker is not None
-        self.tracker.end(request.request_id)
+        tracker = self._of_scheduler()
+        self.switch.run(lambda: tracker.end(request.request_id), None)
         return False, None
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
@@ -138,13 +143,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> HoldfastStats | None:
         """What changed since the last step; None if nothing did, and in workers."""
-        if self.leases is None:
-            return None
-        figures = self.leases.figures()
-        if figures == self._told:
-            return None
-        self._told = figures
-        return HoldfastStats(data=figures)
+        return self.switch.run(self._news, None)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HoldfastStats:
@@ -160,3 +159,23 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> HoldfastPromMetrics:
         register()
         return HoldfastPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # Inside.
+
+    def _of_scheduler(self) -> RequestTracker:
+        assert self.tracker is not None, "vLLM calls this in its scheduler only"
+        return self.tracker
+
+    def _note_reuse(self, block: Any) -> None:
+        leases = self.leases
+        assert leases is not None
+        self.switch.run(lambda: leases.note_reuse(block), None)
+
+    def _news(self) -> HoldfastStats | None:
+        if self.leases is None or self.tracker is None:
+            return None
+        figures = {**self.leases.figures(), "tracked_running": self.tracker.num_running}
+        if figures == self._told:
+            return None
+        self._told = figures
+        return HoldfastStats(data=figures)

@@ -3,18 +3,21 @@
 AsyncLLM runs the scheduler in a process of its own. Everything here is called from one event loop.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import secrets
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from engine.backends.vllm.directive import (
+    BIND,
     CORE_STATS,
     LOSSES,
     PARAM_KEY,
     RELEASE,
     REPORT,
+    SWITCH_OFF,
     CoreStats,
     Directive,
     Loss,
@@ -63,20 +66,36 @@ class VllmCore:
     """`llm` is a vllm.AsyncLLM; `vocabulary_size` bounds what its sampler takes for `top_k`.
 
     `takes_seeds`: vLLM's CPU build ends with an error when a request with a seed has its prompt
-    computed in several steps, so there seeds are left out.
+    computed in several steps, so there seeds are left out. `is_owner`: vLLM ends when we end.
     """
 
-    def __init__(self, llm: Any, vocabulary_size: int, *, takes_seeds: bool) -> None:
+    def __init__(
+        self, llm: Any, vocabulary_size: int, *, takes_seeds: bool, is_owner: bool
+    ) -> None:
         self._llm = llm
+        self._is_owner = is_owner
+        self._token = secrets.token_hex(32)
         self._vocabulary_size = vocabulary_size
         self._takes_seeds = takes_seeds
+
+    async def bind(self) -> None:
+        """Tell the connector the token that our directives carry. Must come before `generate`."""
+        await self._call(BIND, self._token)
+
+    async def switch_off(self, reason: str) -> None:
+        """End all holds for good: nobody keeps books of them any more."""
+        await self._call(SWITCH_OFF, reason)
 
     async def generate(self, order: Order) -> AsyncIterator[Output]:
         """Run one choice to its end; who stops listening must `abort` it. Raises OrderRefused."""
         prompt = {"prompt_token_ids": list(order.token_ids), "cache_salt": order.salt}
         try:
             params = self._params(order)
-            collector = await self._llm.add_request(order.order_id, prompt, params)
+            # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
+            # would leave it unapplied until the model ends its thinking.
+            collector = await self._llm.add_request(
+                order.order_id, prompt, params, reasoning_ended=True
+            )
         except ValueError as error:
             raise OrderRefused(str(error)) from error
         while True:
@@ -111,7 +130,8 @@ class VllmCore:
         return msgspec.convert(await self._call(CORE_STATS), CoreStats)
 
     def shut_down(self) -> None:
-        self._llm.shutdown()
+        if self._is_owner:
+            self._llm.shutdown()
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         return await self._llm.engine_core.call_utility_async(name, *arguments)
@@ -121,6 +141,7 @@ class VllmCore:
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         sample = order.sample
+        directive = msgspec.structs.replace(order.directive, token=self._token)
         structured = None
         if order.grammar is not None:
             structured = StructuredOutputsParams(grammar=order.grammar)
@@ -139,36 +160,13 @@ class VllmCore:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             structured_outputs=structured,
-            extra_args={"kv_transfer_params": {PARAM_KEY: msgspec.to_builtins(order.directive)}},
+            extra_args={"kv_transfer_params": {PARAM_KEY: msgspec.to_builtins(directive)}},
         )
 
 
+@dataclass(slots=True)
 class StepCounts:
-    """How many requests vLLM ran in its last step, and how many it ever preempted."""
+    """`running` requests of ours in vLLM's last step. `preempted` requests of all, ever."""
 
-    def __init__(self) -> None:
-        self.running = 0
-        self.preempted = 0
-
-    def factory(self) -> Callable[[Any, int], Any]:
-        """A stat logger for AsyncLLM: of a base class that only vLLM's environment has."""
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        counts = self
-
-        class Logger(StatLoggerBase):
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                """There is nothing to set up."""
-
-            def record(
-                self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any
-            ) -> None:
-                if scheduler_stats is not None:
-                    counts.running = scheduler_stats.num_running_reqs
-                if iteration_stats is not None:
-                    counts.preempted += iteration_stats.num_preempted_reqs
-
-            def log_engine_initialized(self) -> None:
-                """There is nothing to tell."""
-
-        return Logger
+    running: int = 0
+    preempted: int = 0

@@ -5,8 +5,14 @@ travels with a request (as `kv_transfer_params[PARAM_KEY]`, plain JSON types); e
 call of the scheduler's process between two of its steps, by `call_utility_async(name, *args)`; that
 works while it is idle too. The connector has no clock: entries expire when the server says so.
 
+vLLM's own routes let any client send `kv_transfer_params`. A directive therefore carries a secret
+`token`, which the server makes at its start and gives to the connector with `BIND`. A directive
+with another token, or before a `BIND`, is ignored.
+
 | call | arguments → what `msgspec.convert` makes of the answer |
 |---|---|
+| `BIND` | token → None; every later directive must carry it, and all earlier holds end |
+| `SWITCH_OFF` | why → None; all holds end, for good: the server's books failed |
 | `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
 | `RELEASE` | keys → how many were held (int); unknown keys are no error |
 | `REFRESH` | {key: expires_at} → {key: `HoldState`}; best-effort ones are leased if they can be |
@@ -22,6 +28,8 @@ import msgspec
 
 PARAM_KEY = "holdfast"
 
+BIND = "holdfast_bind"
+SWITCH_OFF = "holdfast_switch_off"
 REPORT = "holdfast_report"
 RELEASE = "holdfast_release"
 REFRESH = "holdfast_refresh"
@@ -68,12 +76,14 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     Only when nothing else can run does a waiting request give them up. `lease_blocks` bounds what
     the scope may hold under contention, None for the engine's default.
 
-    A request that ends without a token leaves no hold that it made; one that ends later keeps all.
+    A request that ends without an output token leaves no hold that it made; one that ends later
+    keeps all. `token` is the secret of `BIND`.
     """
 
     request_id: str
     scope: str
     wants: list[Want]
+    token: str = ""
     read: str | None = None
     read_tokens: int = 0
     lease_blocks: int | None = None
@@ -142,7 +152,8 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks as `engine.protocol.BlockStats` counts them, and the scheduler's requests.
 
     `leased_blocks` are those that leases hold, whoever else does, of `max_leased_blocks` that they
-    may. `evicted_blocks` had content that had to go, since the start.
+    may. `evicted_blocks` had content that had to go, since the start. `foreign` are active blocks
+    that only requests without a directive use; `foreign_running` are such requests.
     """
 
     total: int
@@ -152,8 +163,10 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     best_effort: int
     cached: int
     shared: int
+    foreign: int
     running: int
     waiting: int
+    foreign_running: int
     leased_blocks: int
     max_leased_blocks: int
     evicted_blocks: int

@@ -1,6 +1,7 @@
 """What we use of vLLM's inside, as types and as a list that is checked at every start.
 
-Written against vLLM 0.32 and read against 0.33, in which all of it stands unchanged (there the
+Written against vLLM 0.32, tested with 0.30 and 0.31 too, and read against 0.33, in which all of it
+stands unchanged (there the
 scheduler calls `update_state_after_alloc` later for asynchronous loads, of which we have none).
 This module imports nothing of vLLM when it is loaded.
 """
@@ -62,8 +63,8 @@ class Request(Protocol):
     def num_output_tokens(self) -> int: ...
 
 
-# Written and tested against the first; read against what is below the last.
-MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
+# Tested with 0.30, 0.31 and 0.32; read against 0.33.
+MIN_VERSION, BELOW_VERSION = (0, 30), (0, 34)
 
 
 class VllmChangedError(RuntimeError):
@@ -143,6 +144,7 @@ CALLABLES = (
 SCHEDULER_ATTRIBUTES = ("running", "waiting", "kv_cache_manager")
 _MANAGER_ATTRIBUTES = ("block_pool", "coordinator", "enable_caching", "use_eagle")
 _COORDINATOR_ATTRIBUTES = ("scheduler_block_size", "single_type_managers")
+_BLOCKS_ATTRIBUTES = ("req_to_blocks",)
 _POOL_ATTRIBUTES = ("num_gpu_blocks", "hash_block_size", "blocks", "cached_block_hash_to_block")
 _BLOCK_ATTRIBUTES = ("block_id", "ref_cnt", "is_null", "block_hash")
 REQUEST_ATTRIBUTES = (
@@ -159,7 +161,7 @@ def check_version(version: str) -> None:
     """Raise VllmChangedError for a vLLM that nobody has read our assumptions against."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not MIN_VERSION <= numbers < BELOW_VERSION:
-        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.32, < 0.34")
+        raise VllmChangedError(f"vLLM {version} is not known: needs >= 0.30, < 0.34")
 
 
 def check_callables(used: Sequence[Used] = CALLABLES) -> None:
@@ -184,6 +186,8 @@ def check_objects(cache: Any) -> None:
     """Raise VllmChangedError where the cache manager or what it holds lacks what we use."""
     _check_attributes(cache, _MANAGER_ATTRIBUTES)
     _check_attributes(cache.coordinator, _COORDINATOR_ATTRIBUTES)
+    for manager in cache.coordinator.single_type_managers:
+        _check_attributes(manager, _BLOCKS_ATTRIBUTES)
     _check_attributes(cache.block_pool, _POOL_ATTRIBUTES)
     _check_attributes(cache.block_pool.blocks[0], _BLOCK_ATTRIBUTES)
 

@@ -11,7 +11,7 @@ all calls come from the scheduler's thread.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.backends.vllm.directive import Held, HoldState, HoldStats, Loss, LossReason, Want
@@ -47,17 +47,20 @@ class Hold:
 
 class LeaseManager:
     def __init__(
-        self, cache: CacheManager, *, lease_share: float = 0.5, scope_lease_share: float = 0.5
+        self,
+        cache: CacheManager,
+        *,
+        lease_share: float,
+        scope_lease_share: float,
+        on_reuse: Callable[[Block], None],
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
         `scope_lease_share`: the part of that which a scope may claim from others that have more.
-        Raises ValueError where one is not between 0 and 1.
+        `on_reuse` is what vLLM calls when it reuses a block of ours; it calls `note_reuse`.
         """
-        for name, share in (("lease_share", lease_share), ("scope_lease_share", scope_lease_share)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} must be between 0 and 1")
         self._cache = cache
+        self._on_reuse = on_reuse
         self._pool = cache.block_pool
         self.block_tokens = cache.coordinator.scheduler_block_size
         self.total_blocks = self._pool.num_gpu_blocks - 1  # one is vLLM's null block
@@ -74,7 +77,7 @@ class LeaseManager:
         self._totals: Counter[str] = Counter()
         self.num_leases = 0
         self.evicted_blocks = 0
-        self.watches = Watches(self._pool, cache.coordinator, self._note_reuse)
+        self.watches = Watches(self._pool, cache.coordinator, on_reuse)
 
     # What requests do.
 
@@ -182,9 +185,10 @@ class LeaseManager:
             **self.figures(),
         )
 
-    def block_states(self) -> dict[str, int]:
+    def block_states(self, ours: Collection[int]) -> dict[str, int]:
         """Every block by what holds it, and how many have more than one reference.
 
+        `ours` are the ids of blocks that tracked requests use. Other active blocks are foreign.
         Walks over all blocks: 10 ms for 100,000.
         """
         count: Counter[str] = Counter()
@@ -195,11 +199,13 @@ class LeaseManager:
             if block.ref_cnt:
                 is_lease = block.ref_cnt == self._lease_refs.get(block.block_id, 0)
                 count["leased" if is_lease else "active"] += 1
+                is_known = block.block_id in ours or block.block_id in self._protected
+                count["foreign"] += not is_lease and not is_known
             elif block.block_hash is None:
                 count["free"] += 1
             else:
                 count["best_effort" if block.block_id in self._dependents else "cached"] += 1
-        names = ("free", "active", "leased", "best_effort", "cached", "shared")
+        names = ("free", "active", "leased", "best_effort", "cached", "shared", "foreign")
         return {"total": self.total_blocks} | {name: count[name] for name in names}
 
     def figures(self) -> dict[str, int]:
@@ -241,6 +247,21 @@ class LeaseManager:
         for hold in list(self._holds.values()):
             self._remove(hold)
             self._note_loss(hold, "reset")
+
+    def abandon(self) -> None:
+        """Give every reference back, whatever state the books are in. They can't be used after."""
+        counts = self._lease_refs + self._protected
+        self._lease_refs.clear()
+        self._protected.clear()
+        for block_id, count in counts.items():
+            self._pool.free_blocks([self._pool.blocks[block_id]] * count)
+
+    def note_reuse(self, block: Block) -> None:
+        """The block gets other content: entries without a lease that stood on it end."""
+        self.watches.note_reuse(block)
+        for hold in list(self._dependents.get(block.block_id, ())):
+            self._remove(hold)
+            self._note_loss(hold, "evicted")
 
     # Inside.
 
@@ -329,7 +350,7 @@ class LeaseManager:
         for block in hold.blocks:
             self._dependents.setdefault(block.block_id, set()).add(hold)
         # From the tail, so that LRU takes a chain from its end.
-        self._pool.unpin_blocks(reversed(hold.blocks), self._note_reuse)
+        self._pool.unpin_blocks(reversed(hold.blocks), self._on_reuse)
 
     def _undepend(self, hold: Hold) -> None:
         for block in hold.blocks:
@@ -338,12 +359,6 @@ class LeaseManager:
                 dependents.discard(hold)
                 if not dependents:
                     del self._dependents[block.block_id]
-
-    def _note_reuse(self, block: Block) -> None:
-        self.watches.note_reuse(block)
-        for hold in list(self._dependents.get(block.block_id, ())):
-            self._remove(hold)
-            self._note_loss(hold, "evicted")
 
     def _note_loss(self, hold: Hold, reason: LossReason) -> None:
         self._totals[reason] += 1

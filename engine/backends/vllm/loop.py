@@ -16,14 +16,16 @@ from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
 from engine.backends.vllm.turns import Turns
 from engine.clock import Clock, ManualClock
+from engine.protocol import Failed
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.request import SequenceState
-from engine.supervisor import Supervisor
+from engine.supervisor import Supervisor, trace_of
 from engine.text.formats.turn_parser import TurnParser
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
+FAILED = "the engine failed"
 MAX_IDLE_SECONDS = 1.0
 LOSS_SECONDS = 0.25
 """How often a running engine is asked what it lost, besides at every first token."""
@@ -61,9 +63,37 @@ class VllmLoop:
         self._event_loop.call_soon_threadsafe(self._watch)
 
     def stop(self) -> None:
-        """End vLLM; what runs is not finished. Called from another thread."""
+        """End our tasks, and vLLM if it is ours; what runs is not finished.
+
+        Called from another thread, while the event loop runs or after it has ended.
+        """
         self._is_stopped = True
+        if self._event_loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._event_loop).result()
         self._core.shut_down()
+
+    async def abandon(self, reason: str) -> None:
+        """Our books failed in a vLLM that others use: our requests fail, its own go on.
+
+        The connector gives back all that it holds, since nobody knows any more what that is for.
+        """
+        self._is_stopped = True
+        order_ids = [order_id for _, order_id in self._served.values()]
+        for sequence in list(self._served):
+            self._end_failed(sequence)
+        await self._cancel_tasks()
+        aborts = (self._core.abort(order_id) for order_id in order_ids)
+        await asyncio.gather(*aborts, return_exceptions=True)
+        await self._core.switch_off(reason)
+
+    def _end_failed(self, sequence: SequenceState) -> None:
+        if not self._turns.has(sequence):
+            return  # it ended with another choice of its request
+        try:
+            self.lifecycle.fail(sequence, FAILED)
+        except Exception as error:  # noqa: BLE001 - the books failed; the caller must hear of it
+            log.error("a request could not be closed", trace=trace_of(error))
+            sequence.request.emit(Failed(code="internal", message=FAILED))
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function between two outputs; what it ended is told."""
@@ -141,6 +171,12 @@ class VllmLoop:
         released = [key.hex() for key in self._turns.take_released()]
         if released:
             self._spawn(self._core.release(released))
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _watch(self) -> None:
         self._spawn(self._check())

@@ -6,8 +6,7 @@ MultiConnector looks its children up by name, so the connector is registered; wi
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-NAME = "HoldfastConnector"
-MODULE = "engine.backends.vllm.connector"
+from engine.backends.vllm.names import MODULE, NAME
 
 
 def register() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 from engine.backends.vllm.internals import Block, BlockPool, CacheManager
 from engine.backends.vllm.leases import LeaseManager
 from engine.backends.vllm.requests import RequestTracker
+from engine.backends.vllm.switch import Switch
 
 
-def relieve(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) -> None:
+def relieve(
+    cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
+) -> None:
     """Prevent a stall with nothing running: waiting requests give up blocks, then leases end.
 
     While a request runs, vLLM decides: a request that does not fit waits, or a running one is
@@ -26,30 +29,37 @@ def relieve(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) 
         blocks = allocate(request, *args, **kwargs)
         if blocks is not None:
             return blocks
-        given = parameters.bind(request, *args, **kwargs).arguments
-        # vLLM says only for waiting requests whether others run.
-        if given.get("has_scheduled_reqs", True):
-            return None
-        found = given.get("new_computed_blocks")
-        hit = {block.block_id for group in found.blocks for block in group} if found else set()
-        while tracker.give_up(request.request_id) or leases.sacrifice(hit):
+        while switch.run(lambda: make_room(request, *args, **kwargs), False):
             blocks = allocate(request, *args, **kwargs)
             if blocks is not None:
                 return blocks
         return None
 
+    def make_room(request: Any, *args: Any, **kwargs: Any) -> bool:
+        given = parameters.bind(request, *args, **kwargs).arguments
+        # vLLM says only for waiting requests whether others run.
+        if given.get("has_scheduled_reqs", True):
+            return False
+        found = given.get("new_computed_blocks")
+        hit = {block.block_id for group in found.blocks for block in group} if found else set()
+        return tracker.give_up(request.request_id) or leases.sacrifice(hit)
+
     cache.allocate_slots = allocate_slots
 
 
-def release_on_reset(cache: CacheManager, leases: LeaseManager, tracker: RequestTracker) -> None:
+def release_on_reset(
+    cache: CacheManager, leases: LeaseManager, tracker: RequestTracker, switch: Switch
+) -> None:
     """Let `reset_prefix_cache` succeed whenever it would without us, and end every entry then."""
     empty = cache.reset_prefix_cache
 
     def reset_prefix_cache() -> bool:
-        if leases.is_sole_user():
-            tracker.give_up_all()
-            leases.reset()
+        switch.run(end_all, None)
         return empty()
+
+    def end_all() -> None:
+        if leases.is_sole_user():
+            tracker.give_back()
 
     cache.reset_prefix_cache = reset_prefix_cache
 
@@ -66,7 +76,7 @@ def count_evictions(pool: BlockPool, leases: LeaseManager) -> None:
     pool._maybe_evict_cached_block = maybe_evict
 
 
-def retain_boundaries(cache: CacheManager, tracker: RequestTracker) -> None:
+def retain_boundaries(cache: CacheManager, tracker: RequestTracker, switch: Switch) -> None:
     """Have sliding-window groups hash what a hit at a marked offset needs.
 
     By default (`prefix_cache_retention_interval` 0) they do so for the prompt's end only.
@@ -74,10 +84,10 @@ def retain_boundaries(cache: CacheManager, tracker: RequestTracker) -> None:
     if len(cache.coordinator.single_type_managers) < 2:
         return
     for manager in cache.coordinator.single_type_managers:
-        _retain(manager, tracker)
+        _retain(manager, tracker, switch)
 
 
-def _retain(manager: Any, tracker: RequestTracker) -> None:
+def _retain(manager: Any, tracker: RequestTracker, switch: Switch) -> None:
     cache = manager.cache_blocks
 
     def cache_blocks(
@@ -87,7 +97,9 @@ def _retain(manager: Any, tracker: RequestTracker) -> None:
         *,
         replay_boundaries: Any,
     ) -> None:
-        boundaries = (*replay_boundaries, *tracker.boundaries(request.request_id))
+        none: list[int] = []
+        marked = switch.run(lambda: tracker.boundaries(request.request_id), none)
+        boundaries = (*replay_boundaries, *marked)
         cache(request, num_tokens, retention_interval, replay_boundaries=boundaries)
 
     manager.cache_blocks = cache_blocks

@@ -4,9 +4,11 @@ vLLM's request ids differ from ours (it adds a suffix, and choices of one reques
 states are kept by vLLM's and reported by the directive's.
 """
 
+import hmac
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -43,18 +45,38 @@ class RequestTracker:
 
     def __init__(self, leases: LeaseManager) -> None:
         self._leases = leases
+        self._token: bytes | None = None
         self._states: dict[str, TrackedRequest] = {}
         self._wanting: dict[str, TrackedRequest] = {}
         self._by_id: dict[str, TrackedRequest] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
+    def bind(self, token: str) -> None:
+        """Follow directives with this token only. What an earlier server held ends."""
+        self.give_back()
+        self._leases.take_losses()
+        self._token = token.encode()
+
+    @property
+    def num_running(self) -> int:
+        """Tracked requests that vLLM admitted and that have not ended."""
+        return sum(state.is_admitted for state in self._states.values())
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        """vLLM's ids of the tracked requests."""
+        return self._states.keys()
+
     # What the scheduler tells.
 
     def arrive(self, request: Request) -> str | None:
         """Protect what the request will read; why its directive can't be followed, if so."""
-        params = (request.kv_transfer_params or {}).get(PARAM_KEY)
+        given = request.kv_transfer_params
+        params = given.get(PARAM_KEY) if isinstance(given, Mapping) else None
         if params is None:
             return None
+        if not self._is_ours(params):
+            return "it does not carry the server's token"
         try:
             directive = msgspec.convert(params, Directive)
         except msgspec.ValidationError as error:
@@ -136,6 +158,11 @@ class RequestTracker:
         for state in self._states.values():
             self._unprotect(state)
 
+    def give_back(self) -> None:
+        """End every protection and every hold."""
+        self.give_up_all()
+        self._leases.reset()
+
     # What the server asks, and the managers of sliding windows.
 
     def report(self, request_id: str) -> Report | None:
@@ -164,6 +191,13 @@ class RequestTracker:
         return [self._leases.align(want.tokens) for want in state.directive.wants]
 
     # Inside.
+
+    def _is_ours(self, params: Any) -> bool:
+        given = params.get("token") if isinstance(params, Mapping) else None
+        if self._token is None or not isinstance(given, str):
+            return False
+        # JSON can hold halves of characters, which UTF-8 alone refuses.
+        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
 
     def _readable(self, state: TrackedRequest) -> int:
         """How much of the entry that it was to read the last look-up found."""

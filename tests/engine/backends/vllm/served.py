@@ -16,6 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine.backends.vllm import directive
 
+TOKEN = "token-of-the-tests"
 PROMPT = [10 + index % 4000 for index in range(660)]
 
 
@@ -38,7 +39,7 @@ def arguments(model: str) -> AsyncEngineArgs:
 
 
 def params(name: str, max_tokens: int, **fields: Any) -> SamplingParams:
-    what = directive.Directive(request_id=name, scope="scope", **fields)
+    what = directive.Directive(request_id=name, scope="scope", token=TOKEN, **fields)
     extra = {"kv_transfer_params": {directive.PARAM_KEY: msgspec.to_builtins(what)}}
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
 
@@ -47,6 +48,7 @@ async def main(model: str) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     llm = AsyncLLM.from_engine_args(arguments(model))
     call = llm.engine_core.call_utility_async
+    await call(directive.BIND, TOKEN)
     want = directive.Want(key="entry", tokens=640, expires_at=300.0)
     prompt = {"prompt_token_ids": PROMPT}
     started = False

@@ -33,6 +33,7 @@ from engine.backends.vllm.directive import PARAM_KEY, HoldStats, Report
 from engine.backends.vllm.utilities import find_connector
 
 BLOCK = 16
+TOKEN = "token-of-the-tests"
 CONNECTOR = {
     "kv_connector": "HoldfastConnector",
     "kv_role": "kv_producer",
@@ -42,7 +43,7 @@ CONNECTOR = {
 
 def transfer_config(*, is_multi: bool = False, **extra: Any) -> dict[str, Any]:
     """The `--kv-transfer-config` of our connector, alone or as a MultiConnector's only child."""
-    alone = {**CONNECTOR, "kv_connector_extra_config": extra}
+    alone = {**CONNECTOR, "kv_connector_extra_config": {"lease_share": 0.5, **extra}}
     if not is_multi:
         return alone
     return {
@@ -64,6 +65,7 @@ class Simulator:
         step_tokens: int = 128,
         max_seqs: int = 8,
         max_len: int = 2048,
+        is_bound: bool = True,
         **extra: Any,
     ) -> None:
         """`window`: tokens that a second group of layers attends to; `extra`: our own settings."""
@@ -100,7 +102,9 @@ class Simulator:
         self._depth = depth
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.core = SimpleNamespace(scheduler=self.scheduler)
-        self.leases, self.tracker = find_connector(self.core)
+        self.leases, self.tracker, self.switch = find_connector(self.core)
+        if is_bound:
+            self.tracker.bind(TOKEN)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.tokens: dict[str, list[int]] = {}
         self.num_idle_steps = 0
@@ -119,6 +123,7 @@ class Simulator:
         """Queue a request; `wants` are (key, tokens, expires_at), `read` is (key, tokens)."""
         directive = {
             "request_id": name,
+            "token": TOKEN,
             "scope": scope,
             "wants": [{"key": k, "tokens": n, "expires_at": at} for k, n, at in wants],
             "read": read[0] if read else None,
@@ -131,10 +136,24 @@ class Simulator:
             ignore_eos=True,
             extra_args={"kv_transfer_params": {PARAM_KEY: directive}},
         )
-        request = self.make_request(name, prompt, scope=scope, params=params)
-        self.tokens[name] = []
-        self.scheduler.add_request(request)
-        return request
+        return self._queue(name, prompt, scope, params)
+
+    def add_foreign(
+        self, name: str, prompt: Iterable[int], *, max_tokens: int = 2, transfer: Any = None
+    ) -> Request:
+        """Queue a request of vLLM's own routes; `transfer` are its `kv_transfer_params`."""
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            extra_args=None if transfer is None else {"kv_transfer_params": transfer},
+        )
+        return self._queue(name, prompt, "foreign", params)
+
+    def run_foreign(self, name: str, prompt: Iterable[int], transfer: Any = None) -> None:
+        self.add_foreign(name, prompt, transfer=transfer)
+        self.drain()
+        assert len(self.tokens[name]) == 2
 
     def make_request(
         self, name: str, prompt: Iterable[int], *, scope: str, params: SamplingParams | None = None
@@ -148,6 +167,14 @@ class Simulator:
             cache_salt=scope,
             block_hasher=self._hasher,
         )
+
+    def _queue(
+        self, name: str, prompt: Iterable[int], scope: str, params: SamplingParams
+    ) -> Request:
+        request = self.make_request(name, prompt, scope=scope, params=params)
+        self.tokens[name] = []
+        self.scheduler.add_request(request)
+        return request
 
     def step(self) -> None:
         """Schedule one step and, with the pipeline full, take in the oldest."""

@@ -10,7 +10,7 @@ import pytest
 vllm = pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
-from tests.engine.backends.vllm.simulator import tokens_of, transfer_config
+from tests.engine.backends.vllm.simulator import TOKEN, tokens_of, transfer_config
 
 pytestmark = pytest.mark.timeout(600)
 PREFIX = tokens_of("prefix", 640)
@@ -33,10 +33,12 @@ class Engine:
             kv_transfer_config=transfer_config(),
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
+        self.call(directive.BIND, TOKEN)
 
     def run(self, name: str, prompt: list[int], *wants: tuple[str, int], read: Any = None) -> Any:
         what = directive.Directive(
             request_id=name,
+            token=TOKEN,
             scope="scope",
             wants=[directive.Want(key=key, tokens=n, expires_at=1.0) for key, n in wants],
             read=read[0] if read else None,

@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm.directive import Directive, Watch
 from engine.backends.vllm.pressure import relieve
+from engine.backends.vllm.switch import Switch
 from engine.backends.vllm.watches import Watches
 
 
@@ -31,7 +32,7 @@ def test_nothing_else_runs_however_it_is_said(is_positional: bool) -> None:
     cache = SimpleNamespace(allocate_slots=allocate_slots)
     leases: Any = SimpleNamespace(sacrifice=sacrifice)
     tracker: Any = SimpleNamespace(give_up=lambda _request_id: False)
-    relieve(cache, leases, tracker)  # type: ignore[arg-type]
+    relieve(cache, leases, tracker, Switch())  # type: ignore[arg-type]
     request = SimpleNamespace(request_id="r")
     assert cache.allocate_slots(request, 4) is None and not room
     if is_positional:

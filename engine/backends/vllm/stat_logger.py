@@ -1,0 +1,39 @@
+"""What vLLM tells its stat loggers after a step, as far as our books need it.
+
+vLLM makes the loggers: of the `vllm.stat_logger_plugins` entry point in a server that somebody else
+started, of `AsyncLLM(stat_loggers=...)` in ours.
+"""
+
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from engine.backends.vllm.core import StepCounts
+from engine.backends.vllm.names import NAME
+
+
+class HoldfastStatLogger(StatLoggerBase):
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.counts = StepCounts()
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        news = getattr(scheduler_stats, "kv_connector_stats", None) or {}
+        # A MultiConnector tells the figures of each of its connectors by the connector's name.
+        figures = news.get(NAME, news)
+        self.counts.running = figures.get("tracked_running", self.counts.running)
+        if iteration_stats is not None:
+            self.counts.preempted += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        """There is nothing to tell."""
+
+
+def find_counts(llm: Any) -> StepCounts | None:
+    """Of the logger that an AsyncLLM made; None where it made none."""
+    manager = llm.logger_manager
+    for logger in () if manager is None else manager.stat_loggers:
+        each = getattr(logger, "per_engine_stat_loggers", {}).values()
+        for candidate in (logger, *each):
+            if isinstance(candidate, HoldfastStatLogger):
+                return candidate.counts
+    return None
