@@ -123,6 +123,12 @@ JOBS = {
         "scripts/setup/vllm_tests",
         "vllm",
     ),
+    "plugin": program(
+        "an engine mounted into `vllm serve`: conformance",
+        30,
+        "scripts/setup/vllm_tests",
+        "plugin",
+    ),
     "leases": program(
         "our connector inside vLLM: its schedulers, a state machine, models, processes",
         30,

@@ -1,5 +1,6 @@
 """Engines as processes, and the protocol's client: what every conformance test talks through."""
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -40,12 +42,19 @@ from engine.protocol import (
     TextPart,
     Ttl,
 )
-from scripts.stack import Process, free_port, python, serving, wait_until_ready
+from scripts.stack import HOST, ROOT, Process, free_port, python, serving, wait_until_ready
 
 T = TypeVar("T")
 
 SECRET = "secret-of-the-conformance-suite"
 BLOCK_SIZE = 16
+MOUNT = "/holdfast"
+# Half of the pool for leases, as an engine of its own has; what others share has a quarter.
+CONNECTOR = {
+    "kv_connector": "HoldfastConnector",
+    "kv_role": "kv_producer",
+    "kv_connector_extra_config": {"lease_share": 0.5},
+}
 TICK = 1 / 1024  # the manual clock stays exact: it is moved by sums of powers of two only
 
 Settings = Mapping[str, str | int | float]
@@ -270,6 +279,7 @@ def running_engine(backend: str, settings: Settings, module: str = "engine") -> 
     """Start `python -m engine`, wait until it is ready, end it whatever happens.
 
     Another `module` than `engine` is the synthetic engine with more to it, and has no options.
+    With VLLM_MOUNTED=1 an engine on vLLM is one mounted into a `vllm serve`.
     """
     with _started_engine(backend, settings, module) as engine:
         yield engine.wait_until_ready()
@@ -290,14 +300,43 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
     environment = {f"ENGINE_{name}": str(value) for name, value in settings.items()}
     environment |= {"ENGINE_SECRET": SECRET, "ENGINE_PORT": str(port), "ENGINE_LOG_LEVEL": "error"}
     command = python(module) + (["--backend", backend] if module == "engine" else [])
+    mount = ""
     if backend == "vllm":
         command[0], base = os.environ["VLLM_PYTHON"], VLLM_ON_CPU | base
+    if backend == "vllm" and os.environ.get("VLLM_MOUNTED"):
+        command, environment = mounted_vllm(port, settings)
+        mount = MOUNT
     with serving(command, environment, port, base=base) as server:
         client = httpx.Client(
-            base_url=server.url,
+            base_url=server.url + mount,
             headers={"authorization": f"Bearer {SECRET}"},
             timeout=30,
             limits=httpx.Limits(max_connections=None),
         )
         with client:
-            yield Engine(server.url, server.process, client)
+            yield Engine(server.url + mount, server.process, client)
+
+
+def mounted_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """A `vllm serve` with the plugin: what sizes an engine are vLLM's own flags there."""
+    own = {"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS", "THREADS"}
+    flags = {
+        "served-model-name": "demo_model",
+        "host": HOST,
+        "port": port,
+        "dtype": "float32",
+        "block-size": settings["BLOCK_SIZE"],
+        "num-gpu-blocks-override": int(settings["NUM_BLOCKS"]) + 1,  # one is vLLM's null block
+        "max-model-len": json.loads(str(settings["VLLM_ARGS"]))["max_model_len"],
+        "max-num-seqs": 32,
+        "kv-transfer-config": json.dumps(CONNECTOR),
+        "structured-outputs-config.backend": "guidance",
+    }
+    if "MAX_STEP_TOKENS" in settings:
+        flags["max-num-batched-tokens"] = settings["MAX_STEP_TOKENS"]
+    command = [str(Path(os.environ["VLLM_PYTHON"]).with_name("vllm")), "serve"]
+    command += [str(ROOT / "engine" / "demo_model"), "--enforce-eager"]
+    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    environment = {f"ENGINE_{name}": str(settings[name]) for name in settings.keys() - own}
+    environment |= {"VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": SECRET}
+    return command, environment
