@@ -42,6 +42,9 @@ HOMES = {
 }
 # The two edges of each process, where anything may arrive and must be answered or logged.
 BROAD_EXCEPT_ALLOWED = {
+    # Inside a vLLM that others use: our errors must not be theirs.
+    "engine/backends/vllm/loop.py",
+    "engine/backends/vllm/switch.py",
     "engine/schedule/loop.py",
     "engine/serve/health.py",
     "engine/supervisor.py",

@@ -27,7 +27,7 @@ COMPOSE = """# Settings for docker compose, and all others with their defaults.
 # scripts/compose_env makes .env of this, with secrets.
 # scripts/run needs none of this: it makes its secrets and keeps them in its data directory.
 
-# docker compose: default, gpu or scale
+# docker compose: default, gpu, attach or scale
 COMPOSE_PROFILES=default
 
 # Required by docker compose; POSTGRES_PASSWORD in letters and digits only
@@ -44,8 +44,9 @@ POSTGRES_PASSWORD=
 # docker compose: what the engine may take (profile gpu: 48g, 8)
 #COMPOSE_ENGINE_MEMORY=4g
 #COMPOSE_ENGINE_CPUS=2
-# docker compose, profile gpu: number of GPUs
+# docker compose, profile gpu: number of GPUs, and more flags of `vllm serve`
 #COMPOSE_ENGINE_GPUS=1
+#COMPOSE_VLLM_FLAGS=--max-model-len 32768
 # docker compose: other people's images; a release names each by its digest, as in name@sha256:...
 #COMPOSE_PYTHON_IMAGE=python:3.11.14-slim-bookworm
 #COMPOSE_POSTGRES_IMAGE=postgres:17.6-bookworm

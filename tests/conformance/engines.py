@@ -320,7 +320,7 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
 def mounted_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
     """A `vllm serve` with the plugin: what sizes an engine are vLLM's own flags there."""
     own = {"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS", "THREADS"}
-    flags = {
+    flags: dict[str, object] = {
         "served-model-name": "demo_model",
         "host": HOST,
         "port": port,

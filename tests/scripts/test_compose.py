@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
-PROFILES = ("default", "gpu", "scale")
+PROFILES = ("default", "gpu", "attach", "scale")
 SECRETS = {
     "HOLDFAST_API_KEY",
     "HOLDFAST_ADMIN_KEY",

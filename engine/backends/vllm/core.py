@@ -18,6 +18,7 @@ from engine.backends.vllm.directive import (
     RELEASE,
     REPORT,
     SWITCH_OFF,
+    UNLEASE,
     CoreStats,
     Directive,
     Loss,
@@ -122,6 +123,9 @@ class VllmCore:
 
     async def release(self, keys: Sequence[str]) -> None:
         await self._call(RELEASE, list(keys))
+
+    async def unlease(self, keys: Sequence[str]) -> None:
+        await self._call(UNLEASE, list(keys))
 
     async def losses(self) -> list[Loss]:
         return msgspec.convert(await self._call(LOSSES), list[Loss])

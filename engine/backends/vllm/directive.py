@@ -15,6 +15,7 @@ with another token, or before a `BIND`, is ignored.
 | `SWITCH_OFF` | why → None; all holds end, for good: the server's books failed |
 | `REPORT` | request_id (the directive's) → `Report`, or None for one never heard of |
 | `RELEASE` | keys → how many were held (int); unknown keys are no error |
+| `UNLEASE` | keys → None; their leases are over, their entries stay as best-effort ones |
 | `REFRESH` | {key: expires_at} → {key: `HoldState`}; best-effort ones are leased if they can be |
 | `LOSSES` | → list of `Loss` since the last call |
 | `STATS` | → `HoldStats` |
@@ -32,6 +33,7 @@ BIND = "holdfast_bind"
 SWITCH_OFF = "holdfast_switch_off"
 REPORT = "holdfast_report"
 RELEASE = "holdfast_release"
+UNLEASE = "holdfast_unlease"
 REFRESH = "holdfast_refresh"
 LOSSES = "holdfast_losses"
 STATS = "holdfast_stats"

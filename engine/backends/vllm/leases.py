@@ -146,6 +146,14 @@ class LeaseManager:
             self._remove(hold)
         return len(holds)
 
+    def unlease(self, keys: Iterable[str]) -> None:
+        """Leases that are over by the server's clock. Their entries become best-effort ones."""
+        for key in keys:
+            hold = self._holds.get(key)
+            if hold is not None and hold.is_leased:
+                self._end_lease(hold)
+                self._depend(hold)
+
     def refresh(self, expires_at: dict[str, float]) -> dict[str, HoldState]:
         """Order entries anew, and lease those that are best-effort if they can be."""
         states: dict[str, HoldState] = {}

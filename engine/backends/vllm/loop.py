@@ -168,6 +168,9 @@ class VllmLoop:
     def _tell(self) -> None:
         """Publish what happened, and let the connector go of what ended."""
         self.lifecycle.publish()
+        unleased = [key.hex() for key in self._turns.take_unleased()]
+        if unleased:
+            self._spawn(self._core.unlease(unleased))
         released = [key.hex() for key in self._turns.take_released()]
         if released:
             self._spawn(self._core.release(released))

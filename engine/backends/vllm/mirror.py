@@ -6,7 +6,7 @@ rules of `engine.cache`. This module adds only the source of the facts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
 from engine.cache.block import Block, Entry
@@ -69,6 +69,7 @@ class HeldEntries(Entries):
         )
         self._states: dict[Digest, HoldState] = {}
         self._removed: list[Digest] = []
+        self._unleased: dict[Digest, None] = {}
 
     def learn(self, held: Iterable[Held]) -> None:
         """What became of a request's wants; of entries that are not written yet, for `write`."""
@@ -96,6 +97,14 @@ class HeldEntries(Entries):
         removed, self._removed = self._removed, []
         return removed
 
+    def take_unleased(self, is_due: Callable[[Digest], bool]) -> list[Digest]:
+        """The keys of lapsed entries that the connector still leases. Others wait until due."""
+        due = [key for key in self._unleased if is_due(key)]
+        for key in due:
+            del self._unleased[key]
+        entries = ((key, self.get(key)) for key in due)
+        return [key for key, entry in entries if entry is not None and not entry.is_leased]
+
     def _fall_back(self, entry: Entry, reason: EndReason) -> None:
         """From a lease to best-effort; between the two nothing else keeps its mirrors."""
         for block in entry.blocks:
@@ -107,6 +116,7 @@ class HeldEntries(Entries):
 
     def _unlease_lapsed(self, entry: Entry) -> None:
         self._fall_back(entry, "expired")
+        self._unleased[entry.key] = None
 
     def _try_lease(self, entry: Entry) -> bool:
         if self._states.get(entry.key) != "leased":
@@ -174,6 +184,13 @@ class HeldCache(PrefixCache):
     def take_released(self) -> list[Digest]:
         """The keys of ended entries that nobody waits for: the connector may let them go."""
         return self._idle(self.entries.take_removed())
+
+    def take_unleased(self) -> list[Digest]:
+        """The keys whose leases are over and whose entries are kept for turns that came before.
+
+        One that a request waits for is kept until that request has started: it may hold it anew.
+        """
+        return self.entries.take_unleased(lambda key: not self._wanted[key])
 
     def admit(self, query: CacheQuery, found: Found, table: BlockTable, report: Report) -> None:
         """The request has its first token: what it reused, and what the connector holds for it.

@@ -83,6 +83,10 @@ class Turns:
         released, self._released = self._released, []
         return [*released, *self._cache.take_released()]
 
+    def take_unleased(self) -> list[Digest]:
+        """The keys whose leases the connector is to end, and not their entries."""
+        return self._cache.take_unleased()
+
     def _lease_blocks(self, request: RequestState) -> int | None:
         share = request.query.lease_share
         return None if share is None else int(self._max_leased_blocks * share)

@@ -32,6 +32,7 @@ def add_utilities() -> None:
         directive.SWITCH_OFF: _switch_off,
         directive.REPORT: _report,
         directive.RELEASE: _release,
+        directive.UNLEASE: _unlease,
         directive.REFRESH: _refresh,
         directive.LOSSES: _losses,
         directive.STATS: _stats,
@@ -74,6 +75,10 @@ def _report(self: Any, request_id: str) -> Any:
 
 def _release(self: Any, keys: list[str]) -> int:
     return _running(self).leases.release(keys)
+
+
+def _unlease(self: Any, keys: list[str]) -> None:
+    _running(self).leases.unlease(keys)
 
 
 def _refresh(self: Any, expires_at: dict[str, float]) -> Any:

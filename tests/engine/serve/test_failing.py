@@ -104,7 +104,7 @@ def loop_of(clock: ManualClock, supervisor: Supervisor, llm: SilentLlm) -> VllmL
         max_context_tokens=64,
         publish=lambda events: None,
     )
-    core = VllmCore(llm, 100, takes_seeds=True)
+    core = VllmCore(llm, 100, takes_seeds=True, is_owner=True)
     return VllmLoop(core, cache, turns, lifecycle, clock, asyncio.get_running_loop(), supervisor)
 
 
