@@ -33,6 +33,7 @@ from engine.protocol import (
     InputUsage,
     Message,
     Name,
+    Part,
     Prompt,
     Sampling,
     Snapshot,
@@ -89,7 +90,7 @@ def frames_of(lines: Iterator[str]) -> Iterator[Frame]:
 
 def prompt(*texts: str, system: tuple[str, ...] = ()) -> Prompt:
     """System blocks, then one user message of these parts."""
-    parts = [TextPart(text) for text in texts]
+    parts: list[Part] = [TextPart(text) for text in texts]
     return Prompt(messages=[Message("user", parts)], system=[TextPart(text) for text in system])
 
 

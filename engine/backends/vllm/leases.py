@@ -12,37 +12,13 @@ all calls come from the scheduler's thread.
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from engine.backends.vllm.directive import Held, HoldState, HoldStats, Loss, LossReason, Want
+from engine.backends.vllm.hold import Blocks, Hold
 from engine.backends.vllm.internals import Block, CacheManager
 from engine.backends.vllm.watches import Watches
 
 MAX_UNTOLD_LOSSES = 65_536
-
-Blocks = tuple[Block, ...]
-
-
-@dataclass(eq=False, slots=True)
-class Hold:
-    """An entry. `hashes` are its blocks' own at the time it was made, to know them again by."""
-
-    key: str
-    scope: str
-    tokens: int
-    expires_at: float
-    blocks: Blocks
-    hashes: tuple[bytes | None, ...]
-    is_leased: bool = False
-    claims: set[str] = field(default_factory=set)
-    is_confirmed: bool = False
-
-    @property
-    def is_intact(self) -> bool:
-        return all(
-            block.block_hash == digest
-            for block, digest in zip(self.blocks, self.hashes, strict=True)
-        )
 
 
 class LeaseManager:

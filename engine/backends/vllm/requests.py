@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
+from engine.backends.vllm.hold import Blocks, Hold
 from engine.backends.vllm.internals import Request
-from engine.backends.vllm.leases import Blocks, Hold, LeaseManager
+from engine.backends.vllm.leases import LeaseManager
 
 MAX_ENDED = 4_096
 

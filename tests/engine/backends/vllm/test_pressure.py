@@ -1,5 +1,6 @@
 """How vLLM calls what we wrap is its own affair: by name or by position."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
+from engine.backends.vllm import directive
 from engine.backends.vllm.directive import Directive, Watch
 from engine.backends.vllm.pressure import relieve
 from engine.backends.vllm.switch import Switch
 from engine.backends.vllm.watches import Watches
+from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 
 
 @pytest.mark.parametrize("is_positional", [False, True])
@@ -77,3 +80,15 @@ def test_the_names_of_a_long_prompt_are_looked_up_in_one_walk() -> None:
     assert watched == [offset // size - 1 for offset in offsets]
     assert walked == num_blocks, "each block of the prompt once, not once a name"
     assert watches.take_losses() == []
+
+
+def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(llama: Path) -> None:
+    sim, prefix = Simulator(llama), tokens_of("prefix", 400)
+    sim.run("writer", prefix, wants=[("entry", 320, 10.0)])
+    sim.call(directive.UNLEASE, ["entry", "unknown"])
+    assert sim.states() == {"entry": "best_effort"} and sim.losses() == {}
+    assert sim.stats().leased_blocks == 0
+    assert sim.run("late", prefix, read=("entry", 320)).read_tokens == 320
+    sim.flood(2)
+    assert sim.losses() == {"entry": "evicted"}
+    sim.check_refs()

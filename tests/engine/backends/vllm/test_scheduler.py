@@ -386,18 +386,6 @@ def test_the_utility_calls_answer_in_plain_types(make: Make) -> None:
     assert sim.call(directive.RELEASE, ["entry"]) == 0
 
 
-def test_a_lease_that_is_over_leaves_an_entry_that_can_be_read_and_reused(make: Make) -> None:
-    sim = make()
-    sim.run("writer", PREFIX, wants=[("entry", 320, 10.0)])
-    sim.call(directive.UNLEASE, ["entry", "unknown"])
-    assert sim.states() == {"entry": "best_effort"} and sim.losses() == {}
-    assert sim.stats().leased_blocks == 0
-    assert sim.run("late", PREFIX, read=("entry", 320)).read_tokens == 320
-    sim.flood(2)
-    assert sim.losses() == {"entry": "evicted"}
-    sim.check_refs()
-
-
 def test_a_directive_that_makes_no_sense_harms_nobody(make: Make) -> None:
     sim = make()
     request = sim.add("odd", PREFIX)
