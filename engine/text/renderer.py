@@ -7,9 +7,9 @@ from typing import Literal
 
 import structlog
 
-from engine.errors import InvalidRequest
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
 from engine.schedule.output import OutputParser
+from engine.text.conversations import ConversationRenderer
 from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.call_styles import find_call_style
@@ -20,22 +20,12 @@ from engine.text.formats.turn_parser import TurnEnd, TurnParser
 from engine.text.free_calls import is_free
 from engine.text.grammar import CallStyle, Constraint, GrammarWriter, ThinkingRule
 from engine.text.rendered import RenderedPrompt
-from engine.text.template.boundaries import PlacedText, place_segments
-from engine.text.template.chat_template import ChatTemplate, TemplateFails
-from engine.text.template.conversation import (
-    Conversation,
-    completed_controls,
-    is_folded,
-    new_conversation,
-)
+from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.probes import TemplateProbe
-from engine.text.template.segments import message_segments
-from engine.text.template.tools import MAX_COMPLETION, with_complete_tools
 from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.detokenize import Vocabulary
 from engine.text.tokens.pieces import PieceTokenizer
 from engine.text.tokens.raw import render_text
-from engine.text.tokens.spans import segment_spans
 
 PrefixOrder = Literal["tools_first", "template"]
 log = structlog.get_logger()
@@ -75,6 +65,7 @@ class ChatRenderer:
         )
         self.tool_format = self.formats.tool_format
         self.traits = self._tell_tools(probe, probe.find_traits(self.formats.traits), formats)
+        self._conversations = ConversationRenderer(self._template, self._pieces, self.traits)
         self.reasoning_format = self.formats.reasoning_format
         self.prefix_order: PrefixOrder = (
             "tools_first" if probe.has_tools_first(self.traits) else "template"
@@ -119,59 +110,7 @@ class ChatRenderer:
         """
         if prompt.text is not None:
             return render_text(self.tokenizer, prompt.text)
-        controls = self._pieces.controls
-        prompt, conversation, placed = self._place(prompt, thinking)
-        placed, cuts = placed.without_cuts(conversation.cut)
-        text = placed.text
-        if conversation.is_continued:
-            continued_from = placed.places[-1].end
-            if continued_from is None:
-                raise InvalidRequest("the chat template can't continue an assistant's message")
-            text = text[:continued_from]
-        written = completed_controls(prompt, controls)
-        if any(control in text for control in written):
-            cuts = self._cuts_in_completed(prompt, placed.text, written, thinking) or cuts
-        encoded = self._pieces.encode(text, cuts, scope=scope)
-        folded = [
-            segment
-            for message, segments in zip(prompt.messages, message_segments(prompt), strict=True)
-            if is_folded(message, prompt, self.traits)
-            for segment in segments
-        ]
-        spans = segment_spans(prompt, placed.places, encoded)
-        return RenderedPrompt(encoded.token_ids(), spans, folded)
-
-    def _place(self, prompt: Prompt, thinking: bool) -> tuple[Prompt, Conversation, PlacedText]:
-        """With the prompt as the template takes it: its tools completed as far as it needs."""
-        failed: TemplateFails | None = None
-        for completion in range(MAX_COMPLETION + 1 if prompt.tools else 1):
-            given = with_complete_tools(prompt, completion)
-            conversation = new_conversation(given, self._pieces.controls, self.traits)
-            try:
-                placed = place_segments(self._template, conversation, thinking=thinking)
-            except TemplateFails as error:
-                failed = failed or error
-            else:
-                return given, conversation, placed
-        assert failed is not None
-        raise failed
-
-    def _cuts_in_completed(
-        self, prompt: Prompt, text: str, completing: set[str], thinking: bool
-    ) -> list[int]:
-        """All cuts, of control tokens' texts too that the prompt and the template write together.
-
-        Nothing where the template goes another way with them.
-        """
-        conversation = new_conversation(
-            prompt, self._pieces.controls, self.traits, completing=completing
-        )
-        try:
-            cut = self._template.render(conversation.variables({}, thinking=thinking))
-        except InvalidRequest:
-            return []
-        placed, cuts = PlacedText(cut, []).without_cuts(conversation.cut)
-        return cuts if placed.text == text else []
+        return self._conversations.render(prompt, thinking=thinking, scope=scope)
 
     @property
     def can_trigger(self) -> bool:

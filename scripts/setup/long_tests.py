@@ -71,6 +71,12 @@ JOBS = {
         "tests/isolation",
         ISOLATION_PROBES="200",
     ),
+    "injections": pytest_job(
+        "20,000 prompts with control tokens' texts in every place, over all chat templates",
+        5,
+        "tests/engine/text/test_injection.py",
+        INJECTIONS="20000",
+    ),
     "soak": pytest_job(
         "500 streams at once; python -m scripts.faults.soak is the long one",
         5,

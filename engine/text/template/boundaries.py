@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.errors import InvalidRequest
+from engine.protocol import Prompt
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import Conversation
 from engine.text.template.marks import SegmentMarks, Unmarked, take_out
@@ -40,9 +41,13 @@ class Place:
     begin: int | None = None
 
 
+NO_ROOM = Place(-1)
+"""Of a segment that the template leaves out: it ends where those before it do."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedText:
-    """`text` still has its cuts. `places` are monotone: no segment ends before an earlier one."""
+    """`text` still has its cuts. `places` are where the segments are, in whatever order."""
 
     text: str
     places: list[Place]
@@ -58,17 +63,22 @@ class PlacedText:
         def moved(character: int | None) -> int | None:
             return None if character is None else character - bisect_left(before, character)
 
-        places = [Place(moved(place.end), moved(place.begin)) for place in self.places]
+        places = [
+            place if place is NO_ROOM else Place(moved(place.end), moved(place.begin))
+            for place in self.places
+        ]
         return PlacedText("".join(pieces), places), cuts
 
 
 def place_segments(
-    template: ChatTemplate, conversation: Conversation, *, thinking: bool
+    template: ChatTemplate, conversation: Conversation, text: str, *, thinking: bool
 ) -> PlacedText:
-    """Render and find every segment. Raises InvalidRequest where the template refuses."""
-    text = template.render(conversation.variables({}, thinking=thinking))
+    """Find every segment in the conversation's rendered text, by further renders.
+
+    Raises InvalidRequest where it has too many private-use characters.
+    """
     finder = _Finder(template, conversation, text, thinking)
-    return PlacedText(text, _in_order(conversation, finder.find()))
+    return PlacedText(text, finder.find())
 
 
 class _Finder:
@@ -113,16 +123,11 @@ class _Finder:
         prompt = self._conversation.prompt
         num_moving = len(prompt.tools) if self._conversation.traits.moves_tools else 0
         places: list[Place] = []
-        reached = 0
         for segment in range(len(self._texts)):
             place = found.get(segment)
             if segment < num_moving or (place is None and segment in unknown):
                 place = Place(None)
-            elif place is None:
-                # It takes no room: right after those before it.
-                place = Place(reached)
-            reached = max(reached, place.end or 0)
-            places.append(place)
+            places.append(NO_ROOM if place is None else place)
         return places
 
     def _mark(self) -> tuple[dict[int, SegmentMarks], dict[str, list[int]]]:
@@ -172,7 +177,7 @@ class _Finder:
         """Less the marks that most likely change the render, or all marks of their kind."""
         nearest = list(marks)[-1]
         if unmarked is not None:
-            nearest = _nearest(marks, unmarked, _common_length(unmarked.text, self._text))
+            nearest = _nearest(marks, unmarked, common_length(unmarked.text, self._text))
         if not whole_kind:
             return {s: pair for s, pair in marks.items() if pair is not marks[nearest]}
         kind = self._kinds[nearest]
@@ -236,7 +241,7 @@ class _Finder:
                 )
             except InvalidRequest:
                 continue
-            end = before if other == self._text else _common_length(self._text, other)
+            end = before if other == self._text else common_length(self._text, other)
             if end > before or other == self._text:
                 found[segment] = Place(end)
 
@@ -268,7 +273,7 @@ def _marked_places(
     return found
 
 
-def _common_length(first: str, second: str) -> int:
+def common_length(first: str, second: str) -> int:
     """The length of the longest common prefix, by bisection: comparing slices is fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
@@ -295,14 +300,14 @@ def _nearest(marks: Mapping[int, SegmentMarks], unmarked: Unmarked, difference: 
     return min(marks, key=distance)
 
 
-def _in_order(conversation: Conversation, places: Sequence[Place]) -> list[Place]:
+def in_order(prompt: Prompt, places: Sequence[Place]) -> list[Place]:
     """Make the ends monotone, so that each prefix contains all segments before.
 
     A template may write the system prompt before the tools: then a tool's prefix contains the
     system prompt, and the system prompt's ends where the tools do. A message's segment that
     is rendered before an earlier segment's end takes that one's boundary away.
     """
-    first_message = len(conversation.prompt.tools) + len(conversation.prompt.system)
+    first_message = len(prompt.tools) + len(prompt.system)
     # For each segment the earliest begin of the messages' segments behind it.
     limits: list[int] = []
     limit = max((place.end or 0 for place in places), default=0)
@@ -314,6 +319,9 @@ def _in_order(conversation: Conversation, places: Sequence[Place]) -> list[Place
     ordered: list[Place] = []
     reached = 0
     for place, limit in zip(places, reversed(limits), strict=True):
+        if place is NO_ROOM:
+            ordered.append(Place(reached))
+            continue
         if place.end is None or place.end > limit:
             ordered.append(Place(None, place.begin))
             continue

@@ -13,14 +13,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from engine.errors import InvalidRequest
 from engine.text.errors import TemplateRefused
 from engine.text.template.marks import Marked, MarkedFloat, MarkedInt, SegmentMarks
+from engine.text.template.sandbox import new_sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +48,15 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        environment = _Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
-        )
-        environment.filters["tojson"] = write_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+        self._now = now
+        names = {
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda layout: now().strftime(layout),
+        }
+        self._sandbox = new_sandbox({"tojson": write_json}, names)
         try:
             self._templates = {
-                name: environment.from_string(source) for name, source in sources.items()
+                name: self._sandbox.from_string(source) for name, source in sources.items()
             }
         except TemplateError as error:
             raise TemplateRefused(f"the chat template does not compile: {error}") from error
@@ -68,6 +64,15 @@ class ChatTemplate:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)
         self.source = "\n".join(sources.values())
+
+    @property
+    def changes_given(self) -> bool:
+        """Has the template changed messages? Then no two renders may share any."""
+        return self._sandbox.changes_given
+
+    def day(self) -> str:
+        """The day that the template would write; nothing where it writes none."""
+        return self._now().date().isoformat() if "strftime_now" in self.source else ""
 
     def render(self, given: TemplateInput) -> str:
         """Raises InvalidRequest where the template refuses the messages."""
@@ -93,33 +98,12 @@ class ChatTemplate:
             raise TemplateFails("the chat template does not end on the prompt") from error
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' sandbox, but for lists that grow: Kimi K2's and DeepSeek V3.2's templates keep
-    queues. Every render gets messages of its own, and dictionaries stay as they are.
-    """
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, list) and attr in ("append", "extend", "insert", "pop"):
-            return True
-        return super().is_safe_attribute(obj, attr, value)
-
-
 class _RaisedByTemplate(TemplateError):
     """The template called `raise_exception` with words of its own."""
 
 
 def _raise_exception(message: str) -> None:
     raise _RaisedByTemplate(message)
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}`: marks what the assistant says, for training; rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's declaration
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 # A list of calls that is written as a whole has its marked inputs this deep.

@@ -1,10 +1,9 @@
 """From a prompt to what a chat template sees: OpenAI-style messages, marked where wanted."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
-from engine.errors import InvalidRequest
 from engine.protocol import (
     Message,
     Part,
@@ -15,39 +14,40 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
-from engine.text.template.chat_template import TemplateInput, write_json
+from engine.text.template.builder import Built, BuiltMessage, KnownCall, MessageBuilder
+from engine.text.template.chat_template import TemplateInput
 from engine.text.template.marks import (
     MarkAlphabet,
-    MarkedDict,
     SegmentMarks,
+    choose_cut,
     map_strings,
-    mark_value,
     strings_in,
-    surround,
 )
-from engine.text.template.replay import interleaved
 from engine.text.template.traits import TemplateTraits
 from engine.text.template.variants import vary
 from engine.text.tokens.controls import ControlTexts
 
-_SEPARATOR = "\n\n"
-"""Between the texts that make up one message; it belongs to the later one."""
-_TOOLS_HEADING = "## Tools\nYou have access to the following tools:\n"
-_ERROR_PREFIX = "Error: "
-"""How a tool result says that the call failed: chat templates have no field for it."""
 
-_SYSTEM_PREFIX = "System: "
-"""How a system message begins that is told in the user's turn."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True)
 class Conversation:
-    """A prompt whose control tokens' texts are cut; `cut` is the character that was put in."""
+    """A prompt whose control tokens' texts are cut; `cut` is the character that was put in.
+
+    `known`: what the first messages were to the template in another render. `calls`: those of
+    messages that stood before the prompt's, where it is a part of another.
+    """
 
     prompt: Prompt
-    alphabet: MarkAlphabet
     cut: str
     traits: TemplateTraits
+    known: Sequence[BuiltMessage] = ()
+    calls: Sequence[KnownCall] = ()
+
+    @cached_property
+    def alphabet(self) -> MarkAlphabet:
+        return MarkAlphabet(strings_of(self.prompt))
+
+    def with_built(self, known: Sequence[BuiltMessage]) -> "Conversation":
+        return replace(self, known=known)
 
     @property
     def is_continued(self) -> bool:
@@ -57,12 +57,23 @@ class Conversation:
 
     def varied(self, segment: int) -> "Conversation":
         """The same but for what comes right after one segment, for comparing renders."""
-        return replace(self, prompt=vary(self.prompt, segment, self.alphabet.take()))
+        varied = vary(self.prompt, segment, self.alphabet.take())
+        return Conversation(prompt=varied, cut=self.cut, traits=self.traits, calls=self.calls)
 
     def variables(self, marks: Mapping[int, SegmentMarks], *, thinking: bool) -> TemplateInput:
         """The template's variables, with marks around the segments named in `marks`."""
-        return _Builder(self.prompt, marks, self.traits).build(
-            thinking=thinking, add_generation_prompt=not self.is_continued
+        return self._build(marks, (), thinking=thinking).given
+
+    def build(self, *, thinking: bool) -> Built:
+        """The template's variables without marks; `known` is not built again."""
+        return self._build({}, self.known, thinking=thinking)
+
+    def _build(
+        self, marks: Mapping[int, SegmentMarks], known: Sequence[BuiltMessage], *, thinking: bool
+    ) -> Built:
+        builder = MessageBuilder(self.prompt, marks, self.traits, self.calls)
+        return builder.build(
+            thinking=thinking, add_generation_prompt=not self.is_continued, known=known
         )
 
 
@@ -72,312 +83,112 @@ def new_conversation(
     traits: TemplateTraits | None = None,
     *,
     completing: Collection[str] = (),
+    calls: Sequence[KnownCall] = (),
 ) -> Conversation:
     """With cuts also where the template's text could complete one of the controls `completing`."""
-    alphabet = MarkAlphabet(_strings_of(prompt))
-    cut = alphabet.cut
+    cut = choose_cut(strings_of(prompt))
+    clean = _Cleaner(controls, cut, completing)
+    cleaned = Prompt(
+        messages=[clean.message(message) for message in prompt.messages],
+        tools=[clean.tool(tool) for tool in prompt.tools],
+        system=[TextPart(clean.text(part.text)) for part in prompt.system],
+    )
+    return Conversation(prompt=cleaned, cut=cut, traits=traits or TemplateTraits(), calls=calls)
 
-    def clean(text: str) -> str:
-        if controls is None:
-            return text
-        if completing:
-            text = controls.cut_completing(text, cut, completing)
-        return controls.cut(text, cut)
 
+def continued_conversation(
+    begun: Conversation,
+    messages: Sequence[Message],
+    num_known: int,
+    controls: ControlTexts,
+) -> Conversation | None:
+    """A conversation whose tools, system prompt and first `num_known` messages are cleaned already.
+
+    None where the other messages have the character of its cuts.
+    """
+    added = messages[num_known:]
+    if any(begun.cut in text for message in added for text in message_strings(message)):
+        return None
+    clean = _Cleaner(controls, begun.cut)
+    known = begun.prompt.messages[:num_known]
     return Conversation(
         prompt=Prompt(
-            messages=[
-                Message(message.role, [_clean_part(part, clean) for part in message.parts])
-                for message in prompt.messages
-            ],
-            tools=[
-                Tool(
-                    clean(tool.name),
-                    map_strings(tool.input_schema, clean),
-                    None if tool.description is None else clean(tool.description),
-                )
-                for tool in prompt.tools
-            ],
-            system=[TextPart(clean(part.text)) for part in prompt.system],
+            [*known, *(clean.message(message) for message in added)],
+            begun.prompt.tools,
+            begun.prompt.system,
         ),
-        alphabet=alphabet,
-        cut=cut,
-        traits=traits or TemplateTraits(),
+        cut=begun.cut,
+        traits=begun.traits,
+        known=begun.known[:num_known],
     )
 
 
-def completed_controls(prompt: Prompt, controls: ControlTexts) -> set[str]:
-    """The control tokens' texts that the template's text could complete around the prompt's."""
-    return {text for string in _strings_of(prompt) for text in controls.completed_by(string)}
+class _Cleaner:
+    """Puts the cut into every control token's text, and where one of `completing` could begin."""
+
+    def __init__(
+        self, controls: ControlTexts | None, cut: str, completing: Collection[str] = ()
+    ) -> None:
+        self._controls = controls
+        self._cut = cut
+        self._completing = completing
+
+    def text(self, text: str) -> str:
+        if self._controls is None:
+            return text
+        if self._completing:
+            text = self._controls.cut_completing(text, self._cut, self._completing)
+        return self._controls.cut(text, self._cut)
+
+    def tool(self, tool: Tool) -> Tool:
+        told = None if tool.description is None else self.text(tool.description)
+        return Tool(self.text(tool.name), map_strings(tool.input_schema, self.text), told)
+
+    def message(self, message: Message) -> Message:
+        return Message(message.role, [self._part(part) for part in message.parts])
+
+    def _part(self, part: Part) -> Part:
+        text = self.text
+        match part:
+            case TextPart():
+                return TextPart(text(part.text))
+            case ThinkingPart():
+                return ThinkingPart(text(part.text))
+            case ToolUsePart():
+                # Some templates write ids out, so they are cleaned like any text.
+                return ToolUsePart(text(part.id), text(part.name), map_strings(part.input, text))
+            case ToolResultPart():
+                return ToolResultPart(text(part.tool_use_id), text(part.text), part.is_error)
 
 
-def _clean_part(part: Part, clean: Callable[[str], str]) -> Part:
-    match part:
-        case TextPart():
-            return TextPart(clean(part.text))
-        case ThinkingPart():
-            return ThinkingPart(clean(part.text))
-        case ToolUsePart():
-            # Some templates write ids out, so they are cleaned like any text.
-            return ToolUsePart(clean(part.id), clean(part.name), map_strings(part.input, clean))
-        case ToolResultPart():
-            return ToolResultPart(clean(part.tool_use_id), clean(part.text), part.is_error)
+def completed_by(texts: Iterable[str], controls: ControlTexts) -> frozenset[str]:
+    """The control tokens' texts that the template's text could complete around one of these."""
+    return frozenset(control for text in texts for control in controls.completed_by(text))
 
 
-def _strings_of(prompt: Prompt) -> Iterator[str]:
+def strings_of(prompt: Prompt) -> Iterator[str]:
+    """Every text of a prompt."""
+    yield from head_strings(prompt)
+    for message in prompt.messages:
+        yield from message_strings(message)
+
+
+def head_strings(prompt: Prompt) -> Iterator[str]:
+    """Every text of the tools and of the system prompt."""
     for tool in prompt.tools:
         yield from (tool.name, tool.description or "")
         yield from strings_in(tool.input_schema)
     for block in prompt.system:
         yield block.text
-    for message in prompt.messages:
-        for part in message.parts:
-            if isinstance(part, ToolUsePart):
-                yield from (part.id, part.name)
-                yield from strings_in(part.input)
-            else:
-                yield part.text
-                if isinstance(part, ToolResultPart):
-                    yield part.tool_use_id
 
 
-class _Builder:
-    """Walks a prompt in the order of its segments and writes the template's variables."""
-
-    def __init__(
-        self, prompt: Prompt, marks: Mapping[int, SegmentMarks], traits: TemplateTraits
-    ) -> None:
-        self._prompt = prompt
-        self._marks = marks
-        self._traits = traits
-        self._segment = 0
-        self._tool_names: dict[str, str] = {}
-        self._call_ids: dict[str, str] = {}
-
-    def build(self, *, thinking: bool, add_generation_prompt: bool) -> TemplateInput:
-        tools = [self._tool(tool) for tool in self._prompt.tools]
-        messages: list[dict[str, Any]] = []
-        system = _SEPARATOR.join(self._text(block.text) for block in self._prompt.system)
-        folded: dict[str, Any] | None = None
-        for message in self._prompt.messages:
-            if message.role == "assistant":
-                messages.extend(self._assistant_messages(message))
-            elif is_folded(message, self._prompt, self._traits):
-                folded = self._fold(message, messages)
-            else:
-                built = self._messages(message)
-                if folded is not None and messages[-1] is folded and built[0]["role"] == "user":
-                    folded["content"] += _SEPARATOR + built.pop(0)["content"]
-                messages.extend(built)
-        if self._traits.replay.interleaves:
-            messages = interleaved(messages)
-        if tools and self._traits.replay.told:
-            tools, system = [], _SEPARATOR.join(filter(None, [self._told(tools), system]))
-        if system:
-            self._put_first(system, messages)
-        return TemplateInput(
-            messages=messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            thinking=thinking,
-        )
-
-    def _fold(self, message: Message, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """A system message as part of the user's turn before it, or of one of its own.
-
-        The user's text behind it, if there is any, goes on in the same turn.
-        """
-        [built] = self._messages(message)
-        text = _SYSTEM_PREFIX + built["content"]
-        if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += _SEPARATOR + text
+def message_strings(message: Message) -> Iterator[str]:
+    """Every text of a message."""
+    for part in message.parts:
+        if isinstance(part, ToolUsePart):
+            yield from (part.id, part.name)
+            yield from strings_in(part.input)
         else:
-            messages.append({"role": "user", "content": text})
-        return messages[-1]
-
-    def _next_marks(self) -> SegmentMarks | None:
-        marks = self._marks.get(self._segment)
-        self._segment += 1
-        return marks
-
-    def _text(self, text: str) -> str:
-        marks = self._next_marks()
-        return text if marks is None else surround(text, marks)
-
-    def _tool(self, tool: Tool) -> dict[str, Any]:
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description is not None:
-            function["description"] = tool.description
-        function["parameters"] = tool.input_schema
-        written = {"type": "function", "function": function}
-        marks = self._next_marks()
-        if marks is None:
-            return written
-        # Templates write out the whole tool, or its function, or its fields.
-        marked = MarkedDict(_mark_fields(function, marks.inner), marks, function)
-        return MarkedDict({"type": "function", "function": marked}, marks, written)
-
-    def _told(self, tools: list[dict[str, Any]]) -> str:
-        """The tools as a text, for a template that renders none."""
-        return (
-            _TOOLS_HEADING
-            + "\n".join(write_json(tool["function"]) for tool in tools)
-            + _SEPARATOR
-            + self._traits.replay.told
-        )
-
-    def _put_first(self, system: str, messages: list[dict[str, Any]]) -> None:
-        if not self._traits.folds_system:
-            messages.insert(0, {"role": "system", "content": system})
-        elif messages and messages[0]["role"] == "user":
-            messages[0]["content"] = system + _SEPARATOR + messages[0]["content"]
-        else:
-            messages.insert(0, {"role": "user", "content": system})
-
-    def _assistant_messages(self, message: Message) -> Iterator[dict[str, Any]]:
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[dict[str, Any]] = []
-        for part in message.parts:
-            match part:
-                case TextPart():
-                    texts.append(self._text(part.text))
-                case ThinkingPart():
-                    thoughts.append(self._text(part.text))
-                case ToolUsePart():
-                    calls.append(self._call(part))
-                case ToolResultPart():
-                    raise InvalidRequest("a tool result in an assistant's message")
-        yield from self._turn(_SEPARATOR.join(texts), _SEPARATOR.join(thoughts), calls)
-
-    def _turn(
-        self, text: str, thought: str, calls: list[dict[str, Any]]
-    ) -> Iterator[dict[str, Any]]:
-        """The messages of one turn of the assistant: one, but for what a template can't take."""
-        replay = self._traits.replay
-        if calls and replay.written is not None:
-            text, calls = text + self._written(calls), []
-        if calls and text and thought and replay.merges_text:
-            text, thought = "", thought + _SEPARATOR + text
-        if calls and text and replay.splits_text:
-            yield self._assistant(text, thought)
-            text = thought = ""
-        built = self._assistant(text, thought)
-        num_first = 1 if self._traits.splits_calls else len(calls)
-        for begin in range(0, len(calls) or 1, num_first or 1):
-            if calls:
-                built["tool_calls"] = calls[begin : begin + num_first]
-                if not built["content"] and replay.null_content:
-                    built["content"] = None
-            yield built
-            built = self._assistant("", "")
-
-    def _assistant(self, text: str, thought: str) -> dict[str, Any]:
-        built: dict[str, Any] = {"role": "assistant", "content": text}
-        if thought and self._traits.thinks_in_content:
-            built["content"] = [
-                {"type": "thinking", "thinking": thought},
-                {"type": "text", "text": text},
-            ]
-        elif thought:
-            built[self._traits.replay.thinking_key] = thought
-        return built
-
-    def _call(self, part: ToolUsePart) -> dict[str, Any]:
-        name, marked = _mark_call(part, self._next_marks())
-        arguments: Any = marked
-        replay = self._traits.replay
-        if replay.string_arguments:
-            arguments = write_json(arguments)
-        call_id = self._traits.call_id(part.id)
-        if replay.names_ids:
-            call_id = f"functions.{part.name}:{len(self._call_ids)}"
-        self._call_ids[part.id] = call_id
-        self._tool_names[part.id] = part.name
-        function = {"name": name, "arguments": arguments}
-        return {"id": call_id, "type": "function", "function": function}
-
-    def _written(self, calls: list[dict[str, Any]]) -> str:
-        """The calls as text, for a template that renders none."""
-        written = self._traits.replay.written
-        assert written is not None
-        texts = [
-            written.before.replace("{name}", call["function"]["name"])
-            + write_json(call["function"]["arguments"])
-            + written.behind
-            for call in calls
-        ]
-        return written.begin + written.separator.join(texts) + written.end
-
-    def _messages(self, message: Message) -> list[dict[str, Any]]:
-        """A user's or a system message: runs of text, and a message for each tool result."""
-        built: list[dict[str, Any]] = []
-        texts: list[str] = []
-        for part in message.parts:
-            match part:
-                case TextPart():
-                    texts.append(self._text(part.text))
-                case ToolResultPart():
-                    if texts:
-                        built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
-                        texts = []
-                    built.append(self._tool_result(part))
-                case _:
-                    raise InvalidRequest(f"`{type(part).__name__}` in a {message.role} message")
-        if texts and built and self._traits.joins_results:
-            built[-1]["content"] += _SEPARATOR + _SEPARATOR.join(texts)
-        elif texts:
-            built.append({"role": message.role, "content": _SEPARATOR.join(texts)})
-        return built
-
-    def _tool_result(self, part: ToolResultPart) -> dict[str, Any]:
-        text = self._text(part.text)
-        return {
-            "role": "tool",
-            "tool_call_id": self._call_ids.get(
-                part.tool_use_id, self._traits.call_id(part.tool_use_id)
-            ),
-            "name": self._tool_names.get(part.tool_use_id, ""),
-            "content": _ERROR_PREFIX + text if part.is_error else text,
-        }
-
-
-def is_folded(message: Message, prompt: Prompt, traits: TemplateTraits) -> bool:
-    """Is this a system message within the conversation that the template can't take there?"""
-    is_late = message.role == "system" and message is not prompt.messages[0]
-    return is_late and traits.folds_late_system and bool(message.parts)
-
-
-def _mark_call(part: ToolUsePart, marks: SegmentMarks | None) -> tuple[str, dict[str, Any]]:
-    """A call's name and input with marks: around the input, and for its fields the inner ones."""
-    if marks is None:
-        return part.name, part.input
-    if not marks.inner:
-        return part.name, MarkedDict(part.input, marks, part.input)
-    values = dict(part.input)
-    # The last fields are those that tell where a call ends.
-    for key, pair in zip(reversed(part.input), marks.inner[1:], strict=False):
-        values[key] = mark_value(part.input[key], pair)
-    return surround(part.name, marks.inner[0]), MarkedDict(values, marks, part.input)
-
-
-def _mark_fields(function: dict[str, Any], pairs: Sequence[SegmentMarks]) -> dict[str, Any]:
-    """A tool's function whose fields have marks of their own: name, description, parameters, and
-    the description of the last parameter, which is the last that most templates write."""
-    if not pairs:
-        return function
-    marked = dict(function)
-    fields = [key for key in ("name", "description", "parameters") if key in function]
-    for key, pair in zip(fields, pairs, strict=False):
-        marked[key] = mark_value(function[key], pair)
-    parameters = function["parameters"]
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if isinstance(properties, dict) and properties and len(pairs) > len(fields):
-        last = next(reversed(properties))
-        field = properties[last]
-        if isinstance(field, dict) and isinstance(field.get("description"), str):
-            told = surround(field["description"], pairs[len(fields)])
-            marked_properties = {**properties, last: {**field, "description": told}}
-            inner = {**parameters, "properties": marked_properties}
-            marked["parameters"] = MarkedDict(inner, pairs[fields.index("parameters")], parameters)
-    return marked
+            yield part.text
+            if isinstance(part, ToolResultPart):
+                yield part.tool_use_id

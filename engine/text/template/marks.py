@@ -16,31 +16,34 @@ from engine.errors import InvalidRequest
 # The two private planes come first: their characters are the rarest in real text.
 _RANGES = ((0xF0000, 0xFFFFD), (0x100000, 0x10FFFD), (0xE000, 0xF8FF))
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
-_RARE = re.compile("[\U0002a000-\U0002a6dd\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_RARE = re.compile("[\U0002a000-\U0002a6dd]")
 
 
 # Rare letters: Python's own picture of a text, which some templates write, keeps them as they are.
 _CUTS = range(0x2A000, 0x2A6DE)
 
 
+def choose_cut(texts: Iterator[str]) -> str:
+    """A character for cuts that occurs in none of the texts."""
+    used = {character for text in texts for character in _RARE.findall(text)}
+    cut = next((chr(code) for code in _CUTS if chr(code) not in used), "")
+    if not cut:
+        raise InvalidRequest("the prompt has too many rare letters")
+    return cut
+
+
 class MarkAlphabet:
-    """Characters that do not occur in the given texts: `cut`, and `num_free` more for marks."""
+    """Characters for marks that do not occur in the given texts; `num_free` are left."""
 
     def __init__(self, texts: Iterator[str]) -> None:
-        used = {character for text in texts for character in _RARE.findall(text)}
-        self.cut = next((chr(code) for code in _CUTS if chr(code) not in used), "")
-        self.num_free = sum(last - first + 1 for first, last in _RANGES) - sum(
-            c > "\ud7ff" and not "\U00020000" <= c <= "\U0002ffff" for c in used
-        )
+        used = {character for text in texts for character in _PRIVATE.findall(text)}
+        self.num_free = sum(last - first + 1 for first, last in _RANGES) - len(used)
         self._free = (
             chr(code)
             for first, last in _RANGES
             for code in range(first, last + 1)
             if chr(code) not in used
         )
-
-        if not self.cut:
-            raise InvalidRequest("the prompt has too many rare letters")
 
     def take(self) -> str:
         mark = next(self._free, None)

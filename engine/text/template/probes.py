@@ -15,7 +15,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.text.formats.reasoning import ReasoningFormat
-from engine.text.template.boundaries import PlacedText, place_segments
+from engine.text.template.boundaries import PlacedText, in_order, place_segments
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
 from engine.text.template.traits import TemplateTraits, TraitProbes, find_traits
@@ -124,9 +124,11 @@ class TemplateProbe:
     def _place(self, prompt: Prompt, traits: TemplateTraits) -> PlacedText | None:
         conversation = new_conversation(prompt, self.pieces.controls, traits)
         try:
-            return place_segments(self.template, conversation, thinking=False)
+            text = self.template.render(conversation.variables({}, thinking=False))
+            placed = place_segments(self.template, conversation, text, thinking=False)
         except InvalidRequest:
             return None
+        return PlacedText(text, in_order(prompt, placed.places))
 
 
 def _calls(count: int, *texts: str) -> Prompt:

@@ -7,7 +7,7 @@ control token, the piece is encoded by a tokenizer that knows no control tokens.
 
 import json
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +67,11 @@ class EncodedText:
             token_ids.extend(placed.piece.token_ids)
         return token_ids
 
+    def num_unchanged(self, num_characters: int) -> int:
+        """How many pieces end where they do also if the text goes on in another way behind so many
+        characters."""
+        return max(bisect_right(self.begins, num_characters) - 1, 0)
+
     def piece_at(self, character: int) -> PlacedPiece | None:
         """The piece with this character, the last one for the text's end."""
         index = bisect_left(self.begins, character + 1) - 1
@@ -100,17 +105,43 @@ class PieceTokenizer:
         self._edges = Edges(self._whole)
         self._cache = _PieceCache(cache_bytes)
 
-    def encode(self, text: str, cuts: Sequence[int] = (), *, scope: str = "") -> EncodedText:
+    def encode(
+        self,
+        text: str,
+        cuts: Sequence[int] = (),
+        *,
+        scope: str = "",
+        begun: EncodedText | None = None,
+        num_begun: int = 0,
+    ) -> EncodedText:
         """The tokens of a text whose control tokens' texts are control tokens.
 
         Those with one of `cuts` (characters, ascending) at their beginning or inside are not.
+        `begun`: a text that is equal in its first `num_begun` characters and cuts.
         """
-        matches = self.controls.matches(text)
+        kept: Sequence[PlacedPiece] = ()
+        first = 0
+        if begun is not None:
+            # A control token that begins before the first new piece ends before it as well.
+            kept = begun.pieces[: begun.num_unchanged(num_begun - self.controls.longest)]
+            first = begun.begins[len(kept)] if kept else 0
+        matches = self.controls.matches(text, first)
         owned = [m for m in matches if not _has_cut(m, cuts)] if cuts else matches
         starts = [match.begin for match in owned if self._splits(text, match)]
-        borders = [0, *starts, len(text)] if text else []
+        borders = [first, *starts, len(text)] if len(text) > first else []
         if len(borders) > 1 and borders[0] == borders[1]:
             del borders[0]
+        return self._place(kept, borders, self._keys(text, borders, owned, cuts, scope))
+
+    def _keys(
+        self,
+        text: str,
+        borders: Sequence[int],
+        owned: Sequence[ControlMatch],
+        cuts: Sequence[int],
+        scope: str,
+    ) -> "list[_Key]":
+        """What each piece is known by."""
         keys: list[_Key] = []
         at = 0
         for begin, end in pairwise(borders):
@@ -125,9 +156,11 @@ class PieceTokenizer:
                 inside.append(ControlMatch(match.begin - begin, match.end - begin, match.token_id))
                 at += 1
             keys.append(_Key(scope, text[begin:end], begin == 0, tuple(inside)))
-        return self._place(borders, keys)
+        return keys
 
-    def _place(self, borders: Sequence[int], keys: "Sequence[_Key]") -> EncodedText:
+    def _place(
+        self, kept: Sequence[PlacedPiece], borders: Sequence[int], keys: "Sequence[_Key]"
+    ) -> EncodedText:
         pieces = [self._cache.find(key) for key in keys]
         missing = list(dict.fromkeys(k for k, piece in zip(keys, pieces, strict=True) if not piece))
         # A batch frees the interpreter's lock; a single call holds it.
@@ -138,13 +171,13 @@ class PieceTokenizer:
         }
         for key, piece in made.items():
             self._cache.add(key, piece)
-        placed: list[PlacedPiece] = []
-        num_tokens = 0
+        placed = list(kept)
+        num_tokens = kept[-1].first_token + len(kept[-1].piece) if kept else 0
         for begin, key, known in zip(borders, keys, pieces, strict=False):
             piece = known or made[key]
             placed.append(PlacedPiece(begin, num_tokens, piece))
             num_tokens += len(piece)
-        return EncodedText(placed, borders[:-1], num_tokens)
+        return EncodedText(placed, [piece.begin for piece in placed], num_tokens)
 
     def _piece(self, key: "_Key", encoding: Encoding) -> Piece:
         owned = key.owned

@@ -1,7 +1,7 @@
 """From places in the rendered text to offsets in its tokens."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -63,21 +63,27 @@ def token_end(encoded: EncodedText, character: int) -> TokenEnd:
 
 
 def segment_spans(
-    prompt: Prompt, places: Sequence[Place], encoded: EncodedText
+    prompt: Prompt,
+    places: Sequence[Place],
+    encoded: EncodedText,
+    known: Mapping[int, SegmentSpan] | None = None,
 ) -> list[SegmentSpan]:
     """A span for each segment; `places` are characters of the text that was encoded."""
-    spans: list[SegmentSpan] = []
-    for place, text in zip(places, segment_texts(prompt), strict=True):
-        if place.end is None:
-            spans.append(SegmentSpan(None))
-            continue
-        end = token_end(encoded, place.end)
-        placed = None if place.begin is None else encoded.piece_at(place.begin)
-        if text is None or place.begin is None or placed is None:
-            spans.append(SegmentSpan(end.tokens, end.tokens, is_exact=end.is_exact))
-            continue
-        # Places are inside the text's outer white space: `begin` is its first other character.
-        leading = len(text) - len(text.lstrip())
-        ends = CharacterEnds(placed.piece, place.begin - placed.begin - leading, len(text))
-        spans.append(SegmentSpan(end.tokens, placed.first_token, ends, end.is_exact))
-    return spans
+    known = known or {}
+    return [
+        known[segment] if segment in known else _span(place, text, encoded)
+        for segment, (place, text) in enumerate(zip(places, segment_texts(prompt), strict=True))
+    ]
+
+
+def _span(place: Place, text: str | None, encoded: EncodedText) -> SegmentSpan:
+    if place.end is None:
+        return SegmentSpan(None)
+    end = token_end(encoded, place.end)
+    placed = None if place.begin is None else encoded.piece_at(place.begin)
+    if text is None or place.begin is None or placed is None:
+        return SegmentSpan(end.tokens, end.tokens, is_exact=end.is_exact)
+    # Places are inside the text's outer white space: `begin` is its first other character.
+    leading = len(text) - len(text.lstrip())
+    ends = CharacterEnds(placed.piece, place.begin - placed.begin - leading, len(text))
+    return SegmentSpan(end.tokens, placed.first_token, ends, end.is_exact)

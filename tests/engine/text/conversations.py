@@ -56,6 +56,11 @@ def template_paths() -> list[Path]:
     return [*sorted(OWN.glob("*.jinja")), *sorted(REAL.glob("*.jinja"))]
 
 
+def call_template_paths() -> list[Path]:
+    """This project's templates of further ways to write calls."""
+    return sorted(OWN.with_name("call_templates").glob("*.jinja"))
+
+
 class Conversations:
     """Draws prompts that a chat client could send; one seed, one sequence."""
 

@@ -339,7 +339,8 @@ def test_indented_tools_keep_their_text_and_have_boundaries() -> None:
     many.append(Tool("empty", {}, ""))
     conversation = new_conversation(Prompt([text("user", "go")], many), None)
     source = ChatTemplate({"default": template}, {})
-    placed = place_segments(source, conversation, thinking=False)
+    rendered = source.render(conversation.variables({}, thinking=False))
+    placed = place_segments(source, conversation, rendered, thinking=False)
     assert placed.text == source.render(conversation.variables({}, thinking=False))
     for tool, place in zip(many, placed.places, strict=False):
         assert placed.text[: place.end].endswith("}")
