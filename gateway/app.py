@@ -1,6 +1,7 @@
 """The composition root: the only place where the parts meet."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ from gateway.limits.admission import Admission
 from gateway.limits.bodies import BodyBytes
 from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import ReadLimit
+from gateway.limits.large_bodies import LargeBodies
+from gateway.limits.reading import EXPORT_REST, EXPORTS_PER_KEY, ReadLimit
 from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.prices.book import PriceBook
@@ -101,6 +103,7 @@ def create_app(
                 BodyDeadline,
                 request_seconds=settings.request_seconds,
                 bodies=BodyBytes(settings.bodies_bytes),
+                large=LargeBodies(settings.large_body_bytes_per_minute, time.monotonic),
             )
         ],
         exception_handlers=errors.handlers,
@@ -167,6 +170,7 @@ async def _start(
         ledger=ledgers.drain.identity,
         inspection=_inspect(stack, base, ledgers.inspection),
         reading=ReadLimit(),
+        exporting=ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
         clock=clock,
         workers=_workers(stack),
         counting=Counting(settings.load_bounds, clock.monotonic),

@@ -18,7 +18,7 @@ from litestar.response import Stream
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import ASKED_RANGE, MAX_MS, now_ms
 from gateway.base.errors import InvalidRequest
-from gateway.http.auth import OWN_WORKSPACE
+from gateway.http.auth import EXPORT
 from gateway.http.services import Services
 from gateway.ledger.export import check_rows, moment, turn_lines, usage_lines
 from gateway.ledger.reads.ranges import Range
@@ -264,7 +264,7 @@ class ReportController(AdminController):
         operation_id="exportUsage",
         summary="Usage as CSV.",
         media_type=_CSV,
-        opt=OWN_WORKSPACE,
+        opt=EXPORT,
     )
     async def export(
         self,

@@ -21,6 +21,14 @@ class RequestBounds(BaseModel):
         ge=100,
         description="Most JSON values in a body: objects, lists, strings, numbers",
     )
+    max_object_keys: int = Field(
+        default=16_000, ge=16, description="Most keys of one JSON object in a body"
+    )
+    max_call_bytes: int = Field(
+        default=MEBIBYTE,
+        ge=1024,
+        description="Longest input of one tool call in the messages, in bytes of JSON",
+    )
     max_blocks: int = Field(
         default=20_000,
         ge=1,
@@ -77,6 +85,12 @@ class LoadBounds(BaseModel):
         ge=MEBIBYTE,
         description="Bytes of all request bodies that are read or held at one time; a workspace may"
         " hold as many as are left for others",
+    )
+    large_body_bytes_per_minute: int = Field(
+        default=128 * MEBIBYTE,
+        ge=MEBIBYTE,
+        description="Bytes a minute that a workspace may send in bodies longer than 1 MiB; a body"
+        " beyond it waits up to 10 seconds",
     )
     count_requests_per_minute: int = Field(
         default=1000, ge=1, description="Calls of `count_tokens` a minute, for each workspace"

@@ -29,6 +29,7 @@ from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
 
 OWN_WORKSPACE = {"own_workspace": True}
+EXPORT = {"own_workspace": True, "is_export": True}
 _READING = ("GET", "HEAD")
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -122,7 +123,9 @@ class _Reading:
             await self._app(scope, receive, send)
             return
         services = scope["litestar_app"].state.services
-        async with services.reading.taken(scope["user"].key_id):
+        opt = scope["route_handler"].opt
+        limit = services.exporting if opt.get("is_export") else services.reading
+        async with limit.taken(scope["user"].key_id):
             await self._app(scope, receive, send)
 
 

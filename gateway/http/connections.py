@@ -27,6 +27,7 @@ from gateway.base.errors import (
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
 from gateway.limits.bodies import BodyBytes
+from gateway.limits.large_bodies import LARGE_BYTES, LargeBodies, Wait
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -208,17 +209,21 @@ class _GuardedProtocol(HttpToolsProtocol):
 
 class BodyDeadline:
     """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read, and one
-    that there is no room for is refused there. Its bytes count until its request is over."""
+    that there is no room for is refused there. Its bytes count until its request is over. A large
+    one beyond its workspace's rate is left in the socket for a while."""
 
-    def __init__(self, app: ASGIApp, request_seconds: float, bodies: BodyBytes) -> None:
+    def __init__(
+        self, app: ASGIApp, request_seconds: float, bodies: BodyBytes, large: LargeBodies
+    ) -> None:
         self.app = app
         self._seconds = request_seconds
         self._bodies = bodies
+        self._large = large
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = asyncio.get_running_loop().time() + self._seconds
         is_whole = False
-        declared, taken = _declared_bytes(scope), _Taken(self._bodies)
+        declared, taken = _declared_bytes(scope), _Taken(self._bodies, self._large)
 
         async def receive_in_time() -> Any:
             nonlocal deadline, is_whole
@@ -232,8 +237,13 @@ class BodyDeadline:
             if message["type"] == "http.disconnect":
                 raise ClientGone
             if num_bytes := len(message.get("body", b"")):
-                taken.grow(getattr(scope.get("user"), "workspace", None) or "", num_bytes, declared)
-                deadline += num_bytes / BODY_BYTES_PER_SECOND
+                workspace = getattr(scope.get("user"), "workspace", None) or ""
+                wait = taken.grow(workspace, num_bytes, declared)
+                if wait.seconds:
+                    await asyncio.sleep(wait.seconds)
+                if wait.refusal is not None:
+                    raise wait.refusal
+                deadline += num_bytes / BODY_BYTES_PER_SECOND + wait.seconds
             is_whole = not message.get("more_body", False)
             return message
 
@@ -246,18 +256,26 @@ class BodyDeadline:
 class _Taken:
     """The bytes of one body in `BodyBytes`: all that its head declares when the first come."""
 
-    def __init__(self, bodies: BodyBytes) -> None:
+    def __init__(self, bodies: BodyBytes, large: LargeBodies) -> None:
         self._bodies = bodies
+        self._large = large
         self._workspace = ""
         self._num_bytes = self._num_read = 0
 
-    def grow(self, workspace: str, num_bytes: int, declared: int) -> None:
+    def grow(self, workspace: str, num_bytes: int, declared: int) -> Wait:
+        """Raise as `BodyBytes.take`. Return how long to leave the rest in the socket."""
         self._num_read += num_bytes
-        more = max(declared, self._num_read) - self._num_bytes
-        if more > 0:
-            self._bodies.take(workspace, more)
-            self._workspace = workspace
-            self._num_bytes += more
+        before = self._num_bytes
+        more = max(declared, self._num_read) - before
+        if more <= 0:
+            return Wait()
+        self._bodies.take(workspace, more)
+        self._workspace = workspace
+        self._num_bytes += more
+        if self._num_bytes <= LARGE_BYTES:
+            return Wait()
+        uncounted = more if before > LARGE_BYTES else self._num_bytes
+        return self._large.take(workspace, uncounted)
 
     def give_back(self) -> None:
         if self._num_bytes:

@@ -47,6 +47,7 @@ class Services:
     ledger: Identity
     inspection: Inspection
     reading: ReadLimit
+    exporting: ReadLimit
     clock: Clock
     workers: Workers
     counting: Counting

@@ -5,8 +5,8 @@ thread, in fair order between workspaces by bytes. A workspace has one thread at
 threads are left to other workspaces. The waiting work of a client that leaves is dropped. Work that
 a thread has begun ends by itself, since every request is bounded.
 
-Threads share the interpreter's lock. It changes hands every `SWITCH_SECONDS`, a tenth of Python's
-default, so that the loop waits for a thread no longer than that at a time.
+Threads share the interpreter's lock. It changes hands every `SWITCH_SECONDS`, a fiftieth of
+Python's default, so that the loop waits for a thread no longer than that at a time.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from gateway.limits.fair_queue import Bounds, FairQueue, QueueFull, Waiting
 
 INLINE_BYTES = 16 * 1024
 """The densest body of this size has some 600 blocks and takes the loop 5 ms; most take a tenth."""
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0001
 _NUM_THREADS = 4
 _MAX_WAITING = 1024
 

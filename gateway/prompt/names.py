@@ -27,8 +27,9 @@ from engine.protocol import (
 CHUNK_CHARACTERS = 8192
 _DIGEST_BYTES = 8
 # hashlib gives up the interpreter's lock for longer ones, and getting it back from another thread
-# takes longer than hashing them.
+# takes longer than hashing them. A long text does not hold it all the time.
 _UPDATE_BYTES = 2047
+_LONG_CHARACTERS = 32 * CHUNK_CHARACTERS
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,14 +90,15 @@ def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefi
 
 def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[tuple[Name | None, int]]:
     """Each chunk's bytes, with a name where the text goes on behind it."""
+    at_once = _UPDATE_BYTES if len(text) < _LONG_CHARACTERS else 4 * CHUNK_CHARACTERS
     for start in range(0, len(text), CHUNK_CHARACTERS):
         end = start + CHUNK_CHARACTERS
         # A chunk of UTF-8 never contains the bytes 0x01 and 0x02 unless the text does, so its
         # length goes in front: no two contents give the same bytes.
         piece = text[start:end].encode()
         chain.update(b"\x03%d:" % len(piece))
-        for offset in range(0, len(piece), _UPDATE_BYTES):
-            chain.update(piece[offset : offset + _UPDATE_BYTES])
+        for offset in range(0, len(piece), at_once):
+            chain.update(piece[offset : offset + at_once])
         name = Name(chain.hexdigest(), segment, end) if end < len(text) else None
         yield name, len(piece)
 

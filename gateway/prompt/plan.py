@@ -14,12 +14,14 @@ from gateway.prompt.names import Prefix, find_prefixes, trim_names
 
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
+_END_CHARACTERS = 1024
+_PIECE_CHARACTERS = 1 << 16
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
     `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
-    are the client's."""
+    are the client's. `sure_bytes`: see the function."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -27,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     names: list[Name]
     name_bytes: list[int]
     prefixes: list[Prefix]
+    sure_bytes: int
     automatic: AutoCache | None = None
 
     @property
@@ -85,6 +88,7 @@ def make_plan(
         name_bytes=[prefix.num_bytes for prefix in named],
         prefixes=prefixes,
         automatic=policy if len(breakpoints) > num_given else None,
+        sure_bytes=sure_bytes(layout.prompt),
     )
 
 
@@ -96,8 +100,22 @@ def sure_bytes(prompt: Prompt) -> int:
     texts = [block.text for block in prompt.system]
     for message in prompt.messages:
         texts += [p.text for p in message.parts if isinstance(p, TextPart | ToolResultPart)]
-    return sum(_num_bytes(text.strip()) for text in texts)
+    return sum(map(_num_kept, texts))
+
+
+def _num_kept(text: str) -> int:
+    """The bytes without blanks at the ends. A long text is not copied for that, since a copy of
+    many megabytes holds the interpreter's lock."""
+    if len(text) > 2 * _END_CHARACTERS:
+        head, tail = text[:_END_CHARACTERS], text[-_END_CHARACTERS:]
+        if not (head.isspace() or tail.isspace()):
+            kept = _num_bytes(head.lstrip()) + _num_bytes(tail.rstrip())
+            return _num_bytes(text) - _num_bytes(head) - _num_bytes(tail) + kept
+    return _num_bytes(text.strip())
 
 
 def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+    if text.isascii():
+        return len(text)
+    starts = range(0, len(text), _PIECE_CHARACTERS)
+    return sum(len(text[start : start + _PIECE_CHARACTERS].encode()) for start in starts)

@@ -33,7 +33,6 @@ from gateway.base.record import TurnRecord
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prompt.ask import Ask
-from gateway.prompt.plan import sure_bytes
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
@@ -105,7 +104,7 @@ class Dispatcher:
                 longest = description.longest_token_bytes
                 most = description.max_context_tokens
         if longest and ask.plan.num_bytes > longest * most:
-            least = -(-sure_bytes(ask.plan.prompt) // longest)
+            least = -(-ask.plan.sure_bytes // longest)
             if least > most:
                 raise PromptTooLong(least, most)
 

@@ -22,7 +22,6 @@ from gateway.dialects.anthropic.request import (
 )
 from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
-from gateway.prompt.layout import check_json
 from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import Plan
 
@@ -129,7 +128,6 @@ def _demands(
         other = request.output_config.format if request.output_config else None
         if request.output_format is not None and other not in (None, request.output_format):
             raise InvalidRequest("output_format: must not differ from output_config.format")
-        check_json(form.schema, f"{request.form_path}.schema")
     if not guarantees_calls(choice, has_schema=form is not None):
         for index, tool in enumerate(request.tools):
             if tool.strict:

@@ -13,6 +13,7 @@ from gateway.dialects.anthropic.content import (
     ToolUse,
 )
 from gateway.dialects.anthropic.request import ChoiceTool, CountTokensRequest, MessagesRequest
+from gateway.dialects.calls import check_input
 from gateway.prompt.schemas import check_schema
 
 _MAX_EDITS = 16
@@ -59,7 +60,8 @@ def _check_generation(request: MessagesRequest, bounds: RequestBounds) -> None:
 
 def _check_blocks(request: CountTokensRequest, bounds: RequestBounds) -> None:
     """Count segments and nested blocks. The longest lists are counted first."""
-    left = bounds.max_blocks - (len(request.system) if isinstance(request.system, list) else 1)
+    system = request.system
+    left = bounds.max_blocks - (len(system) if isinstance(system, list) else system is not None)
     for message in request.messages:
         left -= len(message.content) if isinstance(message.content, list) else 1
         if left < 0:
@@ -95,6 +97,7 @@ def _check_call(path: str, block: ToolUse | ToolResult, bounds: RequestBounds) -
     if isinstance(block, ToolUse):
         _check_length(block.id, f"{path}.tool_use.id", bounds)
         _check_length(block.name, f"{path}.tool_use.name", bounds)
+        check_input(block.input, f"{path}.tool_use.input", bounds)
     else:
         _check_length(block.tool_use_id, f"{path}.tool_result.tool_use_id", bounds)
 

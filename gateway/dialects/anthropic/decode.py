@@ -43,7 +43,7 @@ def _read(decoder: msgspec.json.Decoder[Request], body: bytes) -> Request:
 
 
 def _decode(decoder: msgspec.json.Decoder[Request], body: bytes, bounds: RequestBounds) -> Request:
-    check_values(body, bounds.max_json_values)
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
         request = _read(decoder, body)
     except msgspec.ValidationError as error:

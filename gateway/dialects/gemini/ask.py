@@ -13,7 +13,6 @@ from gateway.dialects.gemini.schemas import json_schema
 from gateway.dialects.gemini.segments import lay_out
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
-from gateway.prompt.layout import check_json
 from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import make_plan
 
@@ -180,10 +179,8 @@ def _output_schema(config: GenerationConfig) -> dict[str, Any] | None:
             f"generationConfig.responseMimeType: only text/plain and {_JSON_TYPE} are supported"
         )
     if given is not None:
-        check_json(given, path)
         return json_schema(given, path)
     if config.response_json_schema is not None:
-        check_json(config.response_json_schema, path)
         return config.response_json_schema
     return {"type": ["object", "array"]}
 

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.calls import check_input
 from gateway.dialects.gemini.content import Part
 from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
 from gateway.prompt.schemas import check_schema
@@ -72,6 +73,7 @@ def _check_names(part: Part, path: str, bounds: RequestBounds) -> None:
     if (call := part.function_call) is not None:
         _check_length(call.name, f"{path}.functionCall.name", bounds)
         _check_length(call.id or "", f"{path}.functionCall.id", bounds)
+        check_input(call.args, f"{path}.functionCall.args", bounds)
     if (response := part.function_response) is not None:
         _check_length(response.name, f"{path}.functionResponse.name", bounds)
         _check_length(response.id or "", f"{path}.functionResponse.id", bounds)

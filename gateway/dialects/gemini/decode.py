@@ -51,7 +51,7 @@ def decode_count(
 
 
 def decode(body: bytes, kind: type[ShapeT], bounds: RequestBounds) -> ShapeT:
-    check_values(body, bounds.max_json_values)
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
     try:
         return msgspec.convert(named(_value(body), kind), kind, strict=False)
     except msgspec.ValidationError as error:

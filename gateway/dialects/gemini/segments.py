@@ -128,10 +128,8 @@ class _Builder:
             raise InvalidRequest(f"{path}.parameters: excludes parametersJsonSchema")
         schema: dict[str, Any] = {"type": "object", "properties": {}}
         if function.parameters is not None:
-            check_json(function.parameters, f"{path}.parameters")
             schema = json_schema(function.parameters, f"{path}.parameters")
         elif function.parameters_json_schema is not None:
-            check_json(function.parameters_json_schema, f"{path}.parametersJsonSchema")
             schema = function.parameters_json_schema
         for name in ("response", "response_json_schema"):
             if getattr(function, name) is not None:

@@ -20,7 +20,7 @@ from gateway.dialects.openai.request import (
 from gateway.dialects.openai.segments import NATIVE_TTL, lay_out
 from gateway.prompt.ask import Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
-from gateway.prompt.layout import Layout, Slot, check_json
+from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import Plan, make_plan
 
@@ -192,7 +192,6 @@ def _output_schema(request: ChatRequest) -> dict[str, Any] | None:
             return {"type": "object"}
         case JsonSchemaFormat(json_schema=wanted):
             schema = {"type": "object"} if wanted.schema is None else wanted.schema
-            check_json(schema, "response_format.json_schema.schema")
             return schema
         case _:
             return None

@@ -2,6 +2,7 @@
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.calls import check_arguments
 from gateway.dialects.openai.content import AssistantMessage, Message, ToolMessage
 from gateway.dialects.openai.request import (
     ChatRequest,
@@ -69,6 +70,7 @@ def _check_blocks(messages: list[Message], bounds: RequestBounds) -> None:
                 path = f"messages[{index}].tool_calls[{number}]"
                 _check_length(call.id, f"{path}.id", bounds)
                 _check_length(call.function.name, f"{path}.function.name", bounds)
+                check_arguments(call.function.arguments, f"{path}.function.arguments", bounds)
 
 
 def _check_length(name: str, path: str, bounds: RequestBounds) -> None:

@@ -43,7 +43,7 @@ def _decode(
     refused: Mapping[str, tuple[Any, ...]],
     bounds: RequestBounds,
 ) -> Request:
-    check_values(body, bounds.max_json_values)
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
     fields = fields_of(body)
     given: dict[str, Raw] = {}
     for name, value in fields.items():

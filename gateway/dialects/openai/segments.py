@@ -107,7 +107,6 @@ class _Builder:
         schema = function.parameters
         if schema is None:
             schema = {"type": "object", "properties": {}}
-        check_json(schema, f"{path}.function.parameters")
         self._mark(path, tool.cache_control, function.cache_control)
         self._tools.append(
             PromptTool(function.name, schema, function.description, strict=function.strict or False)

@@ -22,7 +22,6 @@ from gateway.dialects.responses.segments import Reading, lay_out
 from gateway.dialects.responses.tools import Origin, Toolbox
 from gateway.prompt.ask import Ask, Compared, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
-from gateway.prompt.layout import check_json
 from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import make_plan
 
@@ -163,7 +162,6 @@ def _output_schema(request: ResponsesRequest) -> dict[str, Any] | None:
         case JsonObjectFormat():
             return {"type": "object"}
         case JsonSchemaFormat(schema=schema):
-            check_json(schema, "text.format.schema")
             return schema
         case _:
             return None

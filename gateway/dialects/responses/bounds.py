@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.calls import check_arguments, check_input
 from gateway.dialects.responses.content import (
     AdditionalTools,
     ClientCall,
@@ -77,6 +78,10 @@ def _check_items(items: list[Item], bounds: RequestBounds) -> None:
             _check_length(item.call_id, f"input[{index}].call_id", bounds)
         if isinstance(item, FunctionCall | CustomToolCall):
             _check_length(item.name, f"input[{index}].name", bounds)
+        if isinstance(item, FunctionCall):
+            check_arguments(item.arguments, f"input[{index}].arguments", bounds)
+        elif isinstance(item, CustomToolCall | ClientCall):
+            check_input(item.input, f"input[{index}]", bounds)
 
 
 def _num_parts(item: Item) -> int:

@@ -79,7 +79,7 @@ _open = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_responses(body: bytes, bounds: RequestBounds = DEFAULT_BOUNDS) -> Given:
-    check_values(body, bounds.max_json_values)
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
     fields = {name: value for name, value in fields_of(body).items() if bytes(value) != b"null"}
     if (previous := fields.get("previous_response_id")) is not None:
         raise ResponseNotKept(_shown(previous))

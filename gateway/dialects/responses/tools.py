@@ -19,7 +19,6 @@ from gateway.dialects.responses.content import (
     Tool,
 )
 from gateway.prompt.ignored import Notepad
-from gateway.prompt.layout import check_json
 
 INPUT = "input"
 _SEPARATOR = "__"
@@ -119,7 +118,6 @@ class Toolbox:
         if isinstance(tool, CustomTool):
             return self._custom(path, name, tool, description)
         schema = _NO_PARAMETERS if tool.parameters is None else tool.parameters
-        check_json(schema, f"{path}.parameters")
         return PromptTool(name, schema, description, strict=bool(tool.strict))
 
     def _custom(

@@ -168,14 +168,58 @@ def test_json_values_are_counted_before_they_are_made(
     "value", [",[{" * 400, '"' * 400, "\\" * 401, '","' * 300, '\\","', '":"' * 30, "é,\n," * 200]
 )
 def test_what_is_inside_a_string_is_no_value(value: str) -> None:
-    check_values(msgspec.json.encode({"a": [value, value * 3]}), 4)
+    check_values(msgspec.json.encode({"a": [value, value * 3]}), 4, 1)
     with pytest.raises(TooLarge):
-        check_values(msgspec.json.encode([value] + [1] * 400), 400)
+        check_values(msgspec.json.encode([value] + [1] * 400), 400, 1)
 
 
 @pytest.mark.parametrize("broken", [b'"' + b"\\" * 999, b'["' + b"a" * 999, b'"\\', b'\\"' * 500])
 def test_a_body_that_is_no_json_is_counted_to_its_end(broken: bytes) -> None:
-    check_values(broken, 2)
+    check_values(broken, 2, 1)
+
+
+def nested(num_keys: int) -> dict[str, object]:
+    """Objects in objects, of which one has so many keys."""
+    return {"a": [{"b": {f"k{n}": {"x": {}} for n in range(num_keys)}}], "c": 1}
+
+
+@pytest.mark.parametrize("noise", ["", "{:" * 400, '"}' * 400, "\\{"])
+def test_the_keys_of_one_object_are_counted_wherever_it_stands(noise: str) -> None:
+    """Objects beside it, inside it and in strings do not count for it."""
+    most = 500
+    body = {"noise": noise * 100, "many": [nested(2) for _ in range(most)], "it": nested(most)}
+    check_values(msgspec.json.encode(body), 1_000_000, most)
+    with pytest.raises(TooLarge, match="more than 500 keys"):
+        check_values(msgspec.json.encode(body | {"it": nested(most + 1)}), 1_000_000, most)
+
+
+@pytest.mark.parametrize("size", [2000, 70_000, 600_000])
+def test_the_input_of_a_call_has_a_bound_of_bytes_and_of_keys(size: int) -> None:
+    bounds = RequestBounds(max_call_bytes=size, max_object_keys=size // 20)
+    fits, long = {"a": "b" * (size - 8)}, {"a": "b" * (size - 7)}
+    wide = {f"k{n}": n for n in range(bounds.max_object_keys + 1)}
+    decode_messages(msgspec.json.encode(called(fits)), bounds)
+    decode_chat(msgspec.json.encode(called_function(fits)), bounds)
+    with pytest.raises(InvalidRequest, match=f"tool_use.input: may have at most {size} bytes"):
+        decode_messages(msgspec.json.encode(called(long)), bounds)
+    with pytest.raises(InvalidRequest, match=f"arguments: may have at most {size} bytes"):
+        decode_chat(msgspec.json.encode(called_function(long)), bounds)
+    for decode, made in ((decode_messages, called), (decode_chat, called_function)):
+        with pytest.raises(TooLarge, match="keys"):
+            decode(msgspec.json.encode(made(wide)), bounds)
+
+
+def called(value: dict[str, object]) -> dict[str, object]:
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": value}
+    return body(
+        messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": [use]}]
+    )
+
+
+def called_function(value: dict[str, object]) -> dict[str, object]:
+    function = {"name": "f", "arguments": msgspec.json.encode(value).decode()}
+    call = {"type": "function", "id": "t1", "function": function}
+    return body(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
 
 
 def test_an_error_shows_no_more_than_the_beginning_of_an_unknown_field() -> None:
