@@ -123,8 +123,9 @@ class Row:
 
 
 async def measure(house: House, names: list[str], seconds: float) -> list[Row]:
-    victim = Victim(house, house.new_key("victim"), num_words=1100)
-    attacker = house.new_key("attacker")
+    victim_key = await asyncio.to_thread(house.new_key, "victim")
+    victim = Victim(house, victim_key, num_words=1100)
+    attacker = await asyncio.to_thread(house.new_key, "attacker")
     await watch(victim, 3)
     alone = await watch(victim, seconds)
     rows = []

@@ -28,19 +28,19 @@ def serve(app: Any) -> Iterator[str]:
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, ws="none", timeout_graceful_shutdown=2
     )
-    with _running(uvicorn.Server(config)) as url:
+    with running(uvicorn.Server(config)) as url:
         yield url
 
 
 @contextmanager
 def serve_app(app: Litestar, settings: Settings) -> Iterator[str]:
     """Run the gateway's application as `python -m gateway serve` does, on a free port."""
-    with _running(Server(app, settings, port=0, timeout_graceful_shutdown=2)) as url:
+    with running(Server(app, settings, port=0, timeout_graceful_shutdown=2)) as url:
         yield url
 
 
 @contextmanager
-def _running(server: uvicorn.Server) -> Iterator[str]:
+def running(server: uvicorn.Server) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + WAIT_SECONDS

@@ -1,0 +1,101 @@
+"""How long one callback keeps the gateway's event loop, in CPU time, while large bodies are read.
+
+CPU time of the loop's thread: what a busy machine adds to the clock does not count.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gateway.app import create_app
+from gateway.base.bounds import RequestBounds
+from gateway.cli.migrate import migrate
+from gateway.http.server import Server
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import API_KEY, eventually, make_settings, running, serve
+from tests.longest_callback import LONGEST_SECONDS, Longest, longest_callback
+
+HEADERS = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+BLOCKS = [{"type": "text", "text": letter} for letter in "abcdefgh"]
+
+
+@pytest.fixture(scope="module")
+def longest() -> Iterator[Longest]:
+    with longest_callback() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, longest: Longest) -> Iterator[str]:
+    """A gateway on asyncio's own loop, before an engine in a thread with a loop of another kind."""
+    data: Path = tmp_path_factory.mktemp("pauses")
+    with serve(ScriptedEngine()) as engine:
+        settings = make_settings(data, engine, count_bytes_per_minute=1 << 40)
+        migrate(settings)
+        app = create_app(settings)
+        with running(Server(app, settings, port=0, loop="asyncio")) as url:
+            eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
+            yield url
+
+
+def blocks_at_the_bound() -> bytes:
+    most = RequestBounds().max_blocks
+    content = [BLOCKS[number % len(BLOCKS)] for number in range(most)]
+    return msgspec.json.encode(body(messages=[{"role": "user", "content": content}]))
+
+
+def long_text() -> bytes:
+    return msgspec.json.encode(
+        body(messages=[{"role": "user", "content": "amber birch " * 400_000}])
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("make", [blocks_at_the_bound, long_text])
+def test_no_callback_keeps_the_loop_long_while_large_bodies_are_read(
+    url: str, longest: Longest, make: Any, path: str
+) -> None:
+    sent = make()
+    if path.endswith("count_tokens"):
+        fields = msgspec.json.decode(sent)
+        del fields["max_tokens"]
+        sent = msgspec.json.encode(fields)
+    statuses: list[int] = []
+
+    def send() -> None:
+        headers = {**HEADERS, "content-type": "application/json"}
+        reply = httpx.post(url + path, content=sent, headers=headers, timeout=300)
+        statuses.append(reply.status_code)
+
+    send()  # what is imported or connected once
+    longest.reset()
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200}
+    assert 0 < longest.seconds < LONGEST_SECONDS, longest.name
+
+
+def test_a_callback_that_keeps_the_loop_is_seen(longest: Longest) -> None:
+    def compute() -> None:
+        until = time.thread_time() + 2 * LONGEST_SECONDS
+        while time.thread_time() < until:
+            pass
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_soon(compute)
+        await asyncio.sleep(0.01)
+
+    longest.reset()
+    asyncio.run(run())
+    assert longest.seconds > LONGEST_SECONDS and "compute" in longest.name
