@@ -120,7 +120,6 @@ class Tools:
             )
         if not tool.name:
             raise InvalidRequest(f"{path}.name: String should have at least 1 character")
-        check_json(tool.input_schema, f"{path}.input_schema")
         if tool.input_examples:
             self._notepad.ignore(f"{path}.input_examples", "not shown to this model")
         if tool.allowed_callers != ["direct"]:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -52,18 +51,11 @@ def blocks_at_the_bound() -> bytes:
     return msgspec.json.encode(body(messages=[{"role": "user", "content": content}]))
 
 
-def long_text() -> bytes:
-    return msgspec.json.encode(
-        body(messages=[{"role": "user", "content": "amber birch " * 400_000}])
-    )
-
-
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-@pytest.mark.parametrize("make", [blocks_at_the_bound, long_text])
 def test_no_callback_keeps_the_loop_long_while_large_bodies_are_read(
-    url: str, longest: Longest, make: Any, path: str
+    url: str, longest: Longest, path: str
 ) -> None:
-    sent = make()
+    sent = blocks_at_the_bound()
     if path.endswith("count_tokens"):
         fields = msgspec.json.decode(sent)
         del fields["max_tokens"]
