@@ -12,14 +12,13 @@ _TABLES = ("workspaces", "api_keys")
 
 
 def upgrade() -> None:
-    for name in _TABLES:
-        with op.batch_alter_table(name) as table:
-            table.add_column(sa.Column("auto_cache", sa.String(16), nullable=True))
-            table.add_column(sa.Column("auto_cache_ttl", sa.String(4), nullable=True))
+    for table in _TABLES:
+        op.add_column(table, sa.Column("auto_cache", sa.String(16), nullable=True))
+        op.add_column(table, sa.Column("auto_cache_ttl", sa.String(4), nullable=True))
 
 
 def downgrade() -> None:
-    for name in reversed(_TABLES):
-        with op.batch_alter_table(name) as table:
-            table.drop_column("auto_cache_ttl")
-            table.drop_column("auto_cache")
+    """Columns are dropped in place: a table that others refer to can't be made anew."""
+    for table in reversed(_TABLES):
+        op.drop_column(table, "auto_cache_ttl")
+        op.drop_column(table, "auto_cache")

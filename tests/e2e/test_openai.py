@@ -86,7 +86,8 @@ def test_in_mode_explicit_reuse_is_reported_and_nothing_is_leased(openai: OpenAI
 
 def test_marking_what_is_in_memory_writes_without_computing(openai: OpenAI) -> None:
     text = handbook(60)
-    chat(openai, {"role": "system", "content": text})
+    explicit = {"prompt_cache_options": {"mode": "explicit"}}
+    chat(openai, {"role": "system", "content": text}, extra_body=explicit)
     answer = chat(openai, {"role": "system", "content": marked(text)})
     reused, written = cached(answer.usage)
     extension = answer.model_extra["holdfast"]
