@@ -100,6 +100,9 @@ class Preparer:
             return request, []
         if "strict_tools" not in self._description.capabilities:
             return without_strict(request, lambda _: True), []
+        if not self._refusal(request):
+            return request, []
+        # Which of them is at fault is only asked where some are.
         unheld: dict[str, str] = {}
         for tool in request.prompt.callable_tools:
             if tool.strict and (reason := self._refusal(only(request, tool))):
