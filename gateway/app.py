@@ -24,6 +24,7 @@ from gateway.base.settings import Settings
 from gateway.base.supervisor import CountEnd, Loop, Supervisor
 from gateway.http import errors
 from gateway.http.auth import AdminGate
+from gateway.http.batch_runner import make_runner
 from gateway.http.connections import BodyDeadline
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
@@ -144,18 +145,17 @@ async def _start(
     recovered = await reconciler.recover()
     drain = _drain(journal, ledgers.drain, fleet, metrics)
     queries = Queries(ledgers.reads)
-    contents = _contents(settings, ledgers.access)
-    sweep = Sweep(contents, fleet, keyring, catalogue, clock)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
+    sweep = _sweep(settings, ledgers.access, fleet, keyring, catalogue, clock)
     _run_beside(stack, base.supervisor, "cached_contents", sweep.run)
-    background = _background(stack)
-    await _look_at_database(keyring)
-    if not keyring.is_sample:
-        await _ensure_key(keys, settings, clock)
+    await _look_at_database(keyring, keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
+    turns = _turn_service(dispatcher, admission, billing, queries, _background(stack))
+    runner = make_runner(settings, ledgers.access, turns, keyring, _workers(stack), catalogue)
+    _run_beside(stack, base.supervisor, "batches", runner.run)
     return Services(
-        turns=_turn_service(dispatcher, admission, billing, queries, background),
+        turns=turns,
         fleet=fleet,
         catalogue=catalogue,
         keyring=keyring,
@@ -172,12 +172,14 @@ async def _start(
         reading=ReadLimit(),
         exporting=ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
         clock=clock,
-        workers=_workers(stack),
+        workers=runner.workers,
         counting=Counting(settings.load_bounds, clock.monotonic),
         bounds=settings.request_bounds,
         load_bounds=settings.load_bounds,
-        cached_contents=contents,
+        cached_contents=sweep.contents,
         sweep=sweep,
+        batches=runner.store,
+        row_reader=runner.reader,
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
     )
@@ -203,8 +205,16 @@ def _dispatcher(
     )
 
 
-def _contents(settings: Settings, ledger: Ledger) -> CachedContents:
-    return CachedContents(ledger, settings.cached_contents, settings.cached_content_bytes)
+def _sweep(
+    settings: Settings,
+    ledger: Ledger,
+    fleet: Fleet,
+    keyring: KeyRing,
+    catalogue: Catalogue,
+    clock: Clock,
+) -> Sweep:
+    contents = CachedContents(ledger, settings.cached_contents, settings.cached_content_bytes)
+    return Sweep(contents, fleet, keyring, catalogue, clock)
 
 
 def _drain(journal: Journal, ledger: Ledger, fleet: Fleet, metrics: Metrics) -> Drain:
@@ -347,7 +357,7 @@ def _run_beside(stack: AsyncExitStack, supervisor: Supervisor, name: str, loop: 
     stack.push_async_callback(supervisor.stop, name)
 
 
-async def _look_at_database(keyring: KeyRing) -> None:
+async def _look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:
     """Look at the database before the first turn: one of sample data serves none.
 
     A database that is away is asked again in the background.
@@ -358,6 +368,8 @@ async def _look_at_database(keyring: KeyRing) -> None:
         get_logger("gateway").warning("database_not_looked_at", error=str(error))
     if keyring.is_sample:
         get_logger("gateway").warning("sample_data", serves_turns=False)
+    else:
+        await _ensure_key(keys, settings, clock)
 
 
 async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:

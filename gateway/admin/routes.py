@@ -11,6 +11,7 @@ from gateway.admin.overview import OverviewController
 from gateway.admin.report import ReportController
 from gateway.admin.usage import UsageController
 from gateway.admin.workspaces import WorkspacesController
+from gateway.http.batches import BatchesController
 from gateway.http.cached_contents import (
     CachedContentsAtV1Controller,
     CachedContentsController,
@@ -23,6 +24,7 @@ from gateway.http.responses import ResponsesController
 
 CONTROLLERS = (
     MessagesController,
+    BatchesController,
     ChatCompletionsController,
     CompletionsController,
     ResponsesController,

@@ -119,6 +119,23 @@ class LoadBounds(BaseModel):
         ge=1,
         description="Unknown keys of one address that are looked up in the database a minute",
     )
+    batch_rows: int = Field(default=100_000, ge=1, description="Most rows of a batch of messages")
+    batch_bytes: int = Field(
+        default=1024 * MEBIBYTE,
+        ge=1024,
+        description="Bytes of rows that all batches of a workspace may have together, until they"
+        " are deleted",
+    )
+    batch_seconds: float = Field(
+        default=86_400.0,
+        gt=0,
+        description="For how many seconds a batch may run; rows that have not run then expire",
+    )
+    batch_concurrency: int = Field(
+        default=8,
+        ge=1,
+        description="Most rows of batches that a gateway has at engines at one time",
+    )
     cached_contents: int = Field(
         default=1000, ge=1, description="Most cached contents (Google's dialect) of a workspace"
     )

@@ -76,7 +76,7 @@ class MessagesController(Controller):
         turn_id = services.turns.new_id()
         items = services.turns.run(ask, turn_id)
         if not ask.stream:
-            return answered(await while_present(request, _whole(items, ask, turn_id)))
+            return answered(await while_present(request, whole(items, ask, turn_id)))
         writer = await while_present(request, _begin(items, ask, turn_id))
         return streamed(_stream(items, writer), items)
 
@@ -135,7 +135,8 @@ async def _begin(items: Items, ask: Ask, turn_id: TurnId) -> EventWriter:
     )
 
 
-async def _whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+async def whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
+    """The whole message of a turn that is not streamed."""
     writer, collector = await _begin(items, ask, turn_id), MessageCollector()
     async for item in items:
         for event in _events(item, writer):

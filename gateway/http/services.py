@@ -12,7 +12,9 @@ from gateway.base.metrics import Metrics
 from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
+from gateway.http.batch_rows import RowReader
 from gateway.journal.writer import Journal
+from gateway.ledger.batches import Batches
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
 from gateway.ledger.inspection import Inspection
@@ -55,6 +57,8 @@ class Services:
     load_bounds: LoadBounds
     cached_contents: CachedContents
     sweep: Sweep
+    batches: Batches
+    row_reader: RowReader
     removes_nonces: bool
     unreadable: Unreadable
 

@@ -307,3 +307,48 @@ class CachedContentRow(Base):
     updated_at: Mapped[datetime]
     expires_at: Mapped[datetime]
     held_until: Mapped[datetime]
+
+
+class BatchRow(Base):
+    """A batch of messages. A gateway runs it while it owns it: `owner` until `owned_until`.
+
+    `version` is the `anthropic-version` that it was sent with. `num_bytes` are those of its rows.
+    """
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        Index("ix_batches_workspace", "workspace_id", "created_at", "id"),
+        Index("ix_batches_status", "status", "owned_until"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    workspace_id: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str] = mapped_column(String(32))
+    version: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16))
+    num_bytes: Mapped[int]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    cancel_initiated_at: Mapped[datetime | None]
+    owner: Mapped[str] = mapped_column(String(32))
+    owned_until: Mapped[datetime]
+
+
+class BatchItemRow(Base):
+    """One request of a batch. Rows run in the order of `rank`; `prefix` names what they share.
+
+    `params` and `result` are JSON, compressed. The status is `pending` or the type of the result.
+    """
+
+    __tablename__ = "batch_rows"
+    __table_args__ = (Index("ix_batch_rows_rank", "batch_id", "status", "rank"),)
+
+    batch_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    custom_id: Mapped[str] = mapped_column(String(64))
+    rank: Mapped[int]
+    prefix: Mapped[str] = mapped_column(String(16))
+    params: Mapped[bytes] = mapped_column(LargeBinary)
+    status: Mapped[str] = mapped_column(String(16))
+    result: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -101,7 +101,7 @@ class KeyRing:
         self._configured: _Known | None = None
         if configured is not None:
             digest = digest_of(configured.get_secret_value())
-            principal = self._principal(DEFAULT_WORKSPACE, f"key_{digest[:16]}")
+            principal = self.principal(DEFAULT_WORKSPACE, f"key_{digest[:16]}")
             self._configured = _Known(principal, digest, None)
 
     def scope_of(self, workspace: str) -> str:
@@ -154,7 +154,7 @@ class KeyRing:
         if configured is not None:
             # The configured key works without a database. With one, its limits and its expiry count
             # too.
-            principal = self._principal(DEFAULT_WORKSPACE, configured.principal.key_id)
+            principal = self.principal(DEFAULT_WORKSPACE, configured.principal.key_id)
             expired = now if configured.digest in found.has_ended else None
             self._configured = _Known(principal, configured.digest, expired)
 
@@ -243,7 +243,8 @@ class KeyRing:
         )
         return _Known(principal, key.digest, key.expires_at, grant)
 
-    def _principal(self, workspace: str, key_id: str) -> Principal:
+    def principal(self, workspace: str, key_id: str) -> Principal:
+        """Who a workspace is now, without a look at the key."""
         scope, found = self.scope_of(workspace), self.workspaces.get(workspace)
         if found is None:
             return Principal(workspace, key_id, scope, auto_cache=self._auto_cache)

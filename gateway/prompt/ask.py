@@ -82,6 +82,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Api = "anthropic"
     num_removed: int = 0
     output_schema: dict[str, Any] | None = None
+    is_batch: bool = False
     notes: Notes = NO_NOTES
 
     @property

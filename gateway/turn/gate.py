@@ -33,6 +33,10 @@ _LEARNING = 0.1
 _PACE_SECONDS = 10.0
 _MAX_RETRY_SECONDS = 60
 _STILL = 0.05
+_BEHIND_SECONDS = 0.02
+_BATCH_SHARE = 0.5
+"""The part of the turns that an engine computes together that batches may bring it to."""
+_UNTOLD_RUNNING = 32
 
 
 class Passing:
@@ -99,9 +103,40 @@ class Gate:
         told then. Raise Overloaded where the queue
         is full, or its time is over.
         """
+        if ask.is_batch:
+            return await self._enter_behind(ask)
         if not is_first and not self._queue and self._has_room(ask.model.engine_model):
             return self._pass(ask.prompt_tokens)
         return await self._wait(ask, is_first, is_charged)
+
+    async def _enter_behind(self, ask: Ask) -> Passing:
+        """Wait until nobody else waits and an engine has room to spare.
+
+        A turn of a batch has no deadline here; the batch has one.
+        """
+        while self._queue or not self._has_spare_room(ask.model.engine_model):
+            await asyncio.sleep(_BEHIND_SECONDS)
+        return self._pass(ask.prompt_tokens)
+
+    def _has_spare_room(self, model: str | None) -> bool:
+        """Whether an engine computes fewer turns than the share that batches may fill.
+
+        True also if no engine is ready, so that routing refuses.
+        """
+        ready = [
+            engine
+            for engine in self._engines
+            if engine.is_ready
+            and engine.description is not None
+            and is_served(model, engine.description.model)
+        ]
+        spare = -self.num_passing
+        for engine in ready:
+            assert engine.description is not None
+            most = engine.description.max_running or _UNTOLD_RUNNING
+            if engine.url not in self.refusing and not engine.load.num_waiting_tokens:
+                spare += max(int(most * _BATCH_SHARE), 1) - engine.load.num_running
+        return not ready or spare > 0
 
     def changed(self) -> None:
         """A turn has begun to answer or is over, so there may be room for another."""

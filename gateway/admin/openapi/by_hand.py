@@ -13,6 +13,7 @@ from gateway.admin.openapi.operation import (
     Security,
 )
 from gateway.base.errors import EngineTimeout, RateLimited, SpendLimitReached
+from gateway.dialects.anthropic import batches
 from gateway.dialects.anthropic.request import VERSIONS, CountTokensRequest, MessagesRequest
 from gateway.dialects.anthropic.response import Message, ModelInfo, ModelList, TokenCount
 from gateway.dialects.gemini import caches
@@ -155,7 +156,58 @@ def _cached_contents(at: str, suffix: str) -> tuple[Operation, ...]:
     )
 
 
+_BATCH_ID = {"name": "batch_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_BATCHES = "/v1/messages/batches"
+
+
+def _of_batch(operation_id: str, method: str, path: str, summary: str, reply: Any) -> Operation:
+    return Operation(
+        id=operation_id,
+        method=method,
+        path=f"{_BATCHES}/{{batch_id}}{path}",
+        summary=summary,
+        replies=() if reply is None else (reply,),
+        other="application/x-jsonl" if reply is None else None,
+        security=_KEYS,
+        parameters=(_BATCH_ID,),
+        errors=READING,
+    )
+
+
+_BATCH_OPERATIONS = (
+    Operation(
+        id="createMessageBatch",
+        method="post",
+        path=_BATCHES,
+        summary="Run many messages behind all other turns.",
+        replies=(batches.MessageBatch,),
+        body=batches.CreateBatch,
+        security=_KEYS,
+        parameters=(_VERSION,),
+        errors=_TURNS,
+    ),
+    Operation(
+        id="listMessageBatches",
+        method="get",
+        path=_BATCHES,
+        summary="The workspace's batches, the newest first.",
+        replies=(batches.MessageBatchList,),
+        security=_KEYS,
+        parameters=(
+            _query("after_id", {"type": "string"}),
+            _query("before_id", {"type": "string"}),
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}),
+        ),
+        errors=READING,
+    ),
+    _of_batch("getMessageBatch", "get", "", "One batch.", batches.MessageBatch),
+    _of_batch("deleteMessageBatch", "delete", "", "Forget an ended batch.", batches.DeletedBatch),
+    _of_batch("cancelMessageBatch", "post", "/cancel", "End a batch early.", batches.MessageBatch),
+    _of_batch("getMessageBatchResults", "get", "/results", "A line of JSON for each row.", None),
+)
+
 MODEL_OPERATIONS = (
+    *_BATCH_OPERATIONS,
     *_cached_contents("v1beta", ""),
     *_cached_contents("v1", "AtV1"),
     Operation(

@@ -79,16 +79,70 @@ RESPONSES: dict[str, Any] = {
 }
 
 
+GEMINI: dict[str, Any] = {
+    "systemInstruction": {"parts": [{"text": "Rules. " * 30}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "a"}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "hm", "thought": True},
+                {"functionCall": {"id": "c1", "name": "look", "args": {"a": [1]}}},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [
+                {"functionResponse": {"id": "c1", "name": "look", "response": {"output": "x"}}},
+                {"inlineData": {"mimeType": "text/plain", "data": "aGVsbG8="}},
+                {"inline_data": {"mime_type": "image/png", "data": "iVBORw0KGgo="}},
+            ],
+        },
+    ],
+    "tools": [
+        {"googleSearch": {}},
+        {
+            "functionDeclarations": [
+                {
+                    "name": "look",
+                    "parameters": {
+                        "type": "OBJECT",
+                        "properties": {"a": {"type": "ARRAY", "items": {"type": "INTEGER"}}},
+                        "propertyOrdering": ["a"],
+                        "nullable": True,
+                    },
+                }
+            ]
+        },
+    ],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {
+        "maxOutputTokens": 5,
+        "temperature": 0.5,
+        "stopSequences": ["x"],
+        "responseMimeType": "application/json",
+        "responseSchema": {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}},
+        "thinkingConfig": {"thinkingBudget": -1},
+    },
+    "safetySettings": [{"category": "C", "threshold": "T"}],
+}
+
+
 @dataclass(frozen=True)
 class Endpoint:
     path: str
     body: dict[str, Any]
     is_openai: bool = False
+    is_google: bool = False
 
     def check_error(self, status: int, headers: dict[str, str], raw: bytes) -> None:
         assert 400 <= status < 500, (self.path, status, raw)
         envelope = json.loads(raw)
-        if self.is_openai:
+        if self.is_google:
+            assert set(envelope) == {"error"}
+            assert envelope["error"]["code"] == status
+            assert headers["x-request-id"].startswith("req_")
+        elif self.is_openai:
             assert set(envelope) == {"error"}
             assert set(envelope["error"]) == {"message", "type", "param", "code"}
             assert headers["x-request-id"].startswith("req_")
@@ -105,6 +159,11 @@ class Endpoint:
             case "messages":
                 assert answer["content"][0]["text"] == "Hello there"
                 assert answer["usage"]["output_tokens"] == 2
+            case "models/holdfast-demo:generateContent":
+                [candidate] = answer["candidates"]
+                assert candidate["content"]["parts"][0]["text"] == "Hello there"
+                usage = answer["usageMetadata"]
+                assert usage["totalTokenCount"] == usage["promptTokenCount"] + 2
             case "responses":
                 [item] = answer["output"]
                 assert item["content"][0]["text"] == "Hello there"
@@ -149,6 +208,7 @@ def endpoints() -> list[Endpoint]:
         Endpoint("/v1/chat/completions", chat, is_openai=True),
         Endpoint("/v1/completions", text, is_openai=True),
         Endpoint("/v1/responses", RESPONSES, is_openai=True),
+        Endpoint("/v1/models/holdfast-demo:generateContent", GEMINI, is_google=True),
     ]
 
 

@@ -1,0 +1,89 @@
+"""The rows of a batch: what they ask, the order in which they run, and how one of them runs."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.base.bounds import RequestBounds
+from gateway.base.catalogue import Model
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError
+from gateway.dialects.anthropic.ask import ask_of
+from gateway.dialects.anthropic.batches import decode_batch
+from gateway.dialects.anthropic.decode import decode_messages
+from gateway.dialects.anthropic.request import Version
+from gateway.dialects.nonces import without_nonces
+from gateway.ledger.batches import BatchItem
+from gateway.prompt.ask import Ask, Principal
+from gateway.prompt.media import Unreadable
+
+_COMPRESSION = 1
+_MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowReader:
+    """Makes an Ask of a row's body, as the Messages API does of a request's."""
+
+    bounds: RequestBounds
+    find_model: Callable[[str], Model]
+    removes_nonces: bool
+    unreadable: Unreadable
+    most_rows: int
+    clock: Clock
+
+    def ask(self, body: bytes, principal: Principal, version: Version) -> Ask:
+        """Raise what a request with this body would be answered with."""
+        decoded, num_removed = decode_messages(body, self.bounds), 0
+        if self.removes_nonces:
+            decoded, num_removed = without_nonces(decoded)
+        ask = ask_of(
+            decoded,
+            principal,
+            self.find_model(decoded.model),
+            version,
+            self.clock.monotonic(),
+            num_removed=num_removed,
+            unreadable=self.unreadable,
+        )
+        return msgspec.structs.replace(ask, stream=False, is_batch=True)
+
+
+def ranked(
+    reader: RowReader, body: bytes, principal: Principal, version: Version
+) -> tuple[list[BatchItem], int]:
+    """The rows of a batch's body and their bytes. Rows that begin alike have neighbouring ranks.
+
+    A row that can't be read is no error of the batch: it is answered with its own.
+    """
+    given = decode_batch(body, reader.bounds, reader.most_rows)
+    found = [_prefix_of(reader, bytes(item.params), principal, version) for item in given]
+    order = sorted(range(len(given)), key=lambda position: (found[position][0], position))
+    ranks = {position: rank for rank, position in enumerate(order)}
+    items = [
+        BatchItem(
+            position=position,
+            custom_id=item.custom_id,
+            rank=ranks[position],
+            prefix=found[position][1],
+            params=zlib.compress(bytes(item.params), _COMPRESSION),
+        )
+        for position, item in enumerate(given)
+    ]
+    return items, sum(len(item.params) for item in given)
+
+
+def _prefix_of(
+    reader: RowReader, body: bytes, principal: Principal, version: Version
+) -> tuple[list[str], str]:
+    """What rows are sorted by, the model and names of prefixes; and the name of what is shared."""
+    try:
+        ask = reader.ask(body, principal, version)
+    except GatewayError:
+        return [], ""
+    names = [prefix.name.digest for prefix in ask.plan.prefixes[:_MAX_NAMES]]
+    marked = ask.plan.deepest_marked()
+    shared = marked[0] if marked is not None else (names[0] if names else "")
+    return [ask.model.id, *names], shared

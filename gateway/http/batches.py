@@ -1,0 +1,153 @@
+"""/v1/messages/batches: create, list, get, cancel, delete, and results as JSON lines."""
+
+import zlib
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter, RawBody
+from litestar.response.base import ASGIResponse
+from litestar.response.streaming import ASGIStreamingResponse
+from msgspec import Raw
+
+from gateway.base.errors import InvalidRequest
+from gateway.dialects.anthropic import batches as wire
+from gateway.http.auth import KeyAuth
+from gateway.http.batch_rows import ranked
+from gateway.http.generation import KeyRequest, answered, check_media
+from gateway.http.messages import check_attribution, check_version
+from gateway.http.presence import while_present
+from gateway.http.query import check_query
+from gateway.http.services import Services, services_of
+from gateway.ledger.batches import PENDING, Batch
+
+_PAGE = 100
+_encode = msgspec.json.Encoder().encode
+
+
+class BatchesController(Controller):
+    path = "/v1/messages/batches"
+    middleware = (KeyAuth,)
+    before_request = staticmethod(check_query)
+
+    @post(status_code=200)
+    async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        check_media(request)
+        check_attribution(request)
+        return answered(await while_present(request, _create(request, body)))
+
+    @get()
+    async def list_batches(
+        self,
+        request: KeyRequest,
+        services: NamedDependency[Services],
+        after_id: Annotated[str | None, QueryParameter(name="after_id")] = None,
+        before_id: Annotated[str | None, QueryParameter(name="before_id")] = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 20,
+    ) -> ASGIResponse:
+        """The newest first."""
+        workspace, store = request.user.workspace, services.batches
+        if after_id is not None and before_id is not None:
+            raise InvalidRequest("after_id: excludes before_id")
+        after = await store.get(workspace, after_id) if after_id is not None else None
+        before = await store.get(workspace, before_id) if before_id is not None else None
+        found = await store.page(workspace, limit + 1, after=after, before=before)
+        page = found[-limit:] if before is not None else found[:limit]
+        shown = await _shown(request, page)
+        return answered(
+            wire.MessageBatchList(
+                data=shown,
+                has_more=len(found) > limit,
+                first_id=page[0].id if page else None,
+                last_id=page[-1].id if page else None,
+            )
+        )
+
+    @get("/{batch_id:str}")
+    async def get_batch(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
+        batch = await services_of(request).batches.get(request.user.workspace, batch_id)
+        return answered((await _shown(request, [batch]))[0])
+
+    @post("/{batch_id:str}/cancel", status_code=200)
+    async def cancel(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
+        services = services_of(request)
+        now = services.clock.wall()
+        batch = await services.batches.cancel(request.user.workspace, batch_id, now)
+        return answered((await _shown(request, [batch]))[0])
+
+    @delete("/{batch_id:str}", status_code=200)
+    async def remove(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
+        await services_of(request).batches.remove(request.user.workspace, batch_id)
+        return answered(wire.DeletedBatch(id=batch_id))
+
+    @get("/{batch_id:str}/results")
+    async def results(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
+        """In the order in which the rows came."""
+        services = services_of(request)
+        batch = await services.batches.get(request.user.workspace, batch_id)
+        if batch.status != "ended":
+            raise InvalidRequest("message_batch_id: the batch is processing, it has no results yet")
+        first = await services.batches.results(batch.id, -1, _PAGE)
+        return ASGIStreamingResponse(
+            iterator=_lines(services, batch, first), media_type="application/x-jsonl"
+        )
+
+
+async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
+    services, principal = services_of(request), request.user
+    version = check_version(request.headers.get("anthropic-version"))
+    items, num_bytes = await services.workers.run(
+        principal.workspace, len(body), ranked, services.row_reader, body, principal, version
+    )
+    now = services.clock.wall()
+    batch = Batch(
+        id=f"msgbatch_{services.turns.ids.hex(12)}",
+        workspace_id=principal.workspace,
+        key_id=principal.key_id,
+        version=version,
+        status="in_progress",
+        num_bytes=num_bytes,
+        created_at=now,
+        expires_at=now + timedelta(seconds=services.load_bounds.batch_seconds),
+    )
+    await services.batches.create(batch, items)
+    return _message_batch(request, batch, {PENDING: len(items)})
+
+
+async def _lines(
+    services: Services, batch: Batch, page: list[tuple[int, str, bytes]]
+) -> AsyncGenerator[bytes, None]:
+    """Pages of lines. A database that goes away cuts the stream, which clients notice."""
+    while page:
+        lines = [_encode(wire.ResultLine(name, Raw(zlib.decompress(r)))) for _, name, r in page]
+        yield b"\n".join([*lines, b""])
+        page = await services.batches.results(batch.id, page[-1][0], _PAGE)
+
+
+async def _shown(request: KeyRequest, page: list[Batch]) -> list[wire.MessageBatch]:
+    counts = await services_of(request).batches.counts([batch.id for batch in page])
+    return [_message_batch(request, batch, counts.get(batch.id, {})) for batch in page]
+
+
+def _message_batch(request: KeyRequest, batch: Batch, counts: dict[str, int]) -> wire.MessageBatch:
+    has_ended = batch.status == "ended"
+    base = str(request.base_url).rstrip("/")
+    return wire.MessageBatch(
+        id=batch.id,
+        processing_status=batch.status,
+        request_counts=wire.RequestCounts(
+            processing=counts.get(PENDING, 0),
+            succeeded=counts.get("succeeded", 0),
+            errored=counts.get("errored", 0),
+            canceled=counts.get("canceled", 0),
+            expired=counts.get("expired", 0),
+        ),
+        created_at=batch.created_at,
+        expires_at=batch.expires_at,
+        ended_at=batch.ended_at,
+        cancel_initiated_at=batch.cancel_initiated_at,
+        results_url=f"{base}/v1/messages/batches/{batch.id}/results" if has_ended else None,
+    )

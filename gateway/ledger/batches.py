@@ -1,0 +1,247 @@
+"""Batches of messages in the ledger's database, from their creation until they are forgotten."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.base.errors import InvalidRequest, NotFound, RateLimited
+from gateway.ledger import watermark
+from gateway.ledger.database import Ledger
+from gateway.ledger.schema import BatchItemRow, BatchRow
+
+PENDING = "pending"
+_LONG_SECONDS = 60.0
+_ROWS = 200
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields are those of `BatchRow`."""
+
+    id: str
+    workspace_id: str
+    key_id: str
+    version: str
+    status: str
+    num_bytes: int
+    created_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None = None
+    cancel_initiated_at: datetime | None = None
+
+
+class BatchItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields are those of `BatchItemRow`, but for the batch's id."""
+
+    position: int
+    custom_id: str
+    rank: int
+    prefix: str
+    params: bytes
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How one row ended: the type of its result, and the result as compressed JSON."""
+
+    position: int
+    status: str
+    result: bytes
+
+
+_BATCH = [getattr(BatchRow, name) for name in Batch.__struct_fields__]
+_ITEM = [getattr(BatchItemRow, name) for name in BatchItem.__struct_fields__]
+
+
+class Batches:
+    """Of a workspace's batches that have not been deleted, the rows have `most_bytes` together."""
+
+    def __init__(self, ledger: Ledger, most_bytes: int) -> None:
+        self._ledger = ledger
+        self._most_bytes = most_bytes
+
+    async def create(self, batch: Batch, items: Sequence[BatchItem]) -> None:
+        """Raise RateLimited where the workspace has no room for its bytes."""
+        async with self._ledger.transaction(_LONG_SECONDS) as connection:
+            # The first statement takes the lock, so that no two count the same room.
+            await watermark.advance(connection)
+            await self._check_room(connection, batch)
+            row = {**msgspec.structs.asdict(batch), "owner": "", "owned_until": batch.created_at}
+            await connection.execute(insert(BatchRow).values(row))
+            for start in range(0, len(items), _ROWS):
+                rows = [
+                    {**msgspec.structs.asdict(item), "batch_id": batch.id, "status": PENDING}
+                    for item in items[start : start + _ROWS]
+                ]
+                await connection.execute(insert(BatchItemRow), rows)
+
+    async def get(self, workspace: str, batch_id: str) -> Batch:
+        """Raise NotFound for one that is not there, or another workspace's."""
+        async with self._ledger.transaction() as connection:
+            return await _get(connection, workspace, batch_id)
+
+    async def page(
+        self, workspace: str, limit: int, *, after: Batch | None, before: Batch | None
+    ) -> list[Batch]:
+        """At most `limit`, the newest first: older than `after`, or newer than `before`."""
+        place = BatchRow.created_at, BatchRow.id
+        query = select(*_BATCH).where(BatchRow.workspace_id == workspace).limit(limit)
+        if before is not None:
+            query = query.where(_newer(before)).order_by(*place)
+        else:
+            if after is not None:
+                query = query.where(_older(after))
+            query = query.order_by(*(column.desc() for column in place))
+        async with self._ledger.transaction() as connection:
+            found = [_batch_of(row) for row in (await connection.execute(query)).all()]
+        return found[::-1] if before is not None else found
+
+    async def counts(self, batch_ids: Collection[str]) -> dict[str, dict[str, int]]:
+        """How many rows of each batch have each status."""
+        query = (
+            select(BatchItemRow.batch_id, BatchItemRow.status, func.count())
+            .where(BatchItemRow.batch_id.in_(batch_ids))
+            .group_by(BatchItemRow.batch_id, BatchItemRow.status)
+        )
+        found: dict[str, dict[str, int]] = {}
+        async with self._ledger.transaction() as connection:
+            for batch_id, status, count in (await connection.execute(query)).all():
+                found.setdefault(batch_id, {})[status] = count
+        return found
+
+    async def cancel(self, workspace: str, batch_id: str, now: datetime) -> Batch:
+        """Ask for the end of a batch that runs. Nothing happens to one that has ended."""
+        statement = (
+            update(BatchRow)
+            .where(BatchRow.id == batch_id)
+            .where(BatchRow.status == "in_progress")
+            .values(status="canceling", cancel_initiated_at=now)
+        )
+        async with self._ledger.transaction() as connection:
+            await _get(connection, workspace, batch_id)
+            await connection.execute(statement)
+            return await _get(connection, workspace, batch_id)
+
+    async def remove(self, workspace: str, batch_id: str) -> None:
+        """Raise InvalidRequest for a batch that still runs."""
+        async with self._ledger.transaction(_LONG_SECONDS) as connection:
+            batch = await _get(connection, workspace, batch_id)
+            if batch.status != "ended":
+                raise InvalidRequest("message_batch_id: cancel the batch first: it is processing")
+            await _forget(connection, [batch_id])
+
+    async def results(self, batch_id: str, after: int, limit: int) -> list[tuple[int, str, bytes]]:
+        """Position, custom id and result of rows that have ended, in the order of the rows."""
+        query = (
+            select(BatchItemRow.position, BatchItemRow.custom_id, BatchItemRow.result)
+            .where(BatchItemRow.batch_id == batch_id)
+            .where(BatchItemRow.position > after)
+            .where(BatchItemRow.status != PENDING)
+            .order_by(BatchItemRow.position)
+            .limit(limit)
+        )
+        async with self._ledger.transaction() as connection:
+            rows = (await connection.execute(query)).all()
+        return [(row.position, row.custom_id, row.result or b"") for row in rows]
+
+    # For the gateway that runs them.
+
+    async def claim(self, owner: str, now: datetime, until: datetime) -> list[Batch]:
+        """Own all batches that run and have no owner now, until a time; return what is owned."""
+        is_free = or_(BatchRow.owner == owner, BatchRow.owned_until <= now)
+        runs = BatchRow.status.in_(("in_progress", "canceling"))
+        claimed = update(BatchRow).where(runs, is_free).values(owner=owner, owned_until=until)
+        query = select(*_BATCH).where(runs, BatchRow.owner == owner).order_by(BatchRow.created_at)
+        async with self._ledger.transaction() as connection:
+            if (await connection.execute(select(BatchRow.id).where(runs).limit(1))).first() is None:
+                return []
+            await connection.execute(claimed)
+            return [_batch_of(row) for row in (await connection.execute(query)).all()]
+
+    async def pending(self, batch_id: str, limit: int) -> tuple[str, list[BatchItem]]:
+        """The batch's status, and the next rows in the order in which they run."""
+        query = (
+            select(*_ITEM)
+            .where(BatchItemRow.batch_id == batch_id)
+            .where(BatchItemRow.status == PENDING)
+            .order_by(BatchItemRow.rank)
+            .limit(limit)
+        )
+        status = select(BatchRow.status).where(BatchRow.id == batch_id)
+        async with self._ledger.transaction() as connection:
+            found = (await connection.execute(status)).scalar_one_or_none() or "ended"
+            rows = (await connection.execute(query)).all()
+        names = BatchItem.__struct_fields__
+        return found, [BatchItem(**{name: row._mapping[name] for name in names}) for row in rows]
+
+    async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
+        """Keep results of rows that are pending. A second result of a row changes nothing."""
+        statement = (
+            update(BatchItemRow.__table__)  # type: ignore[arg-type]
+            .where(BatchItemRow.batch_id == batch_id)
+            .where(BatchItemRow.position == bindparam("at"))
+            .where(BatchItemRow.status == PENDING)
+            .values(status=bindparam("new_status"), result=bindparam("new_result"))
+        )
+        rows = [{"at": r.position, "new_status": r.status, "new_result": r.result} for r in results]
+        async with self._ledger.transaction() as connection:
+            await connection.execute(statement, rows)
+
+    async def end(self, batch_id: str, status: str, result: bytes, now: datetime) -> None:
+        """End the batch: rows that are still pending get this status and result."""
+        rows = (
+            update(BatchItemRow)
+            .where(BatchItemRow.batch_id == batch_id)
+            .where(BatchItemRow.status == PENDING)
+            .values(status=status, result=result)
+        )
+        ended = update(BatchRow).where(BatchRow.id == batch_id)
+        async with self._ledger.transaction(_LONG_SECONDS) as connection:
+            await connection.execute(rows)
+            await connection.execute(ended.values(status="ended", ended_at=now))
+
+    async def forget(self, before: datetime) -> None:
+        """Delete some batches that ended before a time."""
+        query = select(BatchRow.id).where(BatchRow.status == "ended", BatchRow.ended_at < before)
+        async with self._ledger.transaction(_LONG_SECONDS) as connection:
+            found = (await connection.execute(query.limit(10))).scalars().all()
+            if found:
+                await _forget(connection, found)
+
+    async def _check_room(self, connection: AsyncConnection, batch: Batch) -> None:
+        total = func.coalesce(func.sum(BatchRow.num_bytes), 0)
+        query = select(total).where(BatchRow.workspace_id == batch.workspace_id)
+        if (await connection.execute(query)).scalar_one() + batch.num_bytes > self._most_bytes:
+            raise RateLimited("bytes of batches; delete old ones", self._most_bytes)
+
+
+async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Batch:
+    # PostgreSQL refuses NUL in a text, and no id contains it.
+    query = select(*_BATCH).where(BatchRow.id == batch_id.replace("\0", "?"))
+    query = query.where(BatchRow.workspace_id == workspace)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise NotFound(f"message_batch_id: no batch `{batch_id[:64]}`")
+    return _batch_of(row)
+
+
+async def _forget(connection: AsyncConnection, batch_ids: Collection[str]) -> None:
+    await connection.execute(delete(BatchItemRow).where(BatchItemRow.batch_id.in_(batch_ids)))
+    await connection.execute(delete(BatchRow).where(BatchRow.id.in_(batch_ids)))
+
+
+def _older(than: Batch) -> Any:
+    same = and_(BatchRow.created_at == than.created_at, BatchRow.id < than.id)
+    return or_(BatchRow.created_at < than.created_at, same)
+
+
+def _newer(than: Batch) -> Any:
+    same = and_(BatchRow.created_at == than.created_at, BatchRow.id > than.id)
+    return or_(BatchRow.created_at > than.created_at, same)
+
+
+def _batch_of(row: Any) -> Batch:
+    mapping: Mapping[str, Any] = row._mapping
+    return Batch(**{name: mapping[name] for name in Batch.__struct_fields__})
