@@ -325,7 +325,11 @@ class UnheldTool(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The first frame: final input counters. From here on the entries are readable."""
+    """The first frame: final input counters. From here on the entries are readable.
+
+    `folded` are the segments of system messages that the chat template can't take where they
+    stand: they are told in the user's turn beside it.
+    """
 
     request_id: str
     epoch: str
@@ -336,6 +340,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     unheld: list[UnheldTool] = []
+    folded: list[int] = []
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):

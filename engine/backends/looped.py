@@ -126,6 +126,7 @@ class LoopedBackend:
             emit=generation.emit,
             submitted_at=received_at,
             unheld=answer.unheld,
+            folded=answer.folded,
         )
         await self._submit(loaded, state, new_samples(request, loaded.description))
         generation.is_open = True

@@ -178,6 +178,7 @@ class Lifecycle:
                 queue_seconds=request.began_at - request.submitted_at,
                 prefill_seconds=now - request.began_at,
                 unheld=list(request.unheld),
+                folded=list(request.folded),
             )
         )
         if request.request.sampling.max_tokens == 0:

@@ -93,6 +93,7 @@ class RequestState:
     emit: Emit
     submitted_at: float
     unheld: Sequence[UnheldTool] = ()
+    folded: Sequence[int] = ()
     found: Found | None = None
     twin: Twin | None = None
     raced: int = 0

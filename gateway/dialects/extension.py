@@ -46,7 +46,8 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     memory without being billed as a read. `written_tokens` are billed as writes; it is sent where
     the dialect's own usage can't say so. `miss_reason` None: read in full, or the prefix grew.
     `ignored` is there if a field of the request was not done, `auto_cache` if breakpoints are the
-    server's own.
+    server's own. `folded` are the paths of system messages that the model's chat template can't
+    take where they stand: the engine told them in the user's turn beside it.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     miss_reason: str | None = None
     ignored: Sequence[Ignored] | UnsetType = UNSET
     auto_cache: AutoCache | UnsetType = UNSET
+    folded: Sequence[str] | UnsetType = UNSET
 
 
 def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfast:
@@ -79,4 +81,5 @@ def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfa
         miss_reason=found.miss_reason,
         ignored=found.ignored or UNSET,
         auto_cache=found.auto_cache or UNSET,
+        folded=[paths[segment] for segment in started.folded] or UNSET,
     )

@@ -180,6 +180,12 @@ def possible_reads(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[in
 
 async def usages(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[InputUsage | None]:
     """What each turn read and wrote in one engine; None where the template refuses it."""
+    frames = await first_frames(renderer, prompts)
+    return [None if frame is None else frame.usage for frame in frames]
+
+
+async def first_frames(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[Started | None]:
+    """What one engine says of each turn first; None where the template refuses it."""
     capabilities: list[Capability] = ["copy_on_write", "tools", "thinking"]
     description = Description(
         backend="synthetic",
@@ -206,13 +212,13 @@ async def usages(renderer: ChatRenderer, prompts: Sequence[Prompt]) -> list[Inpu
     backend = LoopedBackend(Settings(**SETTINGS), ManualClock(), lambda *_: parts, crashes.append)
     backend.load(lambda _stage, _fraction: None)
     try:
-        return [await _usage(backend, prompt, str(i)) for i, prompt in enumerate(prompts)]
+        return [await _started(backend, prompt, str(i)) for i, prompt in enumerate(prompts)]
     finally:
         await backend.stop()
         assert not crashes, crashes
 
 
-async def _usage(backend: LoopedBackend, prompt: Prompt, request_id: str) -> InputUsage | None:
+async def _started(backend: LoopedBackend, prompt: Prompt, request_id: str) -> Started | None:
     request = GenerateRequest(
         request_id=request_id,
         scope="0" * 32,
@@ -226,7 +232,7 @@ async def _usage(backend: LoopedBackend, prompt: Prompt, request_id: str) -> Inp
     except InvalidRequest:
         return None
     frames = [frame async for frame in generation]
-    return next(frame.usage for frame in frames if isinstance(frame, Started))
+    return next(frame for frame in frames if isinstance(frame, Started))
 
 
 def measure(path: Path) -> Row:

@@ -65,6 +65,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.requests.clear()
     engine.refused.clear()
     engine.unheld.clear()
+    engine.folded.clear()
     eventually(shared.is_ready)
     yield shared
     for sdk in [*shared.sdks, *shared.openais]:

@@ -88,6 +88,7 @@ class ScriptedEngine:
     capabilities: tuple[Capability, ...] = get_args(Capability)
     entries: set[tuple[str, int, str]] = field(default_factory=set)
     unheld: list[UnheldTool] = field(default_factory=list)
+    folded: list[int] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -165,6 +166,7 @@ class ScriptedEngine:
                 receipt=Receipt(name_tokens=[0] * len(request.names), num_held=0),
                 miss_reason=None if usage.cache_read_tokens else "cold",
                 unheld=self.unheld,
+                folded=self.folded,
             )
             has_started = not stop.is_set()
             for step in [started, *self.script(request, usage)]:

@@ -73,7 +73,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
     It still has the tools' names and schemas, where calls are parsed, and what kinds of parts the
     last message has. `token_ids` are native 32-bit words. `unheld` are the strict tools whose calls
-    no grammar holds.
+    no grammar holds, `folded` the segments that are told in the user's turn.
     """
 
     request: bytes
@@ -81,6 +81,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     segments: list[PreparedSegment]
     names: list[HeldName]
     unheld: list[UnheldTool] = []
+    folded: list[int] = []
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):

@@ -92,7 +92,7 @@ class Preparer:
             self._renderer.parser(request)
         request, unheld = self._held(request)
         prepared = prepare(request, rendered, self._description, without_texts(request))
-        return msgspec.structs.replace(prepared, unheld=unheld) if unheld else prepared
+        return msgspec.structs.replace(prepared, unheld=unheld, folded=list(rendered.folded))
 
     def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
         """The request without `strict` where no grammar can hold a call that the model may make."""

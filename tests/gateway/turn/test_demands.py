@@ -175,6 +175,21 @@ def test_a_strict_tool_that_no_grammar_holds_is_told_by_its_own_path(stack: Stac
     assert told(message)[1:] == [("tools.2.strict", "its schema has `not`")]
 
 
+def test_a_late_system_message_that_the_engine_told_elsewhere_is_told_by_its_path(
+    stack: Stack,
+) -> None:
+    asked = [
+        *MESSAGES,
+        {"role": "assistant", "content": "Yes."},
+        {"role": "system", "content": "Be brief."},
+    ]
+    stack.engine.folded = [2]
+    completion = chat(stack, messages=[*asked, *MESSAGES])
+    assert (completion.model_extra or {})["holdfast"]["folded"] == ["messages[2].content"]
+    stack.engine.folded = []
+    assert "folded" not in (chat(stack, messages=asked).model_extra or {})["holdfast"]
+
+
 def test_what_the_engine_cannot_do_is_refused_by_the_fields_own_name(tmp_path: Any) -> None:
     can: tuple[Capability, ...] = ("tools",)
     engine = ScriptedEngine(capabilities=can)
