@@ -84,7 +84,9 @@ class Plugged:
         command, environment = mounted_vllm(self.port, SIZES)
         environment["ENGINE_SECRET"] = ENGINE_SECRET
         command += ["--enable-prompt-tokens-details", "--enable-scale-out"]
-        self.process = start(command, VLLM_ON_CPU | environment, self._log, before_exec=os.setpgrp)
+        self.process = start(
+            command, VLLM_ON_CPU | environment, self._log, before_exec=lambda: None
+        )
         wait_until_ready(self.url, self.process, f"{MOUNT}/readyz", self._log)
 
     def stats(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "scripts/setup/install_needs.py"
 FILES = ("pyproject.toml", "requirements.lock")
-RECIPES = sorted([*ROOT.glob("*/Dockerfile"), *ROOT.glob("*/Dockerfile.*")])
+RECIPES = sorted(ROOT.glob("*/Dockerfile"))
+GPU_RECIPE = ROOT / "engine" / "Dockerfile.gpu"
 every_recipe = pytest.mark.parametrize(
     "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT))
 )
@@ -98,3 +99,16 @@ def test_a_need_that_there_is_not_is_named(tree: Path) -> None:
     command = [sys.executable, PROGRAM, "--show", "shown", "nothing"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 1 and "`nothing` is neither" in done.stderr
+
+
+def test_the_gpu_image_is_vllms_own_with_the_plugin_alone() -> None:
+    found = stages(GPU_RECIPE)
+    assert re.findall(r"^COPY (.*)$", found["wheel"], re.MULTILINE) == [
+        "pyproject.toml ./",
+        "engine engine",
+    ]
+    assert "--no-deps --wheel-dir /wheels ./engine/mount/distribution" in found["wheel"]
+    assert re.findall(r"^COPY (.*)$", found["packages"], re.MULTILINE) == [
+        "--from=wheel /wheels /wheels"
+    ]
+    assert "COPY engine" not in GPU_RECIPE.read_text("utf-8").rpartition("\nFROM ")[2]
