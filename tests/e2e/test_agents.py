@@ -28,6 +28,16 @@ pytestmark = pytest.mark.skipif(not FOLDER, reason="scripts/long_tests agents in
 
 
 @contextmanager
+def native(data: Path) -> Iterator[str]:
+    """The demo model, which answers and calls nothing of Codex's."""
+    with serving_engine("native", {}) as engine:
+        engine.wait()
+        with serving_gateway(data, [engine.url]) as gateway:
+            gateway.wait()
+            yield gateway.url
+
+
+@contextmanager
 def serving(data: Path, script: Mapping[str, str]) -> Iterator[str]:
     settings = {
         "ENGINE_SYNTHETIC_MODEL": str(ROOT / "engine" / "demo_model"),
@@ -73,17 +83,9 @@ def test_codex_reads_all_but_its_last_turn_without_a_marker(tmp_path: Path) -> N
         f"turn {number}": call("exec_command", {"cmd": f"echo step {number}"})
         for number in range(1, NUM_TURNS)
     }
-    home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir(), work.mkdir()
     with serving(tmp_path / "data", {**steps, f"turn {NUM_TURNS}": "All is done."}) as url:
-        (home / "config.toml").write_text(
-            'model = "scripted"\nmodel_provider = "holdfast"\n'
-            '[model_providers.holdfast]\nname = "Holdfast"\nenv_key = "HOLDFAST_KEY"\n'
-            f'wire_api = "responses"\nbase_url = "{url}/v1"\n'
-        )
-        options = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        codex = [f"{FOLDER}/node_modules/.bin/codex", "exec", *options, "Do the steps."]
-        printed = run(codex, work, CODEX_HOME=str(home), HOLDFAST_KEY=API_KEY)
+        codex = Codex(tmp_path, url, "scripted")
+        printed = codex.exec("Do the steps.")
         eventually(lambda: len(turns(url)) == NUM_TURNS, 120)
         rows = turns(url)
     events = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
@@ -102,6 +104,39 @@ def test_codex_reads_all_but_its_last_turn_without_a_marker(tmp_path: Path) -> N
     assert usage["input_tokens"] == shares(rows)[1]
     assert usage["cached_input_tokens"] == sum(reused)
     assert usage["cache_write_input_tokens"] == sum(written)
+
+
+def test_a_codex_session_on_the_native_engine_reads_all_but_its_last_turn(tmp_path: Path) -> None:
+    with native(tmp_path / "data") as url:
+        codex = Codex(tmp_path, url, "holdfast-demo")
+        for number in range(NUM_TURNS):
+            codex.exec(f"What is a lease? {number}", is_resumed=number > 0)
+        eventually(lambda: len(turns(url)) == NUM_TURNS, 120)
+        rows = turns(url)
+    read, prompt = shares(rows[1:])
+    print(f"{read:,} of {prompt:,} tokens of turns 2 to {NUM_TURNS} were read: {read / prompt:.2%}")
+    assert read >= LEAST_READ * prompt
+
+
+class Codex:
+    """Codex with a home of its own, pointed at a gateway by its configuration alone."""
+
+    def __init__(self, folder: Path, url: str, model: str) -> None:
+        self._home, self._work = folder / "home", folder / "work"
+        self._home.mkdir(), self._work.mkdir()
+        (self._home / "config.toml").write_text(
+            f'model = "{model}"\nmodel_provider = "holdfast"\n'
+            '[model_providers.holdfast]\nname = "Holdfast"\nenv_key = "HOLDFAST_KEY"\n'
+            f'wire_api = "responses"\nbase_url = "{url}/v1"\n'
+        )
+
+    def exec(self, prompt: str, *, is_resumed: bool = False) -> str:
+        """The events of one `codex exec`, a JSON object each line."""
+        program = [f"{FOLDER}/node_modules/.bin/codex", "exec"]
+        resume = ["resume", "--last"] if is_resumed else []
+        options = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        command = [*program, *resume, *options, prompt]
+        return run(command, self._work, CODEX_HOME=str(self._home), HOLDFAST_KEY=API_KEY)
 
 
 def shares(rows: list[dict[str, Any]]) -> tuple[int, int]:
