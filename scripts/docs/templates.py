@@ -10,6 +10,7 @@ the table of engine/README.md; with --write it is put there. --cost prints what 
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -277,6 +278,9 @@ def cost(paths: Sequence[Path]) -> list[str]:
         for num_turns in (12, 50, 200):
             renderer = ChatRenderer(files_for(path.read_text("utf-8")))
             *_, before, prompt = long_conversation(renderer, num_turns)
+            # As a worker does when it has loaded its model.
+            gc.collect()
+            gc.freeze()
             try:
                 times = [_cpu_ms(renderer, before), _cpu_ms(renderer, prompt)]
             except InvalidRequest:
