@@ -191,28 +191,30 @@ def wait_until_ready(
 
 def wait_for(
     ask: Callable[[], Readiness],
-    process: Process,
+    process: Process | None = None,
     log: Path | None = None,
     *,
     others: Sequence[Process] = (),
+    seconds: float = STALL_SECONDS,
+    what: str = "",
 ) -> None:
     """Ask again and again until the answer is "ready".
 
-    Raises StartError where the process or one of `others` ended, and where the process stalled:
-    for STALL_SECONDS it answered nothing new and computed nothing. A slow machine is no reason.
+    Raises StartError where the process or one of `others` ended, and where nothing moved for so
+    many seconds: no new answer came and the process computed nothing. A slow machine is no reason.
     """
+    ours = [one for one in (process, *others) if one is not None]
     last, moved_at = (Readiness(False), 0.0), time.monotonic()
     while not (state := ask()).ready:
-        for one in (process, *others):
+        for one in ours:
             if one.poll() is not None:
                 raise StartError(f"{one.args!r} ended with status {one.returncode}{tail(log)}")
-        cpu, now = cpu_seconds(process.pid), time.monotonic()
+        cpu, now = cpu_seconds(process.pid) if process else 0.0, time.monotonic()
         if state != last[0] or cpu - last[1] > STALLED_CPU_SECONDS:
             last, moved_at = (state, cpu), now
-        if now - moved_at > STALL_SECONDS:
-            raise StartError(
-                f"{process.args!r} has stalled for {STALL_SECONDS:.0f} s ({state}){tail(log)}"
-            )
+        if now - moved_at > seconds:
+            whose = what or repr(process.args if process else None)
+            raise StartError(f"{whose} has stalled for {seconds:.0f} s ({state}){tail(log)}")
         time.sleep(POLL_SECONDS)
 
 
@@ -281,12 +283,11 @@ def gateway_environment(
     port: int, data: Path, engines: Sequence[str], settings: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Settings of a gateway on loopback, its journal and (by default) its ledger under `data`."""
+    named = (f"engine-{number}={url}" for number, url in enumerate(engines))
     return {
         "HOLDFAST_PORT": str(port),
         "HOLDFAST_DATA": str(data),
-        "HOLDFAST_ENGINES": ",".join(
-            f"engine-{number}={url}" for number, url in enumerate(engines)
-        ),
+        "HOLDFAST_ENGINES": ",".join(named),
         "HOLDFAST_API_KEY": API_KEY,
         "HOLDFAST_ADMIN_KEY": ADMIN_KEY,
         "HOLDFAST_ENGINE_SECRET": ENGINE_SECRET,
@@ -297,10 +298,14 @@ def gateway_environment(
 
 @contextmanager
 def serving_engine(
-    backend: str, settings: Mapping[str, str] | None = None, log: Path | None = None
+    backend: str,
+    settings: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    *,
+    module: str = "engine",
 ) -> Iterator[Server]:
     port = free_port()
-    command = [*python("engine"), "--backend", backend]
+    command = [*python(module), "--backend", backend]
     with serving(command, engine_environment(port, settings), port, log=log) as server:
         yield server
 
@@ -328,11 +333,8 @@ def serving_dashboard(
     gateway: str, settings: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Iterator[Server]:
     port = free_port()
-    environment = {
-        "DASHBOARD_GATEWAY_URL": gateway,
-        "DASHBOARD_PORT": str(port),
-        **(settings or {}),
-    }
+    own = {"DASHBOARD_GATEWAY_URL": gateway, "DASHBOARD_PORT": str(port)}
+    environment = own | dict(settings or {})
     with serving(
         python("dashboard"), environment, port, ready="/_stcore/health", log=log, quiet=log is None
     ) as server:

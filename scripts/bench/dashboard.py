@@ -22,7 +22,6 @@ from playwright.sync_api import Browser
 from scripts.docs.dashboard_stack import (
     PAGES,
     DashboardStack,
-    chromium,
     open_page,
     running,
     seed,
@@ -30,6 +29,7 @@ from scripts.docs.dashboard_stack import (
     switch_page,
 )
 from scripts.options import parse
+from scripts.setup.chromium import browsing
 
 PAINT_SECONDS = 2.0
 MAX_CORES = 0.5
@@ -46,7 +46,7 @@ def main() -> int:
         runs=3,
         seconds=(60.0, "that the sessions stay open"),
     )
-    with TemporaryDirectory() as folder, chromium() as browser:
+    with TemporaryDirectory() as folder, browsing() as browser:
         seed(Path(folder), options.turns)
         with running(Path(folder)) as stack:
             is_good = time_pages(browser, stack, options.runs)

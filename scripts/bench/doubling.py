@@ -9,15 +9,15 @@ programs of the machine share its caches and make single runs slower. A pair of 
 grow too fast is therefore measured again in turns, and the best times of the two sizes count.
 """
 
-import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from scripts.bench.doubling_requests import SUBJECTS, Subject
-from scripts.bench.doubling_state import STATE_SUBJECTS
+from scripts.bench.doubling_requests import DIMENSIONS, Dimension
+from scripts.bench.doubling_state import STATE_DIMENSIONS
+from scripts.options import parse
 
 GROWTH = 2.3
 """Twice the work, and 15% for caches and allocators."""
@@ -31,9 +31,9 @@ _MORE_TRIES = 20
 
 @dataclass
 class Curve:
-    """CPU seconds of one subject by size."""
+    """CPU seconds of one dimension by size."""
 
-    subject: Subject
+    dimension: Dimension
     seconds: dict[int, float] = field(default_factory=dict)
     again: dict[int, float] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Curve:
 
     def measure(self, points: int) -> None:
         """The bound, and the sizes that come to it by doubling, `points` of them at most."""
-        sizes = [self.subject.most >> shift for shift in range(points)]
+        sizes = [self.dimension.most >> shift for shift in range(points)]
         for size in sizes:
             self.seconds[size] = min(self._runs(size, _TRIES))
         for size in self._pairs():
@@ -56,7 +56,7 @@ class Curve:
 
     def _factor_in_turns(self, size: int) -> float:
         """The best time of the larger size by the best of the smaller, measured in turns."""
-        small, large = self.subject.make(size), self.subject.make(2 * size)
+        small, large = self.dimension.make(size), self.dimension.make(2 * size)
         turns = [(cpu_seconds(small), cpu_seconds(large)) for _ in range(_MORE_TRIES)]
         return min(time for _, time in turns) / min(time for time, _ in turns)
 
@@ -68,7 +68,7 @@ class Curve:
         ]
 
     def _runs(self, size: int, count: int) -> list[float]:
-        work = self.subject.make(size)
+        work = self.dimension.make(size)
         return [cpu_seconds(work) for _ in range(count)]
 
 
@@ -95,8 +95,8 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def curve_of(subject: Subject, points: int) -> Curve:
-    curve = Curve(subject)
+def curve_of(dimension: Dimension, points: int) -> Curve:
+    curve = Curve(dimension)
     with without_collector():
         curve.measure(points)
     return curve
@@ -106,17 +106,15 @@ def row(curve: Curve) -> str:
     sizes = sorted(curve.seconds)
     milliseconds = " ".join(f"{curve.seconds[size] * 1000:9.2f}" for size in sizes)
     growth = f"{curve.growth:5.2f}" if curve.growth else "    -"
-    return f"{curve.subject.name:44} {sizes[-1]:>9} {growth} {milliseconds}"
+    return f"{curve.dimension.name:44} {sizes[-1]:>9} {growth} {milliseconds}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=6, help="sizes of each dimension")
-    points = parser.parse_args().points
+    points = parse(__doc__, points=(6, "sizes of each dimension")).points
     print(f"{'dimension':44} {'bound':>9} {'worst':>5} ms of CPU, up to the bound by doubling")
     worst = 0.0
-    for subject in [*SUBJECTS, *STATE_SUBJECTS]:
-        curve = curve_of(subject, points)
+    for dimension in [*DIMENSIONS, *STATE_DIMENSIONS]:
+        curve = curve_of(dimension, points)
         worst = max(worst, curve.growth)
         print(row(curve), flush=True)
     print(f"worst doubling: {worst:.2f}, allowed: {GROWTH}")

@@ -50,7 +50,7 @@ _MARKER = {"type": "ephemeral"}
 
 
 @dataclass(frozen=True)
-class Subject:
+class Dimension:
     """`make(size)` prepares one piece of work of that size; `most` is its bound."""
 
     name: str
@@ -58,42 +58,41 @@ class Subject:
     make: Callable[[int], Work]
 
 
-def _spent(ask: Ask) -> None:
+def _read(decode: Callable[[bytes], Ask], body: Json) -> Work:
     """What the gateway does with every request besides sending it."""
-    fingerprint = ask.fingerprint(100)
-    compare(unpack(pack(fingerprint)), fingerprint)
-    msgspec.json.encode(ask.generate_request("r", 1.0, ()))
+    raw = msgspec.json.encode({"model": "m", **body})
+
+    def work() -> None:
+        with suppress(GatewayError):
+            ask = decode(raw)
+            fingerprint = ask.fingerprint(100)
+            compare(unpack(pack(fingerprint)), fingerprint)
+            msgspec.json.encode(ask.generate_request("r", 1.0, ()))
+
+    return work
 
 
 def _messages(body: Json) -> Work:
-    raw = msgspec.json.encode({"model": "m", "max_tokens": 1, "messages": [_HI], **body})
+    def decode(raw: bytes) -> Ask:
+        request, _ = without_nonces(decode_messages(raw))
+        return ask_of(request, _PRINCIPAL, _MODEL, "2023-06-01", 0.0, comparison=_COMPARED)
 
-    def work() -> None:
-        with suppress(GatewayError):
-            request, _ = without_nonces(decode_messages(raw))
-            _spent(ask_of(request, _PRINCIPAL, _MODEL, "2023-06-01", 0.0, comparison=_COMPARED))
-
-    return work
+    return _read(decode, {"max_tokens": 1, "messages": [_HI], **body})
 
 
 def _chat(body: Json) -> Work:
-    raw = msgspec.json.encode({"model": "m", "messages": [_HI], **body})
+    def decode(raw: bytes) -> Ask:
+        request, _ = without_nonces(decode_chat(raw))
+        return chat_ask_of(request, _PRINCIPAL, _MODEL, 0.0)
 
-    def work() -> None:
-        with suppress(GatewayError):
-            request, _ = without_nonces(decode_chat(raw))
-            _spent(chat_ask_of(request, _PRINCIPAL, _MODEL, 0.0))
-
-    return work
+    return _read(decode, {"messages": [_HI], **body})
 
 
 def _completion(prompt: str) -> Work:
-    raw = msgspec.json.encode({"model": "m", "prompt": prompt})
+    def decode(raw: bytes) -> Ask:
+        return completion_ask_of(decode_completion(raw), _PRINCIPAL, _MODEL, 0.0)
 
-    def work() -> None:
-        _spent(completion_ask_of(decode_completion(raw), _PRINCIPAL, _MODEL, 0.0))
-
-    return work
+    return _read(decode, {"prompt": prompt})
 
 
 def _raw(how: tuple[Callable[[bytes], object], bytes]) -> Work:
@@ -288,12 +287,12 @@ def _call_frames(count: int) -> list[Frame]:
     ]
 
 
-def _subjects(
+def _dimensions(
     group: str, work: Callable[[Any], Work], rows: Mapping[str, tuple[int, Callable[[int], Any]]]
-) -> list[Subject]:
+) -> list[Dimension]:
     """From each dimension's bound and what `work` gets at a size."""
     return [
-        Subject(f"{group}: {name}", most, lambda size, make=make: work(make(size)))  # type: ignore[misc]
+        Dimension(f"{group}: {name}", most, lambda size, make=make: work(make(size)))  # type: ignore[misc]
         for name, (most, make) in rows.items()
     ]
 
@@ -381,11 +380,11 @@ _CHUNKS = {
     "calls": (8_192, _call_frames),
 }
 _EVENTS = {**_CHUNKS, "thinking": (16_384, lambda n: [ThinkingDelta("a")] * n)}
-SUBJECTS = [
-    *_subjects("messages", _messages, _MESSAGES),
-    *_subjects("chat", _chat, _CHAT),
-    *_subjects("completions", _completion, _COMPLETIONS),
-    *_subjects("body", _raw, _BODIES),
-    *_subjects("events", _written, _EVENTS),
-    *_subjects("chunks", _chunked, _CHUNKS),
+DIMENSIONS = [
+    *_dimensions("messages", _messages, _MESSAGES),
+    *_dimensions("chat", _chat, _CHAT),
+    *_dimensions("completions", _completion, _COMPLETIONS),
+    *_dimensions("body", _raw, _BODIES),
+    *_dimensions("events", _written, _EVENTS),
+    *_dimensions("chunks", _chunked, _CHUNKS),
 ]

@@ -34,7 +34,7 @@ from scripts.bench.gateway_load import RawRequest, drive, post, rss_bytes
 from scripts.bench.gateway_profile import profile
 from scripts.bench.gateway_servers import (
     OTHER_CORE,
-    Server,
+    PinnedServer,
     engine_stub,
     libraries,
     litellm,
@@ -60,12 +60,12 @@ class Subject:
     """
 
     name: str
-    start: Callable[[], AbstractContextManager[Server]]
+    start: Callable[[], AbstractContextManager[PinnedServer]]
     speaks_messages: bool = False
     is_ours: bool = False
     is_slow: bool = False
 
-    def request(self, server: Server, prompt: dict[str, Any], **changes: Any) -> RawRequest:
+    def request(self, server: PinnedServer, prompt: dict[str, Any], **changes: Any) -> RawRequest:
         body = {"model": "holdfast-demo", "max_tokens": 64, **prompt, **changes}
         path = "/v1/messages" if self.speaks_messages else "/v1/chat/completions"
         headers = {"content-type": "application/json", **server.headers}
@@ -109,7 +109,7 @@ def main() -> int:
     return 0
 
 
-def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
+def _subjects(engine: PinnedServer, peers: Path | None, data: Path) -> list[Subject]:
     messages, chat = partial(our_gateway, engine, data / "messages"), data / "chat"
     found = [
         Subject("holdfast, Messages", messages, speaks_messages=True, is_ours=True),
@@ -125,7 +125,7 @@ def _subjects(engine: Server, peers: Path | None, data: Path) -> list[Subject]:
     return found
 
 
-async def _measure(subject: Subject, server: Server, options: argparse.Namespace) -> Rounds:
+async def _measure(subject: Subject, server: PinnedServer, options: argparse.Namespace) -> Rounds:
     rounds, share = Rounds(), 8 if subject.is_slow else 1
     small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     large = [subject.request(server, conversation(subject, n)) for n in range(50)]
@@ -149,7 +149,7 @@ async def _measure(subject: Subject, server: Server, options: argparse.Namespace
     return rounds
 
 
-async def _profile(subject: Subject, server: Server, data: Path) -> str:
+async def _profile(subject: Subject, server: PinnedServer, data: Path) -> str:
     """Of 8 KB at 32 connections."""
     small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     path = data / "samples"
@@ -157,7 +157,7 @@ async def _profile(subject: Subject, server: Server, data: Path) -> str:
 
 
 async def _streams(
-    subject: Subject, server: Server, num_streams: int, num_requests: int, **changes: Any
+    subject: Subject, server: PinnedServer, num_streams: int, num_requests: int, **changes: Any
 ) -> tuple[Measured, float]:
     requests = [
         subject.request(server, prompt(subject, 512, n), stream=True, max_tokens=200, **changes)
@@ -166,7 +166,7 @@ async def _streams(
     return await _watched(subject, server, requests, num_streams, num_requests)
 
 
-async def _latency(subject: Subject, server: Server, number: int) -> Measured:
+async def _latency(subject: Subject, server: PinnedServer, number: int) -> Measured:
     requests = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
     await drive(server.port, requests, 1, 50)
     return await drive(server.port, requests, 1, number)
@@ -174,7 +174,7 @@ async def _latency(subject: Subject, server: Server, number: int) -> Measured:
 
 async def _watched(
     subject: Subject,
-    server: Server,
+    server: PinnedServer,
     requests: list[RawRequest],
     connections: int,
     number: int,
@@ -234,7 +234,7 @@ HEADINGS = (
 )
 
 
-def _row(name: str, rounds: Rounds, direct: Measured, server: Server) -> str:
+def _row(name: str, rounds: Rounds, direct: Measured, server: PinnedServer) -> str:
     seen = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
     p50, p99 = seen["p50"] - direct.percentile(0.5), seen["p99"] - direct.percentile(0.99)
     return (

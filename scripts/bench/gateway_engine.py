@@ -15,7 +15,6 @@ and publishes one event for each generation, as an engine does.
 
 import asyncio
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -73,8 +72,6 @@ class AskedByPeer(msgspec.Struct):
 
 _asked = msgspec.json.Decoder(Asked).decode
 _asked_by_peer = msgspec.json.Decoder(AskedByPeer).decode
-
-Write = Callable[[bytes], None]
 
 
 class Ticker:
@@ -237,33 +234,21 @@ def _snapshot(ticker: Ticker) -> Snapshot:
     return Snapshot(seq=ticker.seq, epoch=_EPOCH, chains=[])
 
 
+def _openai(kind: str, **choice: object) -> dict[str, Any]:
+    fixed = {"id": "chatcmpl-fixed", "object": kind, "created": 1, "model": MODEL}
+    return {**fixed, "choices": [{"index": 0, **choice}]}
+
+
 def _completion() -> dict[str, Any]:
-    return {
-        "id": "chatcmpl-fixed",
-        "object": "chat.completion",
-        "created": 1,
-        "model": MODEL,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": _ANSWER},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 2016, "completion_tokens": 200, "total_tokens": 2216},
-    }
+    message = {"role": "assistant", "content": _ANSWER}
+    usage = {"prompt_tokens": 2016, "completion_tokens": 200, "total_tokens": 2216}
+    answer = _openai("chat.completion", message=message, finish_reason="stop")
+    return {**answer, "usage": usage}
 
 
 def _delta(text: str | None) -> dict[str, Any]:
     delta = {"content": text} if text else {}
-    choice = {"index": 0, "delta": delta, "finish_reason": None if text else "stop"}
-    return {
-        "id": "chatcmpl-fixed",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": MODEL,
-        "choices": [choice],
-    }
+    return _openai("chat.completion.chunk", delta=delta, finish_reason=None if text else "stop")
 
 
 def _description() -> Description:

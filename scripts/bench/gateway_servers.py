@@ -19,7 +19,7 @@ SERVER_CORE, OTHER_CORE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PinnedServer:
     """A running process; `headers` go with every request to it."""
 
     pid: int
@@ -34,7 +34,7 @@ class Server:
 
 
 @contextmanager
-def engine_stub() -> Iterator[Server]:
+def engine_stub() -> Iterator[PinnedServer]:
     port = free_port()
     command = [*python("scripts.bench.gateway_engine"), str(port)]
     with _serving(command, port, core=OTHER_CORE) as server:
@@ -42,7 +42,7 @@ def engine_stub() -> Iterator[Server]:
 
 
 @contextmanager
-def our_gateway(engine: Server, data: Path) -> Iterator[Server]:
+def our_gateway(engine: PinnedServer, data: Path) -> Iterator[PinnedServer]:
     """As shipped: SQLite for journal and ledger, a key, metrics, log level info."""
     port = free_port()
     settings = gateway_environment(port, data, [url_of(engine.port)])
@@ -52,7 +52,7 @@ def our_gateway(engine: Server, data: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def libraries(engine: Server) -> Iterator[Server]:
+def libraries(engine: PinnedServer) -> Iterator[PinnedServer]:
     """Litestar and aiohttp alone (`gateway_floor.py`)."""
     port = free_port()
     command = [*python("scripts.bench.gateway_floor"), str(port), url_of(engine.port)]
@@ -61,7 +61,7 @@ def libraries(engine: Server) -> Iterator[Server]:
 
 
 @contextmanager
-def litellm(engine: Server, peers: Path, data: Path) -> Iterator[Server]:
+def litellm(engine: PinnedServer, peers: Path, data: Path) -> Iterator[PinnedServer]:
     """One worker, a master key, nothing stored: it has no database here."""
     port = free_port()
     command = routers.litellm(port, "holdfast-demo", [url_of(engine.port)], data, peers)
@@ -72,7 +72,7 @@ def litellm(engine: Server, peers: Path, data: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def rust_router(name: str, engine: Server, peers: Path) -> Iterator[Server]:
+def rust_router(name: str, engine: PinnedServer, peers: Path) -> Iterator[PinnedServer]:
     """`vllm-router` or `sglang-router`, routing by prefix."""
     port = free_port()
     command = routers.rust_router(name, port, [url_of(engine.port)], "cache_aware", peers)
@@ -89,9 +89,9 @@ def _serving(
     *,
     core: int = SERVER_CORE,
     ready: str = "/readyz",
-) -> Iterator[Server]:
+) -> Iterator[PinnedServer]:
     """A process on one core, once it is ready. Raises StartError where it never is."""
     pinned = ["taskset", "-c", str(core), *command]
     base = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     with stack.serving(pinned, settings or {}, port, ready=ready, base=base, quiet=True) as server:
-        yield Server(server.wait().pid, port, headers or {})
+        yield PinnedServer(server.wait().pid, port, headers or {})

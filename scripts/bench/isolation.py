@@ -12,7 +12,6 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,8 +27,6 @@ MAX_LEAK = 0.01
 MAX_CONTROL = 1e-8
 BATCH = 25
 STREAM = probes.Shape("messages", stream=True, marked=True)
-
-Times = dict[str, list[float]]
 
 
 def main() -> int:
@@ -79,10 +76,11 @@ def report_exact(
 
 def measure(
     owner: httpx.Client, stranger: httpx.Client, samples: int, words: int, rng: random.Random
-) -> Times:
+) -> dict[str, list[float]]:
     """Seconds to the first token, by kind. What is probed was warmed within the same batch."""
-    times: Times = {"cold": [], "stranger": [], "owner": []}
-    for size in batches(samples):
+    times: dict[str, list[float]] = {"cold": [], "stranger": [], "owner": []}
+    for start in range(0, samples, BATCH):
+        size = min(BATCH, samples - start)
         warmed = [probes.words(rng, words) for _ in range(size)]
         for prefix in warmed:
             timed(owner, prefix, rng)
@@ -95,17 +93,12 @@ def measure(
     return times
 
 
-def batches(samples: int) -> Iterator[int]:
-    for start in range(0, samples, BATCH):
-        yield min(BATCH, samples - start)
-
-
 def timed(client: httpx.Client, prefix: str, rng: random.Random) -> float:
     body = probes.body_of(STREAM, prefix, probes.words(rng, 6))
     return probes.seconds_to_first_token(client, STREAM, body)
 
 
-def report_times(run: int, times: Times) -> bool:
+def report_times(run: int, times: dict[str, list[float]]) -> bool:
     medians = {kind: statistics.median(seconds) * 1e3 for kind, seconds in times.items()}
     leak = float(ks_2samp(times["stranger"], times["cold"]).pvalue)
     control = float(ks_2samp(times["owner"], times["cold"]).pvalue)

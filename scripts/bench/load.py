@@ -158,14 +158,18 @@ async def ask(
 
 
 def ask_now(http: httpx.Client, body: Mapping[str, Any], url: str = MESSAGES) -> Answer:
-    """As `ask`, for programs that are not asynchronous. Raises httpx.TransportError."""
+    """As `ask`, for programs that are not asynchronous."""
     answer = Answer()
-    with http.stream("POST", url, json=body) as reply:
-        if answer._begin(reply):
-            for line in reply.iter_lines():
-                answer.take(line)
-        else:
-            answer.take_whole(reply.read().decode())
+    try:
+        with http.stream("POST", url, json=body) as reply:
+            if answer._begin(reply):
+                for line in reply.iter_lines():
+                    answer.take(line)
+            else:
+                answer.take_whole(reply.read().decode())
+    except httpx.TransportError as error:
+        answer.is_broken = True
+        answer._end(type(error).__name__)
     answer._end()
     return answer
 

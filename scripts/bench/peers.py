@@ -1,6 +1,6 @@
 """Other engines on the same prompts, each in a process of its own: started by `throughput.py`.
 
-Reads a job (JSON) from standard input, runs one prompt alone and then all of them, greedy and to
+Reads a task (JSON) from standard input, runs one prompt alone and then all of them, greedy and to
 the full length, and prints one line of JSON. Imports nothing of ours, so that it runs in an
 environment that has only the other engine.
 
@@ -26,49 +26,49 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Job = dict[str, Any]
+Task = dict[str, Any]
 Generate = Callable[[list[list[int]]], list[int]]
 """Takes prompts (token ids), returns how many tokens each answer has."""
 
 
 def main() -> int:
-    peer, job = sys.argv[1], json.load(sys.stdin)
-    os.environ["OMP_NUM_THREADS"] = str(job["threads"])
+    peer, task = sys.argv[1], json.load(sys.stdin)
+    os.environ["OMP_NUM_THREADS"] = str(task["threads"])
     # What the engines print goes to stderr: stdout is the answer's.
     with contextlib.redirect_stdout(sys.stderr):
-        result = {"transformers": run_transformers, "vllm": run_vllm}[peer](job)
+        result = {"transformers": run_transformers, "vllm": run_vllm}[peer](task)
     print(json.dumps(result))
     return 0
 
 
-def run_transformers(job: Job) -> Job:
+def run_transformers(task: Task) -> Task:
     import torch
     import transformers
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-    torch.set_num_threads(job["threads"])
+    torch.set_num_threads(task["threads"])
     model = AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=torch.float32, attn_implementation="sdpa"
+        task["model"], dtype=torch.float32, attn_implementation="sdpa"
     )
     model.train(mode=False)
-    page = job["page_size"]
+    page = task["page_size"]
     config = ContinuousBatchingConfig(
         page_size=page,
-        num_blocks=job["pool_tokens"] // page,
-        max_batch_tokens=job["transformers_step_tokens"],
-        max_requests_per_batch=job["batch"],
+        num_blocks=task["pool_tokens"] // page,
+        max_batch_tokens=task["transformers_step_tokens"],
+        max_requests_per_batch=task["batch"],
         allow_block_sharing=True,
     )
     new_generation_config: Callable[..., Any] = GenerationConfig
     generation = new_generation_config(
-        max_new_tokens=job["max_tokens"], do_sample=False, eos_token_id=-1
+        max_new_tokens=task["max_tokens"], do_sample=False, eos_token_id=-1
     )
     with model.continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=config
     ) as manager:
 
         def generate(prompts: list[list[int]]) -> list[int]:
-            wanted = set(manager.add_requests(prompts, max_new_tokens=job["max_tokens"]))
+            wanted = set(manager.add_requests(prompts, max_new_tokens=task["max_tokens"]))
             counts: list[int] = []
             while wanted:
                 output = manager.get_result(timeout=1)
@@ -81,32 +81,32 @@ def run_transformers(job: Job) -> Job:
                     counts.append(len(output.generated_tokens))
             return counts
 
-        return {"version": transformers.__version__, **timed(generate, job)}
+        return {"version": transformers.__version__, **timed(generate, task)}
 
 
-def run_vllm(job: Job) -> Job:
+def run_vllm(task: Task) -> Task:
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": str(max(job["pool_bytes"] >> 30, 1) + 1),
+        "VLLM_CPU_KVCACHE_SPACE": str(max(task["pool_bytes"] >> 30, 1) + 1),
     }
     import vllm  # type: ignore[import-not-found, unused-ignore]
 
     engine = vllm.LLM(
-        model=job["model"],
+        model=task["model"],
         dtype="float32",
-        enforce_eager=not job["vllm_compiles"],
-        max_model_len=job["context"],
+        enforce_eager=not task["vllm_compiles"],
+        max_model_len=task["context"],
         block_size=32,
-        num_gpu_blocks_override=job["pool_tokens"] // 32,
-        max_num_seqs=job["batch"],
+        num_gpu_blocks_override=task["pool_tokens"] // 32,
+        max_num_seqs=task["batch"],
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
     )
     params = vllm.SamplingParams(
-        temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
+        temperature=0, max_tokens=task["max_tokens"], ignore_eos=True, detokenize=False
     )
 
     def generate(prompts: list[list[int]]) -> list[int]:
@@ -114,17 +114,17 @@ def run_vllm(job: Job) -> Job:
         outputs = engine.generate(inputs, params, use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
-    return {"version": vllm.__version__, **timed(generate, job)}
+    return {"version": vllm.__version__, **timed(generate, task)}
 
 
-def timed(generate: Generate, job: Job) -> Job:
+def timed(generate: Generate, task: Task) -> Task:
     """A prompt that shares nothing first, so that what happens once has happened."""
-    generate([job["stranger"]])
+    generate([task["stranger"]])
     begun = time.perf_counter()
-    generate([job["first"]])
+    generate([task["first"]])
     cold = time.perf_counter() - begun
     begun = time.perf_counter()
-    counts = generate(job["prompts"])
+    counts = generate(task["prompts"])
     seconds = time.perf_counter() - begun
     return {"cold_seconds": cold, "seconds": seconds, "output_tokens": sum(counts)}
 

@@ -20,8 +20,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [headings, ["---"] * len(headings), *(map(str, row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *lines = (f"| {' | '.join(map(str, row))} |" for row in (headings, *rows))
+    return "\n".join([head, "|---" * len(headings) + "|", *lines])
 
 
 def table_of(items: Iterable[Item], columns: Mapping[str, str | Callable[[Item], str]]) -> str:

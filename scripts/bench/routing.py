@@ -45,9 +45,10 @@ from scripts.bench.routing_subjects import (
     TWO_GATEWAYS,
     Ours,
     Peer,
-    Started,
+    RunningRouter,
     running_engines,
 )
+from scripts.options import parse
 from scripts.stack import ENGINE_SECRET, cpu_seconds
 
 NUM_ENGINES = 4
@@ -117,7 +118,12 @@ def main() -> int:
     for cache in args.cache:
         runs: dict[str, list[Run]] = {name: [] for name in names}
         for number, seed in enumerate(args.seeds):
-            workload = _workload(args, seed)
+            workload = Workload(
+                tenants=args.tenants,
+                in_flight=args.in_flight,
+                max_tokens=args.max_tokens,
+                seed=seed,
+            )
             num_blocks = _num_blocks(workload, ROOM[cache], cache, ceilings)
             print(HEADINGS)
             # Nobody always comes first.
@@ -137,13 +143,13 @@ def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int, ceilings
         folder = Path(name)
         with (
             running_engines(NUM_ENGINES, num_blocks, folder) as urls,
-            subject.running(urls, folder) as started,
+            subject.running(urls, folder) as router,
         ):
-            before, cpu_before = _counters(urls), _cpu_seconds(started)
+            before, cpu_before = _counters(urls), _cpu_seconds(router)
             machine = psutil.cpu_times()
-            observed = asyncio.run(run_load(workload, started.urls, started.key, subject.marks))
+            observed = asyncio.run(run_load(workload, router.urls, router.key, subject.marks))
             busy = _busy(machine)
-            spent = _cpu_seconds(started) - cpu_before
+            spent = _cpu_seconds(router) - cpu_before
             engines = _engines(before, _counters(urls))
     ceiling = ceilings.of(observed.prompts)
     marked = subject.is_ours and subject.marks != "none"
@@ -182,8 +188,8 @@ def _engines(before: list[dict[str, int]], after: list[dict[str, int]]) -> Engin
     return Engines(reused=prompt - computed, prompt=prompt, loads=loads)
 
 
-def _cpu_seconds(started: Started) -> float:
-    return sum(cpu_seconds(process.pid) for process in started.processes)
+def _cpu_seconds(router: RunningRouter) -> float:
+    return sum(cpu_seconds(process.pid) for process in router.processes)
 
 
 def _busy(before: Any) -> float:
@@ -218,13 +224,12 @@ def _num_blocks(workload: Workload, room: float, announce: str, ceilings: Ceilin
 def _summarize(cache: str, runs: dict[str, list[Run]]) -> None:
     print(f"\n{cache}, medians of {len(next(iter(runs.values())))} (worst)")
     print(f"{'subject':36}{'hit':>18}{'of ceiling':>20}{'load':>16}{'p50':>9}{'p95':>20}")
+    middle = statistics.median
     for name, some in runs.items():
         hits = [run.engines.hit for run in some]
         shares = [run.engines.hit / run.ceiling for run in some]
         loads = [run.engines.imbalance for run in some]
-        halves = [1e3 * run.percentile(0.5) for run in some]
-        tails = [1e3 * run.percentile(0.95) for run in some]
-        middle = statistics.median
+        halves, tails = ([1e3 * run.percentile(part) for run in some] for part in (0.5, 0.95))
         print(
             f"{name:36}{middle(hits):9.4f} ({min(hits):.4f})"
             f"{middle(shares):11.2%} ({min(shares):.2%})"
@@ -233,28 +238,18 @@ def _summarize(cache: str, runs: dict[str, list[Run]]) -> None:
         )
 
 
-def _workload(args: argparse.Namespace, seed: int) -> Workload:
-    return Workload(
-        tenants=args.tenants,
-        in_flight=args.in_flight,
-        max_tokens=args.max_tokens,
-        seed=seed,
-    )
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    return parse(
+        __doc__,
+        install=(False, "the peers, into .venv-peers"),
+        two_gateways=(False, "one gateway against two"),
+        only=([], "names of subjects; default: all"),
+        cache=(list(ROOM), None, list(ROOM)),
+        seeds=[1, 2, 3],
+        tenants=Workload().tenants,
+        in_flight=Workload().in_flight,
+        max_tokens=Workload().max_tokens,
     )
-    parser.add_argument("--install", action="store_true", help="the peers, into .venv-peers")
-    parser.add_argument("--two-gateways", action="store_true", help="one gateway against two")
-    parser.add_argument("--only", nargs="+", metavar="SUBJECT")
-    parser.add_argument("--cache", nargs="+", choices=tuple(ROOM), default=list(ROOM))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--tenants", type=int, default=Workload().tenants)
-    parser.add_argument("--in-flight", type=int, default=Workload().in_flight)
-    parser.add_argument("--max-tokens", type=int, default=Workload().max_tokens)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ import random
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
-import aiohttp
-import msgspec
+import httpx
 
 from engine.backends.synthetic import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.protocol import Message, Prompt, TextPart
-from scripts.bench.load import CHAT, Answer, marked
+from scripts.bench.load import CHAT, Answer, ask, marked
 
 SYSTEM_BYTES = 8192
 QUESTION_BYTES = 1600
@@ -68,76 +67,44 @@ class Observed:
     prompts: list[Texts] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
 
 
-class Client:
-    """Streams chat completions from `urls` in turn."""
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        urls: Sequence[str],
-        key: str,
-        marks: Marks,
-        max_tokens: int,
-    ) -> None:
-        self._session = session
-        self._urls = itertools.cycle(f"{url}{CHAT}" for url in urls)
-        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        self._marks: Marks = marks
-        self._max_tokens = max_tokens
-
-    async def ask(self, texts: Texts) -> tuple[str, float]:
-        """The answer, and the seconds to its first text.
-
-        Raises aiohttp.ClientError, TimeoutError and RuntimeError for what is no whole answer.
-        """
-        body = msgspec.json.encode(self._body(texts))
-        answer = Answer()
-        request = self._session.post(next(self._urls), data=body, headers=self._headers)
-        async with request as response:
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {(await response.text())[:200]}")
-            async for line in response.content:
-                answer.take(line)
-        if answer.first_seconds is None or not answer.is_whole:
-            raise RuntimeError(answer.error or "the stream ended early")
-        return answer.text, answer.first_seconds
-
-    def _body(self, texts: Texts) -> dict[str, Any]:
-        last = len(texts) - 1
-        ends = {"none": (), "system": (0,), "conversation": (0, last)}[self._marks]
-        messages = []
-        for index, text in enumerate(texts):
-            role = "system" if index == 0 else "user" if index % 2 else "assistant"
-            messages.append({"role": role, "content": marked(text) if index in ends else text})
-        return {
-            "model": "synthetic",
-            "messages": messages,
-            "max_tokens": self._max_tokens,
-            "stream": True,
-        }
+def body_of_talk(texts: Texts, marks: Marks, max_tokens: int) -> dict[str, Any]:
+    """A streamed chat completion of a conversation so far."""
+    last = len(texts) - 1
+    ends = {"none": (), "system": (0,), "conversation": (0, last)}[marks]
+    messages = []
+    for index, text in enumerate(texts):
+        role = "system" if index == 0 else "user" if index % 2 else "assistant"
+        messages.append({"role": role, "content": marked(text) if index in ends else text})
+    return {"model": "synthetic", "messages": messages, "max_tokens": max_tokens, "stream": True}
 
 
 async def run_load(workload: Workload, urls: Sequence[str], key: str, marks: Marks) -> Observed:
-    observed = Observed()
+    """Ask `urls` in turn until every conversation is over."""
+    observed, turns = Observed(), itertools.cycle(f"{url}{CHAT}" for url in urls)
     waiting = deque(workload.scripts())
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        client = Client(session, urls, key, marks, workload.max_tokens)
-        begun, cpu_begun = time.perf_counter(), time.process_time()
+    headers = {"authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        headers=headers, timeout=REQUEST_SECONDS, limits=limits, trust_env=False
+    ) as http:
+
+        async def send(texts: Texts) -> Answer:
+            return await ask(http, body_of_talk(texts, marks, workload.max_tokens), next(turns))
+
+        begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(workload.in_flight):
-                group.create_task(_converse(client, waiting, observed))
+                group.create_task(_converse(send, waiting, observed))
         observed.seconds = time.perf_counter() - begun
-        observed.cpu_seconds = time.process_time() - cpu_begun
     return observed
 
 
 async def _converse(
-    client: Client, waiting: deque[tuple[str, list[str]]], observed: Observed
+    send: Callable[[Texts], Awaitable[Answer]],
+    waiting: deque[tuple[str, list[str]]],
+    observed: Observed,
 ) -> None:
     """One conversation after the other; one whose request fails ends there."""
     while waiting:
@@ -146,13 +113,12 @@ async def _converse(
         for question in questions:
             texts.append(question)
             observed.prompts.append(list(texts))
-            try:
-                answer, first = await client.ask(texts)
-            except (aiohttp.ClientError, TimeoutError, RuntimeError) as error:
-                observed.errors.append(f"{type(error).__name__}: {error}")
+            answer = await send(texts)
+            if answer.error or answer.first_seconds is None:
+                observed.errors.append(f"{answer.status} {answer.error or 'no text'}")
                 break
-            observed.first_token.append(first)
-            texts.append(answer)
+            observed.first_token.append(answer.first_seconds)
+            texts.append(answer.text)
 
 
 def _prose(draw: random.Random, num_bytes: int) -> str:

@@ -17,10 +17,9 @@ from scripts.stack import (
     ENGINE_SECRET,
     Process,
     Readiness,
-    engine_environment,
     free_port,
-    python,
     serving,
+    serving_engine,
     serving_gateway,
     wait_for,
 )
@@ -30,7 +29,7 @@ Command = Callable[[int, Sequence[str], Path], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RunningRouter:
     """`urls` are asked in turn, with `key`; `processes` are what was started."""
 
     urls: list[str]
@@ -48,22 +47,18 @@ class Ours:
     is_ours: bool = True
 
     @contextmanager
-    def running(self, engines: Sequence[str], folder: Path) -> Iterator[Started]:
+    def running(self, engines: Sequence[str], folder: Path) -> Iterator[RunningRouter]:
         settings = {
             "HOLDFAST_ROUTING_EVENTS": str(self.events).lower(),
             "HOLDFAST_LOG_LEVEL": "warning",
         }
         with ExitStack() as stack:
-            servers = [
-                stack.enter_context(
-                    serving_gateway(
-                        folder / f"data-{i}", engines, settings, folder / f"gateway-{i}.log"
-                    )
-                )
-                for i in range(self.gateways)
-            ]
+            servers = []
+            for i in range(self.gateways):
+                data, log = folder / f"data-{i}", folder / f"gateway-{i}.log"
+                servers.append(stack.enter_context(serving_gateway(data, engines, settings, log)))
             urls = [server.wait().url for server in servers]
-            yield Started(urls, API_KEY, [server.process for server in servers])
+            yield RunningRouter(urls, API_KEY, [server.process for server in servers])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +70,13 @@ class Peer:
     key: str = ENGINE_SECRET
 
     @contextmanager
-    def running(self, engines: Sequence[str], folder: Path) -> Iterator[Started]:
+    def running(self, engines: Sequence[str], folder: Path) -> Iterator[RunningRouter]:
         """Raises StartError where it ends or does not get ready."""
         port, log = free_port(), folder / "peer.log"
         command = self.command(port, engines, folder)
         with serving(command, self.environment, port, log=log) as server:
             wait_for(lambda: _passes_on(server.url, self.key), server.process, log)
-            yield Started([server.url], self.key, [server.process])
+            yield RunningRouter([server.url], self.key, [server.process])
 
 
 def _passes_on(url: str, key: str) -> Readiness:
@@ -99,14 +94,14 @@ def _passes_on(url: str, key: str) -> Readiness:
 def running_engines(number: int, num_blocks: int, folder: Path) -> Iterator[list[str]]:
     """Fresh synthetic engines: the defaults but for the pool's size."""
     settings = {"ENGINE_NUM_BLOCKS": str(num_blocks), "ENGINE_LOG_LEVEL": "warning"}
+    module = "scripts.bench.openai_engine"
     with ExitStack() as stack:
-        servers = []
-        for index in range(number):
-            port = free_port()
-            environment = engine_environment(port, settings)
-            log = folder / f"engine-{index}.log"
-            command = python("scripts.bench.openai_engine")
-            servers.append(stack.enter_context(serving(command, environment, port, log=log)))
+        servers = [
+            stack.enter_context(
+                serving_engine("synthetic", settings, folder / f"engine-{i}.log", module=module)
+            )
+            for i in range(number)
+        ]
         yield [server.wait().url for server in servers]
 
 

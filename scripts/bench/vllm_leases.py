@@ -17,7 +17,6 @@ import functools
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -27,6 +26,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from scripts.bench.report import machine_line
+from scripts.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
 PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
@@ -44,8 +46,8 @@ CONNECTORS = {
     "timed": ("HoldfastConnector", "engine.backends.vllm.connector"),
 }
 KINDS = {"plain": "none", "idle": "one that does nothing", "leasing": "ours"}
-# Student's t, two-sided 95 %, for one round less; between,
-# the next below; beyond, the normal distribution's.
+# Student's t, two-sided 95 %, by degrees of freedom; between two, the one below. scipy is not in
+# vLLM's environment.
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093, 29: 2.045}
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -77,7 +79,7 @@ class Stopwatch:
         return timed
 
 
-class Worker:
+class VllmWorker:
     """One vLLM and the rounds it is asked for."""
 
     def __init__(self, model: str, kind: str) -> None:
@@ -229,43 +231,43 @@ def draw(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(10, 4000) for _ in range(length)]
 
 
-def serve(arguments: argparse.Namespace) -> None:
+def serve(model: str, kind: str) -> None:
     """A worker: a command a line on stdin, an answer a line on stdout."""
-    worker = Worker(arguments.model, arguments.serve)
-    print("ready", flush=True)
+    worker = VllmWorker(model, kind)
+    print("{}", flush=True)  # ready
     for line in sys.stdin:
         name, *numbers = line.split()
         print(json.dumps(getattr(worker, name)(*map(int, numbers))), flush=True)
 
 
-class Process:
+class WorkerProcess:
+    """A worker in a process of its own; it is ready once it is made."""
+
     def __init__(self, kind: str, model: Path) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "scripts.bench.vllm_leases"]
-        command += ["--serve", kind, "--model", str(model)]
         self._process = subprocess.Popen(
-            command,
+            [*command, "--serve", kind, "--model", str(model)],
             env={**os.environ, **ENVIRONMENT},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer(lambda line: line == "ready")
+        self._answer()
 
     def ask(self, *words: object) -> Any:
-        assert self._process.stdin is not None
         print(*words, file=self._process.stdin, flush=True)
-        return json.loads(self._answer(lambda line: line[:1] in "{0123456789" and line != ""))
+        return self._answer()
 
     def stop(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _answer(self, is_answer: Callable[[str], bool]) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if is_answer(line.strip()):
-                return line
+    def _answer(self) -> Any:
+        """The next line of JSON; vLLM prints other lines between."""
+        for line in self._process.stdout or ():
+            if line.startswith("{"):
+                return json.loads(line)
         raise SystemExit("vllm_leases: a vLLM process ended; its messages are above")
 
 
@@ -279,7 +281,7 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def compare(model: Path, rounds: int, requests: int) -> None:
-    processes = {kind: Process(kind, model) for kind in KINDS}
+    processes = {kind: WorkerProcess(kind, model) for kind in KINDS}
     for process in processes.values():
         process.ask("round", 1, requests)  # warm up
     rates: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
@@ -300,7 +302,7 @@ def compare(model: Path, rounds: int, requests: int) -> None:
 
 
 def measure(model: Path, requests: int) -> None:
-    timed = Process("timed", model)
+    timed = WorkerProcess("timed", model)
     timed.ask("round", 1, requests)
     shares = [timed.ask("share", requests) for _ in range(5)]
     hooks, wraps = (statistics.median(share[key] for share in shares) for key in ("hooks", "wraps"))
@@ -319,18 +321,19 @@ def measure(model: Path, requests: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=12, help="at least two")
-    parser.add_argument("--requests", type=int, default=48, help="of one round")
-    parser.add_argument("--serve", choices=[*KINDS, "timed"], help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse(
+        __doc__,
+        rounds=(12, "at least two"),
+        requests=(48, "of one round"),
+        serve=(str, argparse.SUPPRESS, [*KINDS, "timed"]),
+        model=(str, argparse.SUPPRESS),
+    )
     if arguments.serve:
-        serve(arguments)
+        serve(arguments.model, arguments.serve)
         return
     from tests.engine.backends.vllm.models import write_llama
 
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(machine_line())
     with tempfile.TemporaryDirectory() as directory:
         model = write_llama(Path(directory) / "model")
         measure(model, arguments.requests)

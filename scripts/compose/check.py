@@ -20,10 +20,12 @@ from typing import Any
 import httpx
 from anthropic import Anthropic
 
-from scripts.compose.browser import chromium, sign_in
-from scripts.compose.load import Load, story
+from scripts.compose.browser import sign_in
+from scripts.compose.load import Clients, story
 from scripts.compose.project import ComposeError, Project, docker, wait_for
 from scripts.compose.standins import PYTHON, call, is_here, is_running, is_stand_in, make_bases
+from scripts.setup.chromium import find_chromium
+from scripts.stack import StartError
 
 PROFILES = ("default", "scale")
 # The one way in: who is connected when it dies notices.
@@ -94,27 +96,27 @@ def check_prometheus(project: Project) -> str:
     return f"{len(ask('targets')['activeTargets'])} targets up, {len(rules)} rules"
 
 
-def kill_each(project: Project, load: Load) -> None:
+def kill_each(project: Project, clients: Clients) -> None:
     for service in project.services():
-        load.wait_for_more()
-        before = load.so_far()
+        clients.wait_for_more()
+        before = clients.so_far()
         seconds = project.kill(service)
-        load.wait_for_more()
-        seen = load.so_far().since(before)
+        clients.wait_for_more()
+        seen = clients.so_far().since(before)
         say(f"    {service}: healthy again after {seconds:.1f} s; {seen}")
         if seen.refused and service not in SINGLE[project.profile]:
             raise ComposeError(f"requests failed when {service} was killed")
 
 
-def restart_each(project: Project, load: Load) -> None:
+def restart_each(project: Project, clients: Clients) -> None:
     """Both gateways and an engine, one after the other; no request may notice."""
     for service in ("gateway-1", "gateway-2", "engine-1"):
-        before = load.so_far()
+        before = clients.so_far()
         started = time.monotonic()
         project.compose("restart", service)
         project.wait_until_healthy(service)
-        load.wait_for_more()
-        seen = load.so_far().since(before)
+        clients.wait_for_more()
+        seen = clients.so_far().since(before)
         say(f"    {service}: {time.monotonic() - started:.1f} s; {seen}")
         if seen.refused or seen.cut:
             raise ComposeError(f"requests failed when {service} was restarted")
@@ -138,10 +140,6 @@ def upgrade(project: Project) -> str:
     return f"{older} to {newest} with {rows.partition('|')[0]} turns, all kept"
 
 
-def look(project: Project, key: str) -> str:
-    return sign_in(project.dashboard, key)
-
-
 def check(profile: str, folder: Path) -> None:
     project = Project(profile, folder / f"{profile}.env")
     key = project.settings["HOLDFAST_API_KEY"]
@@ -153,24 +151,24 @@ def check(profile: str, folder: Path) -> None:
         check_images(project)
         timed("containers", lambda: check_containers(project))
         timed("story", lambda: story(project.api, key, "first"))
-        if chromium() is None:
+        if find_chromium() is None:
             say("    the dashboard was not opened: no Chromium here")
         else:
-            timed("dashboard in Chromium", lambda: look(project, key))
+            timed("dashboard in Chromium", lambda: sign_in(project.dashboard, key))
         timed("Prometheus", lambda: check_prometheus(project))
         with Anthropic(base_url=project.api, api_key=key) as client:
             model = client.models.list().data[0].id
-        with Load(project.api, key, model).running() as load:
+        with Clients(project.api, key, model).running() as clients:
             say("==> each container killed under load")
-            kill_each(project, load)
+            kill_each(project, clients)
             if profile == "scale":
                 say("==> restarted in turn under load")
-                restart_each(project, load)
+                restart_each(project, clients)
         if profile == "default":
             say("==> upgraded across a migration")
             timed("upgrade", lambda: upgrade(project))
         timed("story", lambda: story(project.api, key, "last"))
-    except ComposeError:
+    except StartError:
         say(project.compose("ps", "--all"))
         say(project.compose("logs", "--tail", "12"))
         raise
@@ -214,7 +212,7 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             for profile in given.profiles or PROFILES:
                 check(profile, Path(folder))
-    except ComposeError as error:
+    except StartError as error:
         print(f"compose_check: {error}", file=sys.stderr)
         return 1
     finally:

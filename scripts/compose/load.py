@@ -1,18 +1,19 @@
-"""What clients do meanwhile: the official SDK, a few at a time, without retries of its own."""
+"""What clients see meanwhile, a few at a time, without retries; and a story by the official SDK."""
 
 import contextlib
+import copy
+import itertools
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
-import httpx2
-from anthropic import Anthropic, APIConnectionError, APIError
+import httpx
+from anthropic import Anthropic
 
-from scripts.bench.load import body_of
+from scripts.bench.load import Answer, ask_now, body_of, headers_of
 from scripts.compose.project import ComposeError, wait_for
 from scripts.runner.example_prompt import handbook
 
@@ -46,17 +47,21 @@ class Outcomes:
         return text
 
 
-class Load:
+class Clients:
+    """A few threads that keep asking, streams and single answers in turns."""
+
     def __init__(self, url: str, key: str, model: str) -> None:
-        self._url, self._key, self._model = url, key, model
+        self._http = httpx.Client(
+            base_url=url, headers=headers_of(key), timeout=TIMEOUT_SECONDS, trust_env=False
+        )
+        self._model = model
         self._outcomes = Outcomes()
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
     def so_far(self) -> Outcomes:
         with self._lock:
-            seen = self._outcomes
-            return Outcomes(seen.done, seen.refused, seen.cut, Counter(seen.errors))
+            return copy.deepcopy(self._outcomes)
 
     def wait_for_more(self, count: int = 2 * CLIENTS) -> None:
         """Wait until so many further requests have been answered whole."""
@@ -64,9 +69,9 @@ class Load:
         wait_for("requests to be answered again", lambda: self.so_far().done >= wanted)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator["Load"]:
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            clients = [pool.submit(self._client, number) for number in range(CLIENTS)]
+    def running(self) -> Iterator["Clients"]:
+        with self._http, ThreadPoolExecutor(CLIENTS) as pool:
+            clients = [pool.submit(self._keep_asking, number) for number in range(CLIENTS)]
             try:
                 yield self
             finally:
@@ -74,49 +79,26 @@ class Load:
         for client in clients:
             client.result()
 
-    def _client(self, number: int) -> None:
+    def _keep_asking(self, number: int) -> None:
         text = handbook(f"client {number}", 30)
-        with Anthropic(
-            base_url=self._url, api_key=self._key, max_retries=0, timeout=TIMEOUT_SECONDS
-        ) as client:
-            count = number
-            while not self._ended.is_set():
-                self._request(client, text, count)
-                count += 1
-                time.sleep(PAUSE_SECONDS)
+        for count in itertools.count(number):
+            question = f"What is a lease? ({count})"
+            changes = {"max_tokens": MAX_TOKENS, "stream": bool(count % 2)}
+            self._note(ask_now(self._http, body_of(self._model, text, question, **changes)))
+            if self._ended.wait(PAUSE_SECONDS):
+                return
 
-    def _request(self, client: Anthropic, text: str, count: int) -> None:
-        has_begun = False
-        try:
-            if count % 2:
-                with client.messages.create(**self._body(text, count), stream=True) as events:
-                    has_begun = True
-                    kinds = [event.type for event in events]
-                if kinds[-1:] != ["message_stop"]:
-                    return self._note("cut", "no message_stop")
-            else:
-                client.messages.create(**self._body(text, count))
-        except (APIError, httpx2.TransportError) as error:  # the SDK wraps none of a stream's
-            is_cut = has_begun or (
-                isinstance(error.__cause__, httpx2.RemoteProtocolError)
-                and ("complete message body" in str(error.__cause__))
-            )
-            status = getattr(error, "status_code", "")
-            name = f"{type(error).__name__} {status}".strip()
-            if isinstance(error, APIConnectionError) and error.__cause__ is not None:
-                name += f" ({type(error.__cause__).__name__})"
-            return self._note("cut" if is_cut else "refused", name)
-        self._note("done")
-
-    def _body(self, text: str, count: int) -> dict[str, Any]:
-        question = f"What is a lease? ({count})"
-        return body_of(self._model, text, question, max_tokens=MAX_TOKENS)
-
-    def _note(self, outcome: str, error: str = "") -> None:
+    def _note(self, answer: Answer) -> None:
         with self._lock:
-            setattr(self._outcomes, outcome, getattr(self._outcomes, outcome) + 1)
-            if error:
-                self._outcomes.errors[error] += 1
+            if answer.is_whole:
+                self._outcomes.done += 1
+                return
+            if answer.status == 200:
+                self._outcomes.cut += 1
+            else:
+                self._outcomes.refused += 1
+            is_told = answer.status in (0, 200)
+            self._outcomes.errors[answer.error if is_told else str(answer.status)] += 1
 
 
 def story(url: str, key: str, topic: str) -> str:

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.stack import ROOT, free_port
+from scripts import stack
+from scripts.stack import ROOT, Readiness, StartError, free_port, url_of
 
 # So that neither a deployment of this machine nor its volumes are touched.
 NAME = "holdfast-check"
 BUILD_SECONDS = 3600
 WAIT_SECONDS = 300
-POLL_SECONDS = 0.5
 ONE_SHOT = "migrate"
 PORTS = ("GATEWAY", "DASHBOARD", "PROMETHEUS")
 
 
-class ComposeError(Exception):
+class ComposeError(StartError):
     """Something is not as it must be; the message says what."""
 
 
@@ -43,13 +43,13 @@ def docker(*arguments: str, stdin: str | None = None, seconds: float = 600) -> s
     return done.stdout
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
-    """Wait until a condition holds; return how many seconds that took."""
+def wait_for(what: str, condition: Callable[[], bool]) -> float:
+    """Wait until a condition holds; return how many seconds that took.
+
+    Raises StartError where it does not hold after WAIT_SECONDS.
+    """
     started = time.monotonic()
-    while not condition():
-        if time.monotonic() - started > seconds:
-            raise ComposeError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(POLL_SECONDS)
+    stack.wait_for(lambda: Readiness(condition()), seconds=WAIT_SECONDS, what=what)
     return time.monotonic() - started
 
 
@@ -80,9 +80,7 @@ class Project:
         self._env_file = env_file
         settings = (line.partition("=") for line in env_file.read_text("utf-8").splitlines())
         self.settings = {name: value for name, equals, value in settings if equals}
-        self.api, self.dashboard, self.prometheus = (
-            f"http://127.0.0.1:{port}" for port in ports.values()
-        )
+        self.api, self.dashboard, self.prometheus = map(url_of, ports.values())
 
     def compose(self, *arguments: str, seconds: float = 600) -> str:
         flags = ["--project-name", NAME, "--env-file", str(self._env_file)]

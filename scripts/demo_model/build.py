@@ -123,7 +123,7 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
 
 
 @dataclass
-class Row:
+class Example:
     """Token ids of one conversation, and which of them are answers."""
 
     ids: list[int] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Encoder:
         """The token ids of a text; nothing is added to it."""
         return list(self.tokenizer(text)["input_ids"])
 
-    def add(self, row: Row, chunks: list[data.Chunk]) -> None:
+    def add(self, row: Example, chunks: list[data.Chunk]) -> None:
         """Append messages, and mark the tokens of the answers among them."""
         for text, learned in chunks:
             ids = self.ids(text)
@@ -148,7 +148,7 @@ class Encoder:
             row.learned += [learned and 3 <= i < len(ids) - 1 for i in range(len(ids))]
             row.ids += ids
 
-    def add_ids(self, row: Row, ids: list[int]) -> None:
+    def add_ids(self, row: Example, ids: list[int]) -> None:
         """Append tokens that are not learned."""
         row.ids += ids
         row.learned += [False] * len(ids)

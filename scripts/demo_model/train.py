@@ -23,19 +23,21 @@ from torch.nn import functional
 from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 
 from scripts.demo_model import turns
-from scripts.demo_model.build import Encoder, Row, build_model, build_tokenizer, save
+from scripts.demo_model.build import Encoder, Example, build_model, build_tokenizer, save
 from scripts.demo_model.eval import evaluate
+from scripts.options import parse
+from scripts.stack import ROOT
 
-OUT = Path(__file__).resolve().parents[2] / "engine" / "demo_model"
+OUT = ROOT / "engine" / "demo_model"
 
 
 def draw_batch(
     rng: random.Random, encoder: Encoder, progress: float
-) -> tuple[list[int], list[Row]]:
+) -> tuple[list[int], list[Example]]:
     """A shared prefix and the rows behind it; prefixes get more frequent and longer with time."""
     prefix: list[int] = []
     boxes: list[list[turns.ToolTask]] = []
-    rows = [Row() for _ in range(4)]
+    rows = [Example() for _ in range(4)]
     if rng.random() < 0.1 + 0.25 * progress:
         longest = 300 + (4500 if rng.random() < 0.9 else 7500) * progress
         size = int(math.exp(rng.uniform(math.log(40), math.log(longest))))
@@ -43,7 +45,7 @@ def draw_batch(
         box = turns.toolbox(rng, 20 if many else 5) if many or rng.random() < 0.6 else []
         prefix = encoder.ids(turns.tools_block([t.tool for t in box])) if box else []
         prefix += encoder.systems(rng, size)
-        rows, width = [Row() for _ in range(8)], 160
+        rows, width = [Example() for _ in range(8)], 160
         boxes = [box] * len(rows)
     else:
         width = 440
@@ -60,7 +62,7 @@ def draw_batch(
     return prefix, rows
 
 
-def loss_of(model: LlamaForCausalLM, prefix: list[int], rows: list[Row], offset: int) -> Tensor:
+def loss_of(model: LlamaForCausalLM, prefix: list[int], rows: list[Example], offset: int) -> Tensor:
     """Mean loss of the answers. A long prefix gets no gradient: the rows learn to ignore it."""
     cache = DynamicCache(config=model.config)
     if prefix:
@@ -115,18 +117,16 @@ def train(model: LlamaForCausalLM, encoder: Encoder, args: argparse.Namespace) -
 
 def main() -> None:
     """Train and then evaluate, or only evaluate."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = parse(
+        __doc__,
+        out=(OUT, "where the model goes; a tokenizer that is there is kept"),
+        minutes=(45.0, "how long to train"),
+        seed=0,
+        rate=(1.5e-3, "the highest learning rate"),
+        threads=1,
+        init=(Path, "go on from the weights in this folder"),
+        eval=(Path, "only evaluate the model in this folder"),
     )
-    text = "where the model goes; a tokenizer that is there is kept"
-    parser.add_argument("--out", type=Path, default=OUT, help=text)
-    parser.add_argument("--minutes", type=float, default=45.0, help="how long to train")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="the highest learning rate")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--init", type=Path, metavar="DIR", help="go on from the weights in DIR")
-    parser.add_argument("--eval", type=Path, metavar="DIR", help="only evaluate the model in DIR")
-    args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.eval is None:
         if not (args.out / "tokenizer.json").exists():

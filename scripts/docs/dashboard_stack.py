@@ -1,7 +1,5 @@
-"""Programs for looking at the dashboard: a gateway on sample data, or one with a synthetic engine
-and some traffic; and a browser that is signed in."""
+"""The dashboard over a gateway with sample data, or with a synthetic engine and some traffic."""
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -11,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from dashboard.views.catalogue import entries
 from scripts.bench.load import MESSAGES, body_of, headers_of, marked
+from scripts.setup.chromium import new_page, sign_in
 from scripts.stack import (
     ADMIN_KEY,
-    API_KEY,
-    ROOT,
     free_port,
     python,
     run,
@@ -27,8 +24,6 @@ from scripts.stack import (
     serving_gateway,
     url_of,
 )
-
-__all__ = ["API_KEY", "ROOT"]
 
 PAGES = tuple(entry.name for entry in entries())
 IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
@@ -82,25 +77,12 @@ def send_traffic(gateway: str, num_turns: int) -> None:
             http.post(MESSAGES, json=body, headers=headers_of(key)).raise_for_status()
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """CHROMIUM names the program; without it, chromium-headless-shell of the path."""
-    path = os.environ.get("CHROMIUM", "/usr/bin/chromium-headless-shell")
-    flags = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=flags)
-        yield browser
-        browser.close()
-
-
 def signed_in(
     browser: Browser, stack: DashboardStack, key: str = ADMIN_KEY, **options: Any
 ) -> Page:
     """A page in a context of its own; `options` are the context's."""
-    page = browser.new_context(locale="en-GB", timezone_id="UTC", **options).new_page()
-    page.goto(f"{stack.dashboard}/login")
-    page.fill("input[name=key]", key)
-    page.click("button")
+    page = new_page(browser, **options)
+    sign_in(page, stack.dashboard, key)
     page.wait_for_load_state()
     return page
 

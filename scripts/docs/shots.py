@@ -15,14 +15,11 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Request
 
 from scripts.docs.dashboard_stack import (
-    API_KEY,
     PAGES,
-    ROOT,
     DashboardStack,
-    chromium,
     open_page,
     running,
     seed,
@@ -30,6 +27,9 @@ from scripts.docs.dashboard_stack import (
     signed_in,
 )
 from scripts.options import parse
+from scripts.setup import chromium
+from scripts.setup.chromium import browsing
+from scripts.stack import API_KEY, ROOT
 
 WIDTHS = (1200, 1920)
 LIVE = ("prefixes", "memory", "fleet", "playground")
@@ -48,7 +48,7 @@ def main() -> int:
     wanted = [name for name in options.pages.split(",") if name in PAGES]
     options.out.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    with TemporaryDirectory() as folder, chromium() as browser:
+    with TemporaryDirectory() as folder, browsing() as browser:
         sample, live = Path(folder, "sample"), Path(folder, "live")
         for data in (sample, live):
             data.mkdir()
@@ -94,17 +94,14 @@ def shoot_all(
 def listen(page: Page, own: str) -> list[str]:
     """What goes wrong outside the picture, as it happens."""
     heard: list[str] = []
-    page.on("console", lambda m: heard.append(f"console: {m.text}") if m.type == "error" else None)
-    page.on("pageerror", lambda error: heard.append(f"script: {error}"))
-    page.on(
-        "request",
-        lambda request: (
+    chromium.listen(page, heard)
+
+    def look(request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != own:
             heard.append(f"outside request: {request.url}")
-            if urlsplit(request.url).scheme in ("http", "https", "ws", "wss")
-            and urlsplit(request.url).netloc != own
-            else None
-        ),
-    )
+
+    page.on("request", look)
     return heard
 
 

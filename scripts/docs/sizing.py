@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, GIB, KvSize, NotSizable, kv_size
+from scripts.options import new_parser
 
 BLOCK_SIZE: int = Settings.model_fields["block_size"].default
 LEASE_SHARE: float = Settings.model_fields["lease_share"].default
@@ -34,15 +35,15 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("config", type=Path, metavar="CONFIG_OR_DIR")
-    parser.add_argument(
-        "--dtype", choices=sorted(DTYPE_BYTES), help="of the KV memory; default: the model's own"
+    parser = new_parser(
+        __doc__,
+        dtype=(str, "of the KV memory; default: the model's own", sorted(DTYPE_BYTES)),
+        memory=(8.0, "GiB of the pool"),
+        lease_tokens=8192,
+        lease_share=LEASE_SHARE,
+        block_size=BLOCK_SIZE,
     )
-    parser.add_argument("--memory", type=float, default=8.0, metavar="GIB", help="of the pool")
-    parser.add_argument("--lease-tokens", type=int, default=8192, metavar="N")
-    parser.add_argument("--lease-share", type=float, default=LEASE_SHARE)
-    parser.add_argument("--block-size", type=int, default=BLOCK_SIZE)
+    parser.add_argument("config", type=Path, metavar="CONFIG_OR_DIR")
     options = parser.parse_args()
     if min(options.memory, options.lease_tokens, options.block_size) <= 0:
         parser.error("--memory, --lease-tokens and --block-size must be positive")

@@ -71,7 +71,7 @@ TURNS = [[FIRST], [ANSWER, SECOND], [CALLING, RESULT], [REPORT, THIRD]]
 TURNS_WITHOUT_TOOLS = [[FIRST], [ANSWER, SECOND], [REPORT, THIRD], [ANSWER, FIRST]]
 
 
-class Row(NamedTuple):
+class TemplateResult(NamedTuple):
     """`one_shot`, `lost` and `reads` are counts, each with the number that there are.
 
     `one_shot`: prompts whose tokens are those of the whole text in one call. `lost`: segments
@@ -114,7 +114,7 @@ def turns_of(renderer: ChatRenderer) -> list[Prompt]:
     ]
 
 
-def one_shot(renderer: ChatRenderer, template: ChatTemplate, name: str) -> Row:
+def one_shot(renderer: ChatRenderer, template: ChatTemplate, name: str) -> TemplateResult:
     """Random prompts against what the template and the tokenizer alone make of them."""
     same = total = lost = inexact = segments = 0
     drawn = Conversations(1)
@@ -135,7 +135,7 @@ def one_shot(renderer: ChatRenderer, template: ChatTemplate, name: str) -> Row:
         lost += sum(span.end is None for span in rendered.segments)
         inexact += sum(not span.is_exact for span in rendered.segments)
     formats = f"{renderer.tool_format or '–'}, {renderer.reasoning_format or '–'}"
-    return Row(name, formats, (same, total), (lost, segments), inexact, (0, 0), "")
+    return TemplateResult(name, formats, (same, total), (lost, segments), inexact, (0, 0), "")
 
 
 def long_conversation(renderer: ChatRenderer, num_turns: int) -> list[Prompt]:
@@ -236,12 +236,12 @@ async def _started(backend: LoopedBackend, prompt: Prompt, request_id: str) -> S
     return next(frame for frame in frames if isinstance(frame, Started))
 
 
-def measure(path: Path) -> Row:
+def measure(path: Path) -> TemplateResult:
     source = path.read_text("utf-8")
     try:
         renderer = ChatRenderer(files_for(source))
     except (TemplateRefused, ValueError) as error:
-        return Row(path.stem, f"refused: {error}", (0, 0), (0, 0), 0, (0, 0), "")
+        return TemplateResult(path.stem, f"refused: {error}", (0, 0), (0, 0), 0, (0, 0), "")
     template = ChatTemplate({"default": source}, _SPECIAL_TOKENS)
     row = one_shot(renderer, template, path.stem)
     prompts = long_conversation(renderer, NUM_TURNS)

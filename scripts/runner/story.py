@@ -40,7 +40,7 @@ def automatic(answer: Answer) -> int:
     return int(answer.message["holdfast"]["automatic_tokens"])
 
 
-class Gateway:
+class DemoGateway:
     def __init__(self, url: str, key: str, admin_key: str) -> None:
         self._http = httpx.Client(
             base_url=url,
@@ -87,7 +87,7 @@ def print_table(columns: dict[str, Answer]) -> None:
     print()
 
 
-def flood(gateway: Gateway, tokens: int) -> None:
+def flood(gateway: DemoGateway, tokens: int) -> None:
     """Send unmarked prompts, each of its own, until they add up to `tokens`."""
     sent = requests = 0
     started = time.perf_counter()
@@ -100,7 +100,7 @@ def flood(gateway: Gateway, tokens: int) -> None:
     print(f"\r  {requests} prompts, {sent:,} tokens in {time.perf_counter() - started:.0f} s.   \n")
 
 
-def tell(gateway: Gateway) -> int:
+def tell(gateway: DemoGateway) -> int:
     model, pool = gateway.find_model(), gateway.pool_tokens()
     run = secrets.token_hex(3)  # so that a second story starts cold too
     marked, unmarked = handbook(f"marked {run}"), handbook(f"unmarked {run}")
@@ -139,7 +139,7 @@ def main() -> int:
     admin_key = os.environ.get("HOLDFAST_ADMIN_KEY") or stored.get("admin_key")
     if not key or not admin_key:
         raise DemoError(f"no keys in {path} nor in HOLDFAST_API_KEY and HOLDFAST_ADMIN_KEY")
-    return tell(Gateway(given.url, key, admin_key))
+    return tell(DemoGateway(given.url, key, admin_key))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ PYTEST = (*python("pytest"), "--timeout", "0", "-rP", "-p", "no:randomly")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LongTest:
     """`minutes` are a rough figure on two cores; `numbers` may be overridden by the environment."""
 
     about: str
@@ -32,12 +32,12 @@ class Job:
     is_pytest: bool = True
 
 
-def pytest_job(about: str, minutes: int, *tests: str, **numbers: str) -> Job:
-    return Job(about, minutes, (*PYTEST, *tests), numbers)
+def pytest_job(about: str, minutes: int, *tests: str, **numbers: str) -> LongTest:
+    return LongTest(about, minutes, (*PYTEST, *tests), numbers)
 
 
-def program(about: str, minutes: int, *command: str, **numbers: str) -> Job:
-    return Job(about, minutes, command, numbers, is_pytest=False)
+def program(about: str, minutes: int, *command: str, **numbers: str) -> LongTest:
+    return LongTest(about, minutes, command, numbers, is_pytest=False)
 
 
 JOBS = {

@@ -9,20 +9,15 @@ every run draws the same, so that a run in a new clone fails only where somethin
 
 import os
 import secrets
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
-CHROMIUM_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.setup.chromium import find_chromium
+from scripts.stack import ROOT
+
 USUAL_SEED = 1
 NUM_SLOWEST = 20
-
-
-def find_chromium() -> str | None:
-    return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
 
 
 def seeds(arguments: list[str]) -> list[str]:
@@ -47,8 +42,7 @@ def seeds(arguments: list[str]) -> list[str]:
 def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)  # as `python -m pytest` would: the packages are imported from the tree
-    chromium = os.environ.get("CHROMIUM") or find_chromium()
-    if chromium:
+    if chromium := find_chromium():
         os.environ["CHROMIUM"] = chromium
     plugins = ["-p", "tests.left_out", "-p", "tests.workers"]
     workers = ["-n", str((os.cpu_count() or 1) + 2), "--no-loadscope-reorder"]

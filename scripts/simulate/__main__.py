@@ -18,8 +18,9 @@ from pathlib import Path
 from gateway.routing.cost import Weights
 from scripts.bench.report import percentile
 from scripts.bench.routing_load import Workload
-from scripts.simulate.engine import Request, SimulatedEngine, Times
-from scripts.simulate.fleet import POLICIES, Clockwork, Gateway, Result, Simulation
+from scripts.options import new_parser
+from scripts.simulate.engine import SimulatedEngine, SimulatedRequest, TimeModel
+from scripts.simulate.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.simulate.traces import (
     AGENTIC_UNIT,
     CONVERSATION_UNIT,
@@ -52,7 +53,7 @@ def simulate(args: argparse.Namespace, policy: str) -> Result:
         SimulatedEngine(
             args.capacity,
             unit,
-            Times(prefill_us_per_token=args.prefill_us, decode_ms_per_token=args.decode_ms),
+            TimeModel(prefill_us_per_token=args.prefill_us, decode_ms_per_token=args.decode_ms),
             clockwork.at,
             lease_share=args.lease_share,
         )
@@ -68,13 +69,13 @@ def simulate(args: argparse.Namespace, policy: str) -> Result:
     if policy == "longest_prefix":
         weights = Weights(queue_weight=0.0, load_weight=0.0, fade_seconds=args.fade_seconds)
     learned = args.capacity if policy == "learned" else None
-    gateways = [Gateway(args.engines, weights, learned) for _ in range(args.gateways)]
+    gateways = [SimulatedGateway(args.engines, weights, learned) for _ in range(args.gateways)]
     in_flight = args.in_flight if args.workload == "tenants" else None
     simulation = Simulation(engines, clockwork, policy, gateways, in_flight)
     return simulation.run(_requests(args))
 
 
-def _requests(args: argparse.Namespace) -> list[Request]:
+def _requests(args: argparse.Namespace) -> list[SimulatedRequest]:
     units = Units()
     if args.workload == "tenants":
         return tenants(Workload(seed=args.seed), marked=args.marked)
@@ -87,8 +88,8 @@ def _requests(args: argparse.Namespace) -> list[Request]:
     return requests[: args.limit] if args.limit else requests
 
 
-def _replayed(args: argparse.Namespace, units: Units) -> list[Request]:
-    requests: list[Request] = []
+def _replayed(args: argparse.Namespace, units: Units) -> list[SimulatedRequest]:
+    requests: list[SimulatedRequest] = []
     if args.workload in ("conversation", "mix"):
         marked = args.marked and args.workload == "conversation"
         requests += conversation(args.trace, limit=args.limit, marked=marked, units=units)
@@ -137,32 +138,33 @@ def _share(part: int, whole: int) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    weights = Weights()
+    parser = new_parser(
+        __doc__,
+        trace=Path,
+        sessions=Path,
+        engines=4,
+        gateways=1,
+        capacity=(1_000_000, "tokens of one engine"),
+        policy=(["cost"], None, POLICIES),
+        marked=(False, "requests carry cache_control"),
+        plain_lru=(False, "leave the markers out"),
+        ttl=("5m", None, ("5m", "1h")),
+        lease_share=0.5,
+        load_weight=weights.load_weight,
+        queue_weight=weights.queue_weight,
+        load_band=weights.load_band,
+        band_tokens=weights.band_tokens,
+        fade_seconds=weights.fade_seconds,
+        prefill_us=(50.0, "for each token"),
+        decode_ms=(20.0, "for each token"),
+        in_flight=(24, "of the workload tenants"),
+        copies=(1, "of each agentic session"),
+        hours=(1.0, "in which sessions start"),
+        limit=int,
+        seed=1,
     )
     parser.add_argument("workload", choices=("tenants", "conversation", "agentic", "mix"))
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--sessions", type=Path)
-    parser.add_argument("--engines", type=int, default=4)
-    parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--capacity", type=int, default=1_000_000, help="tokens of one engine")
-    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=["cost"])
-    parser.add_argument("--marked", action="store_true", help="requests carry cache_control")
-    parser.add_argument("--plain-lru", action="store_true", help="leave the markers out")
-    parser.add_argument("--ttl", choices=("5m", "1h"), default="5m")
-    parser.add_argument("--lease-share", type=float, default=0.5)
-    parser.add_argument("--load-weight", type=float, default=Weights().load_weight)
-    parser.add_argument("--queue-weight", type=float, default=Weights().queue_weight)
-    parser.add_argument("--load-band", type=float, default=Weights().load_band)
-    parser.add_argument("--band-tokens", type=int, default=Weights().band_tokens)
-    parser.add_argument("--fade-seconds", type=float, default=Weights().fade_seconds)
-    parser.add_argument("--prefill-us", type=float, default=50.0, help="for each token")
-    parser.add_argument("--decode-ms", type=float, default=20.0, help="for each token")
-    parser.add_argument("--in-flight", type=int, default=24, help="of the workload tenants")
-    parser.add_argument("--copies", type=int, default=1, help="of each agentic session")
-    parser.add_argument("--hours", type=float, default=1.0, help="in which sessions start")
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
 

@@ -25,7 +25,7 @@ NAME_UNITS = 4
 
 
 @dataclass(slots=True)
-class Request:
+class SimulatedRequest:
     """`units` are ids of consecutive pieces of the prompt: equal ids, equal content and history.
 
     `ends` are the segment ends in units, the last is the prompt's. `marks` index `ends`; who is
@@ -43,7 +43,7 @@ class Request:
     marks: list[int] = field(default_factory=list)
     ttl: Ttl = "5m"
     is_marked: bool = False
-    next: "Request | None" = None
+    next: "SimulatedRequest | None" = None
     think_seconds: float = 0.0
 
     def tokens_of(self, start: int, end: int) -> int:
@@ -57,8 +57,8 @@ class Request:
 
 
 @dataclass(slots=True)
-class Job:
-    request: Request
+class SimulatedTurn:
+    request: SimulatedRequest
     query: CacheQuery
     arrived_at: float
     found: Found
@@ -68,7 +68,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class TimeModel:
     prefill_us_per_token: float
     decode_ms_per_token: float
 
@@ -83,7 +83,7 @@ class SimulatedEngine:
         self,
         capacity_tokens: int,
         unit_tokens: int,
-        times: Times,
+        times: TimeModel,
         at: At,
         *,
         lease_share: float,
@@ -94,15 +94,15 @@ class SimulatedEngine:
         self._cache = PrefixCache(self.pool, self.entries, self._hasher)
         self._times = times
         self._at = at
-        self._queue: deque[Job] = deque()
+        self._queue: deque[SimulatedTurn] = deque()
         self._is_busy = False
         self._num_running = 0
-        self.started: Callable[[Job, float], None] = lambda job, now: None
-        self.ended: Callable[[Job, float], None] = lambda job, now: None
+        self.started: Callable[[SimulatedTurn, float], None] = lambda job, now: None
+        self.ended: Callable[[SimulatedTurn, float], None] = lambda job, now: None
         self.tell: Callable[[list[Event], float], None] = lambda events, now: None
         self.num_refused = 0
 
-    def take(self, request: Request, now: float) -> None:
+    def take(self, request: SimulatedRequest, now: float) -> None:
         self.entries.expire(now)
         digests = self._cache.digests(SCOPE, request.units)
         query = CacheQuery(
@@ -116,7 +116,7 @@ class SimulatedEngine:
             arrived_at=now,
         )
         found = self._cache.look_up(query)
-        self._queue.append(Job(request, query, now, found, self._cache.new_table(query)))
+        self._queue.append(SimulatedTurn(request, query, now, found, self._cache.new_table(query)))
         self._advance(now)
 
     def _advance(self, now: float) -> None:
@@ -139,7 +139,7 @@ class SimulatedEngine:
             seconds = tokens * self._times.prefill_us_per_token / 1e6
             self._at(now + seconds, partial(self._prefilled, job))
 
-    def _make_room(self, besides: Job) -> bool:
+    def _make_room(self, besides: SimulatedTurn) -> bool:
         """As the engine's scheduler: what waiting requests hold goes first, then leases."""
         for job in reversed(self._queue):
             if job is not besides and job.found.held:
@@ -147,19 +147,19 @@ class SimulatedEngine:
                 return True
         return self.entries.sacrifice()
 
-    def _refuse(self, job: Job, now: float) -> None:
+    def _refuse(self, job: SimulatedTurn, now: float) -> None:
         self._queue.popleft()
         self._cache.let_go(job.found)
         self._cache.take_back(job.found)
         self.num_refused += 1
         self.ended(job, now)
 
-    def _computed_tokens(self, job: Job, units: int) -> int:
+    def _computed_tokens(self, job: SimulatedTurn, units: int) -> int:
         """What is reused is at the front but for holes, which are as long as other units."""
         request = job.request
         return request.tokens_of(len(request.units) - units, len(request.units))
 
-    def _prefilled(self, job: Job, now: float) -> None:
+    def _prefilled(self, job: SimulatedTurn, now: float) -> None:
         for start, end in list(job.table.gaps(len(job.query.tokens))):
             job.table.commit(job.query.tokens[start:end])
         job.written = self._cache.write(job.query, job.found, job.table, now)
@@ -170,7 +170,7 @@ class SimulatedEngine:
         self._at(now + seconds, partial(self._decoded, job))
         self._advance(now)
 
-    def _decoded(self, job: Job, now: float) -> None:
+    def _decoded(self, job: SimulatedTurn, now: float) -> None:
         job.table.release()
         self._num_running -= 1
         self.entries.expire(now)
@@ -178,7 +178,7 @@ class SimulatedEngine:
         self._publish(None, now)
         self._advance(now)
 
-    def _publish(self, job: Job | None, now: float) -> None:
+    def _publish(self, job: SimulatedTurn | None, now: float) -> None:
         events: list[Event] = []
         for lease in self.entries.leases.take_ended():
             key = lease.entry.key.hex()

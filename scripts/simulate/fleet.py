@@ -13,7 +13,7 @@ import msgspec
 from engine.protocol import Event, InputUsage, Started
 from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
-from scripts.simulate.engine import Job, Request, SimulatedEngine
+from scripts.simulate.engine import SimulatedEngine, SimulatedRequest, SimulatedTurn
 
 HONOURED_SECONDS = 300.0
 EVENT_SECONDS = 0.02
@@ -76,7 +76,7 @@ class Clockwork:
             call(self.now)
 
 
-class Gateway:
+class SimulatedGateway:
     """One gateway's knowledge of the engines: the index and the loads, as `gateway` keeps them."""
 
     def __init__(self, num_engines: int, weights: Weights, learned_capacity: int | None) -> None:
@@ -102,7 +102,7 @@ class Gateway:
             self._seqs[engine] += 1
             holdings.apply(msgspec.structs.replace(event, seq=self._seqs[engine]), now)
 
-    def choose(self, request: Request, turn: str, now: float) -> tuple[int, int, int]:
+    def choose(self, request: SimulatedRequest, turn: str, now: float) -> tuple[int, int, int]:
         """The engine, what is held there, and the most held anywhere; in tokens."""
         ends = [
             PrefixEnd(name.digest, request.tokens_of(0, name.tokens)) for name in request.names()
@@ -118,7 +118,9 @@ class Gateway:
         candidate.holdings.expect(ends, now)
         return placement.chosen, placement.offer.coverage.held, placement.available
 
-    def started(self, engine: int, turn: str, job: Job, computed: int, now: float) -> None:
+    def started(
+        self, engine: int, turn: str, job: SimulatedTurn, computed: int, now: float
+    ) -> None:
         candidate = self.candidates[engine]
         candidate.load.started(turn, computed, now)
         assert job.written is not None
@@ -143,7 +145,7 @@ class Simulation:
         engines: list[SimulatedEngine],
         clockwork: Clockwork,
         policy: str,
-        gateways: list[Gateway],
+        gateways: list[SimulatedGateway],
         in_flight: int | None = None,
     ) -> None:
         self._engines = engines
@@ -151,7 +153,7 @@ class Simulation:
         self._policy = policy
         self._gateways = gateways
         self._in_flight = in_flight
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         self._num_running = 0
         self._numbers = count()
         self._turns: dict[int, tuple[str, int, int]] = {}
@@ -164,7 +166,7 @@ class Simulation:
             engine.ended = self._on_ended(number)
             engine.tell = self._on_events(number)
 
-    def run(self, requests: Iterable[Request]) -> Result:
+    def run(self, requests: Iterable[SimulatedRequest]) -> Result:
         if self._in_flight is None:
             for request in requests:
                 self._clock.at(request.at, partial(self._send, request))
@@ -191,7 +193,7 @@ class Simulation:
             request = self._waiting.popleft()
             self._clock.at(now, partial(self._send, request))
 
-    def _send(self, request: Request, now: float) -> None:
+    def _send(self, request: SimulatedRequest, now: float) -> None:
         number = next(self._numbers)
         turn, gateway = f"turn-{number}", number % len(self._gateways)
         counts = self.result.counts.setdefault(request.kind, Counts())
@@ -205,7 +207,7 @@ class Simulation:
         self._engines[engine].take(request, now)
 
     def _choose(
-        self, request: Request, turn: str, gateway: int, number: int, now: float
+        self, request: SimulatedRequest, turn: str, gateway: int, number: int, now: float
     ) -> tuple[int, int, int]:
         size = len(self._engines)
         if self._policy == "round_robin":
@@ -217,7 +219,7 @@ class Simulation:
             return _hash(str(request.units[depth - 1])) % size, 0, 0
         return self._gateways[gateway].choose(request, turn, now)
 
-    def _ideal(self, request: Request) -> int:
+    def _ideal(self, request: SimulatedRequest) -> int:
         """What an infinite cache would have: the known prefix, never the last unit."""
         known = next(
             (i for i, unit in enumerate(request.units) if unit not in self._seen),
@@ -226,8 +228,8 @@ class Simulation:
         self._seen.update(request.units)
         return request.tokens_of(0, min(known, len(request.units) - 1))
 
-    def _on_started(self, engine: int) -> Callable[[Job, float], None]:
-        def started(job: Job, now: float) -> None:
+    def _on_started(self, engine: int) -> Callable[[SimulatedTurn, float], None]:
+        def started(job: SimulatedTurn, now: float) -> None:
             request = job.request
             reused = request.tokens_of(0, job.found.reused)
             turn, gateway, _ = self._turns[id(request)]
@@ -241,7 +243,7 @@ class Simulation:
 
         return started
 
-    def _keep_promise(self, job: Job, counts: Counts) -> None:
+    def _keep_promise(self, job: SimulatedTurn, counts: Counts) -> None:
         request, at = job.request, job.arrived_at
         if not request.is_marked:
             return
@@ -254,8 +256,8 @@ class Simulation:
         for unit in request.units:
             self._used_at[unit] = at
 
-    def _on_ended(self, engine: int) -> Callable[[Job, float], None]:
-        def ended(job: Job, now: float) -> None:
+    def _on_ended(self, engine: int) -> Callable[[SimulatedTurn, float], None]:
+        def ended(job: SimulatedTurn, now: float) -> None:
             turn, gateway, _ = self._turns.pop(id(job.request))
             self._gateways[gateway].candidates[engine].load.ended(turn)
             following = job.request.next

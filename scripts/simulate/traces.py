@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.backends.synthetic import BYTES_PER_TOKEN
 from scripts.bench.routing_load import QUESTION_BYTES, SYSTEM_BYTES, Workload
-from scripts.simulate.engine import Request
+from scripts.simulate.engine import SimulatedRequest
 
 CONVERSATION_UNIT = 512
 AGENTIC_UNIT = 512
@@ -31,7 +31,9 @@ class Units:
         return chain
 
 
-def conversation(path: Path, *, limit: int | None, marked: bool, units: Units) -> Iterator[Request]:
+def conversation(
+    path: Path, *, limit: int | None, marked: bool, units: Units
+) -> Iterator[SimulatedRequest]:
     """Mooncake's format: `timestamp` ms, `input_length`, `output_length`, 512-token `hash_ids`."""
     seen: set[int] = set()
     with path.open() as lines:
@@ -42,7 +44,7 @@ def conversation(path: Path, *, limit: int | None, marked: bool, units: Units) -
             chain = units.chain(("conversation", piece) for piece in row["hash_ids"])
             known = next((i for i, unit in enumerate(chain) if unit not in seen), len(chain))
             seen.update(chain)
-            yield Request(
+            yield SimulatedRequest(
                 at=row["timestamp"] / 1e3,
                 kind="chat",
                 session=str(chain[min(1, len(chain) - 1)]),
@@ -57,7 +59,7 @@ def conversation(path: Path, *, limit: int | None, marked: bool, units: Units) -
 
 def agentic(
     folder: Path, *, copies: int, hours: float, seed: int, marked: bool, units: Units
-) -> Iterator[Request]:
+) -> Iterator[SimulatedRequest]:
     """Coding-agent sessions (`trace_*.json`), each `copies` times, starting at random in `hours`.
 
     Ids are local to a session; the first SHARED_SHARE of tools and system prompt is everybody's.
@@ -72,12 +74,12 @@ def agentic(
 
 def _session(
     session: dict[str, Any], name: str, start: float, marked: bool, units: Units
-) -> list[Request]:
+) -> list[SimulatedRequest]:
     group = AGENTIC_UNIT // session["block_size"]
     num_shared = int(SHARED_SHARE * (session["tool_tokens"] + session["system_tokens"]))
     num_shared //= AGENTIC_UNIT
     system = (session["tool_tokens"] + session["system_tokens"]) // AGENTIC_UNIT
-    requests: list[Request] = []
+    requests: list[SimulatedRequest] = []
     before: list[int] = []
     for row in session["requests"]:
         ids = row.get("hash_ids")
@@ -92,7 +94,7 @@ def _session(
         ends = sorted({min(system, len(chain)), common, len(chain)} - {0})
         before = chain
         requests.append(
-            Request(
+            SimulatedRequest(
                 at=start + row["t"],
                 kind="agentic",
                 session=name,
@@ -109,7 +111,7 @@ def _session(
     return requests
 
 
-def tenants(workload: Workload, *, marked: bool) -> list[Request]:
+def tenants(workload: Workload, *, marked: bool) -> list[SimulatedRequest]:
     """The sizes of `scripts.bench.routing`'s conversations; each turn follows the answer before it.
 
     Returns the first turns, in a random order; the others hang on them as `next`.
@@ -118,10 +120,10 @@ def tenants(workload: Workload, *, marked: bool) -> list[Request]:
     shared, grown = (
         num_bytes // BYTES_PER_TOKEN // TENANT_UNIT for num_bytes in (SYSTEM_BYTES, QUESTION_BYTES)
     )
-    firsts: list[Request] = []
+    firsts: list[SimulatedRequest] = []
     for tenant in range(workload.tenants):
         for talk in range(workload.conversations):
-            following: Request | None = None
+            following: SimulatedRequest | None = None
             for turn in range(workload.turns, 0, -1):
                 count = shared + turn * grown
                 chain = units.chain(
@@ -129,7 +131,7 @@ def tenants(workload: Workload, *, marked: bool) -> list[Request]:
                     for i in range(count)
                 )
                 ends = [shared, *(shared + n * grown for n in range(1, turn + 1))]
-                following = Request(
+                following = SimulatedRequest(
                     at=0.0,
                     kind="tenants",
                     session=f"{tenant}/{talk}",

@@ -46,7 +46,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
 from scripts.bench.doubling import GROWTH, curve_of, row
-from scripts.bench.doubling_requests import Subject
+from scripts.bench.doubling_requests import Dimension
 
 CONTEXT = 1 << 18
 BLOCK = 16
@@ -209,24 +209,26 @@ def names(size: int) -> Callable[[], None]:
     return ENGINE.ask(said(*parts), names=made)
 
 
-SUBJECTS = (
-    Subject("bytes of text", 262_144, text_bytes),
-    Subject("blocks", 8_192, blocks),
-    Subject("thinking blocks that the template drops", 16_384, thinking_blocks),
-    Subject("messages", 4_096, messages),
-    Subject("tools", 2_048, tools),
-    Subject("properties of a tool", 8_192, properties),
-    Subject("properties that bind the output", LIMITS.schema_properties, bound_properties),
-    Subject("choices", 16, choices),
-    Subject("stop strings", LIMITS.stops, stops),
-    Subject("markers", 4, marks),
-    Subject("names", 512, names),
+DIMENSIONS = (
+    Dimension("bytes of text", 262_144, text_bytes),
+    Dimension("blocks", 8_192, blocks),
+    Dimension("thinking blocks that the template drops", 16_384, thinking_blocks),
+    Dimension("messages", 4_096, messages),
+    Dimension("tools", 2_048, tools),
+    Dimension("properties of a tool", 8_192, properties),
+    Dimension("properties that bind the output", LIMITS.schema_properties, bound_properties),
+    Dimension("choices", 16, choices),
+    Dimension("stop strings", LIMITS.stops, stops),
+    Dimension("markers", 4, marks),
+    Dimension("names", 512, names),
 )
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-def test_a_doubled_dimension_costs_an_engine_no_more_than_twice_as_much(subject: Subject) -> None:
-    curve = curve_of(subject, points=3)
+@pytest.mark.parametrize("dimension", DIMENSIONS, ids=lambda dimension: dimension.name)
+def test_a_doubled_dimension_costs_an_engine_no_more_than_twice_as_much(
+    dimension: Dimension,
+) -> None:
+    curve = curve_of(dimension, points=3)
     print(row(curve))
     assert curve.growth <= GROWTH
 

@@ -8,10 +8,11 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from scripts.compose.browser import NUM_CARDS, chromium, sign_in
+from scripts.compose.browser import NUM_CARDS, sign_in
 from scripts.compose.project import ComposeError
+from scripts.setup.chromium import find_chromium
 
-if chromium() is None:
+if find_chromium() is None:
     pytest.skip("no Chromium here", allow_module_level=True)
 
 # One card at first, none while the page is drawn again, then all of them without numbers.
