@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,7 +158,7 @@ def _progress_of(body: bytes) -> Readiness:
     try:
         answer = json.loads(body)
     except ValueError:
-        return Readiness(False, "starting")
+        answer = None
     if not isinstance(answer, dict):
         return Readiness(False, "starting")
     progress = answer.get("progress")
@@ -323,8 +323,7 @@ def serving_gateway(
     port = free_port()
     environment = gateway_environment(port, data, engines, settings)
     migrate(environment)
-    command = [*python("gateway"), "serve"]
-    with serving(command, environment, port, ready=ready, log=log) as server:
+    with serving([*python("gateway"), "serve"], environment, port, ready=ready, log=log) as server:
         yield server
 
 
@@ -396,7 +395,5 @@ def insist(process: Process, seconds: float) -> bool:
 
 def signal_group(process: Process, number: signal.Signals) -> None:
     """Signal the whole group: a program may have started helpers."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return

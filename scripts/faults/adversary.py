@@ -56,7 +56,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedResult:
     seed: int
     told: Told
     attacks: Counter[tuple[str, int]]
@@ -161,7 +161,7 @@ def _family_mib(pid: int) -> tuple[float, float]:
     return own / MIB, held / MIB
 
 
-async def run_seed(house: House, seed: int, options: argparse.Namespace) -> Outcome:
+async def run_seed(house: House, seed: int, options: argparse.Namespace) -> SeedResult:
     rng, told, statuses = random.Random(seed), Told(), Counter[tuple[str, int]]()
     keys = [house.new_key(f"{name}-{seed}") for name in ("victim", "one", "two")]
     before, most = memory(house), dict[str, float]()
@@ -178,7 +178,7 @@ async def run_seed(house: House, seed: int, options: argparse.Namespace) -> Outc
     kills = await killing
     if house.gateway.process.poll() is not None:
         told.wrong.append(f"the gateway ended with status {house.gateway.process.returncode}")
-        return Outcome(seed, told, statuses, kills, {}, told.wrong)
+        return SeedResult(seed, told, statuses, kills, {}, told.wrong)
     problems = [*told.wrong, *unexplained(told, kills), *await end_of(house)]
     problems += await compare_with_ledger(house, f"victim-{seed}", told)
     problems += await asyncio.to_thread(check_ledger, house)
@@ -188,7 +188,7 @@ async def run_seed(house: House, seed: int, options: argparse.Namespace) -> Outc
         for name, (low, high) in mib.items()
         if high - low > options.most_mib
     ]
-    return Outcome(seed, told, statuses, kills, mib, problems)
+    return SeedResult(seed, told, statuses, kills, mib, problems)
 
 
 def unexplained(told: Told, kills: list[float]) -> list[str]:
@@ -259,7 +259,7 @@ async def _turns(client: httpx.AsyncClient, workspace: str) -> dict[str, dict[st
         cursor = {"after": page["next"]}
 
 
-def report(outcome: Outcome) -> str:
+def report(outcome: SeedResult) -> str:
     told = outcome.told
     mib = ", ".join(f"{k} {low:.0f} → {high:.0f} MiB" for k, (low, high) in outcome.mib.items())
     return (
@@ -269,7 +269,7 @@ def report(outcome: Outcome) -> str:
     )
 
 
-def _attacks(outcome: Outcome) -> str:
+def _attacks(outcome: SeedResult) -> str:
     """Requests of each kind by status; 0 where the client left, or was cut off."""
     by_kind: dict[str, list[str]] = {}
     for (name, status), number in sorted(outcome.attacks.items()):

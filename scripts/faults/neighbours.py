@@ -116,13 +116,13 @@ def main() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Beside:
     name: str
     seen: Seen
     statuses: str
 
 
-async def measure(house: House, names: list[str], seconds: float) -> list[Row]:
+async def measure(house: House, names: list[str], seconds: float) -> list[Beside]:
     victim_key = await asyncio.to_thread(house.new_key, "victim")
     victim = Victim(house, victim_key, num_words=1100)
     attacker = await asyncio.to_thread(house.new_key, "attacker")
@@ -134,16 +134,16 @@ async def measure(house: House, names: list[str], seconds: float) -> list[Row]:
             await asyncio.sleep(2)
             seen = await watch(victim, seconds)
         assert process.stdout is not None
-        rows.append(Row(name, seen, process.stdout.read().strip()))
+        rows.append(Beside(name, seen, process.stdout.read().strip()))
         p95 = 1e3 * percentile(seen.seconds, 0.95)
         print(f"  {name}: {len(seen.seconds)} turns, p95 {p95:.0f} ms", flush=True)
         await watch(victim, 2)
     again = await watch(victim, seconds)
     both = Seen(alone.seconds + again.seconds, alone.failures + again.failures)
-    return [Row("alone", both, ""), *rows]
+    return [Beside("alone", both, ""), *rows]
 
 
-def report(rows: list[Row], most: float) -> int:
+def report(rows: list[Beside], most: float) -> int:
     alone, wrong = percentile(rows[0].seen.seconds, 0.95), []
     print("\n| beside | turns | failed | p50 ms | p95 ms | p95 / alone | the attacker's statuses |")
     print("|---|--:|--:|--:|--:|--:|---|")
