@@ -27,7 +27,7 @@ from gateway.limits.admission import Admission
 from gateway.limits.fair_queue import FairQueue, Waiting
 from gateway.prompt.ask import Principal
 from gateway.routing.held import PrefixEnd, ResidencyIndex
-from scripts.bench.doubling_requests import Subject, Work
+from scripts.bench.doubling_requests import Dimension, Work
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 _NAMES_OF_A_TURN = 512
@@ -191,4 +191,4 @@ _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
     "bytes of a query": (65_536, _queried),
     "bytes of a fingerprint in a row": (1 << 20, _summed),
 }
-STATE_SUBJECTS = [Subject(f"held: {name}", most, make) for name, (most, make) in _ROWS.items()]
+STATE_DIMENSIONS = [Dimension(f"held: {name}", most, make) for name, (most, make) in _ROWS.items()]
