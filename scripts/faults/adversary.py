@@ -163,7 +163,8 @@ def _family_mib(pid: int) -> tuple[float, float]:
 
 async def run_seed(house: House, seed: int, options: argparse.Namespace) -> SeedResult:
     rng, told, statuses = random.Random(seed), Told(), Counter[tuple[str, int]]()
-    keys = [house.new_key(f"{name}-{seed}") for name in ("victim", "one", "two")]
+    names = ("victim", "one", "two")
+    keys = [await asyncio.to_thread(house.new_key, f"{name}-{seed}") for name in names]
     before, most = memory(house), dict[str, float]()
     until = time.monotonic() + 60 * options.minutes
     killing = asyncio.create_task(kill_engines(house, rng, options.kill_seconds, until))
