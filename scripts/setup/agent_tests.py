@@ -10,7 +10,7 @@ import sys
 from scripts.stack import ROOT, python
 
 FOLDER = ROOT / ".agents"
-PACKAGES = ("@openai/codex", "openai", "ai", "@ai-sdk/openai", "zod")
+PACKAGES = ("@google/gemini-cli", "@openai/codex", "openai", "ai", "@ai-sdk/openai", "zod")
 
 
 def main(arguments: list[str]) -> int:

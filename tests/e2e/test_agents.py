@@ -1,4 +1,4 @@
-"""Other people's agents on the Responses API, unmodified: Codex, and two JavaScript SDKs.
+"""Other people's agents, unmodified: Codex and two JavaScript SDKs on Responses, Gemini CLI.
 
 `scripts/long_tests agents` installs them from npm. The engine is scripted: it renders the demo
 model's template and makes the calls that its script says (`engine/backends/scripted.py`).
@@ -162,3 +162,38 @@ def test_both_javascript_sdks_take_every_answer(tmp_path: Path) -> None:
         "generated": {"text": "It is a cat.", "steps": 2},
         "streamed": {"text": "It is a cat.", "steps": 2},
     }
+
+
+def test_gemini_cli_reads_all_but_its_last_turn_without_a_marker(tmp_path: Path) -> None:
+    """Google's agent over `streamGenerateContent`, with four calls of its shell tool."""
+    steps = {
+        f"turn {number}": call(
+            "run_shell_command", {"command": f"echo step {number}", "description": "a step"}
+        )
+        for number in range(1, NUM_TURNS)
+    }
+    home, work = tmp_path / "home", tmp_path / "work"
+    (home / ".gemini").mkdir(parents=True)
+    work.mkdir()
+    settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+    (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
+    with serving(tmp_path / "data", {**steps, f"turn {NUM_TURNS}": "All is done."}) as url:
+        gemini = [f"{FOLDER}/node_modules/.bin/gemini", "-m", "scripted", "--yolo", "--skip-trust"]
+        printed = run(
+            [*gemini, "-o", "json", "-p", "Do the steps."],
+            work,
+            HOME=str(home),
+            GEMINI_API_KEY=API_KEY,
+            GOOGLE_GEMINI_BASE_URL=url,
+        )
+        eventually(lambda: len(turns(url)) == NUM_TURNS, 120)
+        rows = turns(url)
+    told = json.loads(printed[printed.index("{") :])
+    assert told["response"].strip() == "All is done."
+    assert told["stats"]["tools"]["totalSuccess"] == NUM_TURNS - 1
+    [counted] = [model["tokens"] for model in told["stats"]["models"].values()]
+    assert counted["cached"] == sum(row["cache_read_tokens"] for row in rows)
+    assert counted["candidates"] == sum(row["output_tokens"] for row in rows)
+    read, prompt = shares(rows[1:])
+    print(f"{read:,} of {prompt:,} tokens of turns 2 to {NUM_TURNS} were read: {read / prompt:.2%}")
+    assert read >= LEAST_READ * prompt
