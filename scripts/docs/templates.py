@@ -6,7 +6,8 @@ Random conversations, with and without tools, go through the real renderer, and 
 through the real cache and scheduler; only the model is left out. The templates are those of
 tests/engine/text, written for this project with the behaviour of the models' own, and the real ones
 in the folder that HOLDFAST_TEMPLATES names, by default shared/templates beside the project. Prints
-the table of engine/README.md; with --write it is put there. --cost prints what renders cost.
+the tables of engine/README.md; with --write they are put there. Those of calls are made by
+`scripts.docs.template_calls`. --cost prints what renders cost.
 """
 
 import asyncio
@@ -44,14 +45,16 @@ from engine.text.files import PromptFiles
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
+from scripts.docs.template_calls import calls_tables
 from scripts.options import parse
 from scripts.stack import ROOT
-from tests.engine.text.conversations import Conversations, template_paths
+from tests.engine.text.conversations import Conversations, call_template_paths, template_paths
 from tests.engine.text.vocabularies import tokenizer_for
 
 README = ROOT / "engine" / "README.md"
 TEMPLATES = ROOT / "tests" / "engine" / "text" / "chat_templates"
 BEGIN, END = "<!-- templates -->", "<!-- /templates -->"
+CALLS_BEGIN, CALLS_END = "<!-- calls -->", "<!-- /calls -->"
 _SPECIAL_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 
 TOOLS = [
@@ -300,20 +303,25 @@ def _cpu_ms(renderer: ChatRenderer, prompt: Prompt) -> float:
 def main() -> None:
     options = parse(
         __doc__,
-        write=(False, "put the table into engine/README.md"),
+        write=(False, "put the tables into engine/README.md"),
         cost=(False, "print what renders cost instead"),
     )
     paths = template_paths()
     if options.cost:
         print("\n".join(cost(paths)))
         return
-    written = "\n".join(table(paths))
+    written = {
+        (BEGIN, END): "\n".join(table(paths)),
+        (CALLS_BEGIN, CALLS_END): "\n".join(calls_tables([*paths, *call_template_paths()])),
+    }
     if not options.write:
-        print(written)
+        print("\n\n".join(written.values()))
         return
-    before, _, rest = README.read_text("utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n\n{written}\n\n{END}{after}", "utf-8")
+    text = README.read_text("utf-8")
+    for (begin, end), tables in written.items():
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{tables}\n\n{end}{rest.partition(end)[2]}"
+    README.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -67,14 +67,19 @@ def source(name: str) -> str | None:
     return next((path.read_text("utf-8") for path in paths if path.is_file()), None)
 
 
+def control_tokens(template: str) -> list[AddedToken]:
+    """Those of formats of calls among them, which models have as special tokens."""
+    texts = sorted(text for text in set(_CONTROL.findall(template)) if not _PLAIN.match(text))
+    return [AddedToken(text, normalized=False) for text in texts]
+
+
 @cache
 def renderer(name: str) -> ChatRenderer:
     """The demonstration tokenizer with the template's control tokens, as its model has them."""
     template = source(name)
     assert template is not None
     tokenizer = Tokenizer.from_str(demo_files().tokenizer.to_str())
-    controls = sorted(text for text in set(_CONTROL.findall(template)) if not _PLAIN.match(text))
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in controls])
+    tokenizer.add_special_tokens(control_tokens(template))
     return ChatRenderer(
         PromptFiles(
             tokenizer=tokenizer,

@@ -63,10 +63,7 @@ def user(*texts: str) -> Message:
 @pytest.mark.parametrize("path", [path for path in PATHS if path.parent == table.TEMPLATES])
 def test_the_table_in_the_readme_is_what_the_script_prints(path: Path) -> None:
     readme = table.README.read_text("utf-8")
-    assert (
-        table.table([path]).splitlines()[-1]
-        in readme.partition(table.BEGIN)[2].partition(table.END)[0]
-    )
+    assert table.table([path])[-1] in readme.partition(table.BEGIN)[2].partition(table.END)[0]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

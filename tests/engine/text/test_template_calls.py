@@ -1,0 +1,81 @@
+"""What becomes of the calls that models write, on every template: the tables of the README."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine.text.renderer import ChatRenderer
+from scripts.docs import template_calls as table
+from scripts.docs.templates import CALLS_BEGIN, CALLS_END, README
+from tests.engine.text.conversations import REAL, call_template_paths, template_paths
+from tests.engine.text.format_cases import OF_REAL
+
+PATHS = [*template_paths(), *call_template_paths()]
+OWN = [path for path in PATHS if path.parent != REAL]
+# Replayed calls that can't have the tokens that were sampled. Mistral writes the id behind the
+# input, and a call is told with its id before. gpt-oss writes the channel before the recipient, its
+# template behind. The others' prompts close a thinking that the history does not have.
+OTHER_TOKENS = {
+    "mistral-7b-v0.3",
+    "mistral-small-3.1",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "openai-gpt-oss-120b",
+    "qwen3",
+    "Qwen-Qwen3-0.6B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "gemma-4",
+}
+
+
+@cache
+def model_of(path: Path) -> ChatRenderer:
+    return table.model_of(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_the_tables_of_calls_in_the_readme_are_what_the_script_prints(path: Path) -> None:
+    tables = README.read_text("utf-8").partition(CALLS_BEGIN)[2].partition(CALLS_END)[0]
+    parsed, _, replayed = tables.partition("Replayed")
+    model = model_of(path)
+    assert f"| {path.stem} | {' | '.join(table.row(model))} |" in parsed.splitlines()
+    if model.tool_format is not None:
+        row = f"| {path.stem} | {' | '.join(table.replay_row(model))} |"
+        assert row in replayed.splitlines()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_every_turn_of_calls_is_parsed_and_every_call_can_be_forced(path: Path) -> None:
+    model = model_of(path)
+    *parsed, everywhere, forced, late = table.row(model)
+    assert late in ("native", "folded")
+    if model.tool_format is None:
+        assert set(parsed) == {"no tools"}
+        return
+    assert set(parsed) <= {table.YES, table.NONE} and parsed[0] == everywhere == table.YES
+    assert forced.startswith(table.YES)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_replayed_call_has_the_tokens_that_were_sampled(path: Path) -> None:
+    model = model_of(path)
+    if model.tool_format is None:
+        pytest.skip("its model calls no tools")
+    one, *others = table.replay_row(model)
+    if path in OWN or path.stem in OF_REAL:
+        assert (one == table.YES) == (path.stem not in OTHER_TOKENS)
+    assert "same text, other tokens" not in (one, *others)
+
+
+def test_a_turn_that_is_read_wrong_shows() -> None:
+    """The measure itself: another text than the turn's is neither parsed nor replayed as it."""
+    model = model_of(next(path for path in OWN if path.stem == "qwen2.5"))
+    turn = table.turns_of(model)[0]
+    text = table.text_of(model, turn)
+    broken = text.replace("get_weather", "get_time", 1)
+    for written, same in ((text, True), (broken, False)):
+        tokens = table.byte_tokens(model.tokenizer, written)
+        assert len(tokens) > len(model.tokenizer.encode(written).ids)
+        assert model.tokenizer.decode(tokens, skip_special_tokens=False) == written
+        found = table.Turn("", table.read(model, table.request(), tokens))
+        assert (found.content == turn.content) == same
