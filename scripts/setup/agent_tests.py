@@ -1,24 +1,83 @@
-"""Install agents from npm beside the project, and run them against a scripted engine.
+"""Install agents from npm and PyPI, run them against a scripted engine, and print their table.
 
-python -m scripts.setup.agent_tests [pytest arguments]
+    python -m scripts.setup.agent_tests [--table] [pytest arguments]
+
+AGENTS_FOLDER says where they are installed, `.agents` by default. Each of GROUPS has a folder of
+its own there, because npm resolves what stands in one folder together. Some clients want a newer
+Node than a machine has, so Node comes from npm too. `--table` leaves the tests out.
 """
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from scripts.stack import ROOT, python
 
-FOLDER = ROOT / ".agents"
-PACKAGES = ("@google/gemini-cli", "@openai/codex", "openai", "ai", "@ai-sdk/openai", "zod")
+NODE = "node@22"
+GROUPS: dict[str, tuple[str, ...]] = {
+    ".": (
+        "@anthropic-ai/claude-code",
+        "@google/gemini-cli",
+        "@openai/codex",
+        "@qwen-code/qwen-code",
+        "opencode-ai",
+    ),
+    "sdk": ("@ai-sdk/anthropic", "@ai-sdk/openai", "@openai/agents", "ai", "openai", "zod"),
+    "pi": (
+        "@anthropic-ai/claude-agent-sdk",
+        "@continuedev/cli",
+        "@mariozechner/pi-coding-agent",
+    ),
+    "cline": ("cline",),
+}
+PYTHON_GROUPS: dict[str, tuple[str, ...]] = {
+    "aider": ("aider-chat",),
+    "python": (
+        "langchain",
+        "langchain-anthropic",
+        "langchain-openai",
+        "pydantic-ai-slim[anthropic,openai]",
+    ),
+    "litellm": ("dspy", "litellm", "mcp"),
+}
+
+
+def install(folder: Path) -> None:
+    """Install all groups. A group that fails is told; its clients count as not installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    npm = ["npm", "install", "--no-fund", "--no-audit"]
+    subprocess.run([*npm, NODE], cwd=folder, check=True)
+    # npm takes releases that go with the Node which runs it.
+    path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
+    for group, packages in GROUPS.items():
+        room = folder / group
+        room.mkdir(exist_ok=True)
+        latest = [f"{package}@latest" for package in packages]
+        done = subprocess.run([*npm, *latest], cwd=room, env={**os.environ, "PATH": path})
+        told(group, done.returncode)
+    for group, packages in PYTHON_GROUPS.items():
+        interpreter = folder / group / "bin" / "python"
+        if not interpreter.exists():
+            subprocess.run([sys.executable, "-m", "venv", folder / group], check=True)
+        pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--upgrade"]
+        told(group, subprocess.run([*pip, *packages]).returncode)
+
+
+def told(group: str, status: int) -> None:
+    if status != 0:
+        print(f"{group}: not installed (status {status})", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    FOLDER.mkdir(exist_ok=True)
-    subprocess.run(["npm", "install", "--no-fund", "--no-audit", *PACKAGES], cwd=FOLDER, check=True)
-    environment = {**os.environ, "AGENTS_FOLDER": str(FOLDER)}
-    command = [*python("pytest"), "--timeout", "0", "-rP", "tests/e2e/test_agents.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    folder = Path(os.environ.get("AGENTS_FOLDER", ROOT / ".agents")).resolve()
+    install(folder)
+    environment = {**os.environ, "AGENTS_FOLDER": str(folder)}
+    status = subprocess.run([*python("scripts.agents")], cwd=ROOT, env=environment).returncode
+    if "--table" in arguments:
+        return status
+    tests = [*python("pytest"), "--timeout", "0", "-rP", "tests/e2e/test_agents.py", *arguments]
+    return status | subprocess.run(tests, cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -119,8 +119,8 @@ JOBS = {
         *python("scripts.setup.client_tests"),
     ),
     "agents": program(
-        "Codex and two JavaScript SDKs on the Responses API, from npm (.agents)",
-        3,
+        "other people's agents, unmodified, before a scripted engine: a table (AGENTS_FOLDER)",
+        20,
         *python("scripts.setup.agent_tests"),
     ),
     "vllm": program(

@@ -150,10 +150,12 @@ def test_both_javascript_sdks_take_every_answer(tmp_path: Path) -> None:
     looks = call("look", {"where": "here"})
     pair = [looks, "It is a cat."]
     script = {f"turn {number + 1}": text for number, text in enumerate(pair * 3)}
-    folder = Path(str(FOLDER))
+    folder = Path(str(FOLDER)) / "sdk"
     shutil.copy(Path(__file__).parent / "responses_clients.mjs", folder)
     with serving(tmp_path / "data", script) as url:
-        printed = run(["node", "responses_clients.mjs", url, API_KEY], folder)
+        printed = run(
+            [f"{FOLDER}/node_modules/.bin/node", "responses_clients.mjs", url, API_KEY], folder
+        )
     said = json.loads(printed.splitlines()[-1])
     assert said == {
         "call": {"where": "here"},

@@ -1,0 +1,1 @@
+"""Other people's agents, unmodified, against a gateway before the scripted engine: one table."""

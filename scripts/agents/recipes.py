@@ -1,0 +1,166 @@
+"""Recipes: how each client is installed, pointed at a gateway, and started.
+
+In every text of a recipe `$url` is the gateway, `$key` its key, `$home` and `$work` empty folders
+of this run, `$agents` the folder of the installed clients, `$programs` that of our short programs,
+and `$prompt` what the user says. No client is changed: variables, its configuration and its
+command line are all that a recipe sets.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LAST_TEXT = "All is done."
+MODEL = "scripted"
+SHELL = {"command": "echo step $step", "description": "a step"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One client in one mode.
+
+    `tool` is the tool of the client that the script calls with `given`, in which `$step` is the
+    turn. `package` is read for the version, in `place` under the folder of the clients: a folder
+    with `node_modules`, or a virtual environment. `may_miss` are paths outside of the API that the
+    client asks for and does well without.
+    """
+
+    name: str
+    package: str
+    command: tuple[str, ...]
+    tool: str
+    given: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    place: str = "."
+    may_miss: frozenset[str] = frozenset()
+
+    def version(self, folder: Path) -> str | None:
+        """The installed version, or None where it is not installed."""
+        room = folder / self.place
+        manifest = room / "node_modules" / self.package / "package.json"
+        if manifest.exists():
+            return str(json.loads(manifest.read_text())["version"])
+        interpreter = room / "bin" / "python"
+        if not interpreter.exists():
+            return None
+        asked = f"from importlib.metadata import version; print(version({self.package!r}))"
+        done = subprocess.run([interpreter, "-c", asked], capture_output=True, text=True)
+        return done.stdout.strip() or None
+
+
+CLAUDE_CODE = Recipe(
+    name="Claude Code",
+    package="@anthropic-ai/claude-code",
+    command=("claude", "-p", "$prompt", "--dangerously-skip-permissions"),
+    tool="Bash",
+    given=SHELL,
+    environment={
+        "ANTHROPIC_BASE_URL": "$url",
+        "ANTHROPIC_API_KEY": "$key",
+        "IS_SANDBOX": "1",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    },
+    may_miss=frozenset({"/api/hello"}),
+)
+
+CODEX = Recipe(
+    name="Codex",
+    package="@openai/codex",
+    command=(
+        "codex",
+        "exec",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "$prompt",
+    ),
+    tool="exec_command",
+    given={"cmd": "echo step $step"},
+    environment={"CODEX_HOME": "$home/.codex", "HOLDFAST_KEY": "$key"},
+    files={
+        "$home/.codex/config.toml": (
+            f'model = "{MODEL}"\nmodel_provider = "holdfast"\n'
+            '[model_providers.holdfast]\nname = "Holdfast"\nenv_key = "HOLDFAST_KEY"\n'
+            'wire_api = "responses"\nbase_url = "$url/v1"\n'
+        )
+    },
+)
+
+GEMINI_CLI = Recipe(
+    name="Gemini CLI",
+    package="@google/gemini-cli",
+    command=("gemini", "-m", MODEL, "--yolo", "--skip-trust", "-p", "$prompt"),
+    tool="run_shell_command",
+    given=SHELL,
+    environment={"GEMINI_API_KEY": "$key", "GOOGLE_GEMINI_BASE_URL": "$url"},
+    files={
+        "$home/.gemini/settings.json": json.dumps(
+            {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+        )
+    },
+)
+
+QWEN_OPENAI = Recipe(
+    name="Qwen Code, openai",
+    package="@qwen-code/qwen-code",
+    command=("qwen", "--auth-type", "openai", "-m", MODEL, "--yolo", "-p", "$prompt"),
+    tool="run_shell_command",
+    given={**SHELL, "is_background": "false"},
+    environment={
+        "OPENAI_BASE_URL": "$url/v1",
+        "OPENAI_API_KEY": "$key",
+        "OPENAI_MODEL": MODEL,
+    },
+)
+
+QWEN_ANTHROPIC = Recipe(
+    name="Qwen Code, anthropic",
+    package="@qwen-code/qwen-code",
+    command=("qwen", "--auth-type", "anthropic", "-m", MODEL, "--yolo", "-p", "$prompt"),
+    tool="run_shell_command",
+    given={**SHELL, "is_background": "false"},
+    environment={
+        "ANTHROPIC_BASE_URL": "$url",
+        "ANTHROPIC_API_KEY": "$key",
+        "ANTHROPIC_MODEL": MODEL,
+    },
+)
+
+
+def opencode(provider: str, module: str, base: str) -> Recipe:
+    """opencode with a provider of the AI SDK."""
+    settings = {
+        "autoupdate": False,
+        "share": "disabled",
+        "provider": {
+            "holdfast": {
+                "npm": module,
+                "name": "Holdfast",
+                "options": {"baseURL": base, "apiKey": "$key"},
+                "models": {MODEL: {"name": MODEL, "limit": {"context": 200_000, "output": 4096}}},
+            }
+        },
+    }
+    return Recipe(
+        name=f"opencode, {provider}",
+        package="opencode-ai",
+        command=("opencode", "run", "-m", f"holdfast/{MODEL}", "$prompt"),
+        tool="bash",
+        given=SHELL,
+        environment={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        files={"$home/.config/opencode/opencode.json": json.dumps(settings)},
+    )
+
+
+RECIPES: tuple[Recipe, ...] = (
+    CLAUDE_CODE,
+    CODEX,
+    GEMINI_CLI,
+    QWEN_OPENAI,
+    QWEN_ANTHROPIC,
+    opencode("anthropic", "@ai-sdk/anthropic", "$url/v1"),
+    opencode("openai-compatible", "@ai-sdk/openai-compatible", "$url/v1"),
+    opencode("openai", "@ai-sdk/openai", "$url/v1"),
+)
