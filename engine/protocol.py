@@ -328,7 +328,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     """The first frame: final input counters. From here on the entries are readable.
 
     `folded` are the segments of system messages that the chat template can't take where they
-    stand: they are told in the user's turn beside it.
+    stand: they are told in the user's turn beside it. `inexact` are the breakpoints' segments whose
+    last tokens depend on the text behind them: their boundary lies before their text's end.
     """
 
     request_id: str
@@ -341,6 +342,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     prefill_seconds: float = 0.0
     unheld: list[UnheldTool] = []
     folded: list[int] = []
+    inexact: list[int] = []
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):

@@ -1,9 +1,10 @@
 """The engine's settings: environment variables `ENGINE_*`, read once at start."""
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Json, SecretStr, model_validator
+from pydantic import Field, Json, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -109,6 +110,12 @@ class Settings(BaseSettings):
         description="How the model marks its thinking (a name of engine/README.md, or `none`); "
         "default: what its chat template proves",
     )
+    template_date: str = Field(
+        "session",
+        description="The day that chat templates write (`strftime_now`): `session`, the day that "
+        "a prompt's tools and system prompt were first written with, until they were not used for "
+        "an hour; `today`; or a day as YYYY-MM-DD",
+    )
     synthetic_prefill_us: float = Field(
         50.0, ge=0, description="Synthetic engine: microseconds per prefilled token"
     )
@@ -138,6 +145,16 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line that is written"
     )
+
+    @field_validator("template_date")
+    @classmethod
+    def _is_a_day(cls, value: str) -> str:
+        if value in ("session", "today"):
+            return value
+        try:
+            return date.fromisoformat(value).isoformat()
+        except ValueError:
+            raise ValueError("must be `session`, `today` or a day as YYYY-MM-DD") from None
 
     @model_validator(mode="after")
     def _manual_clock_stays_home(self) -> "Settings":

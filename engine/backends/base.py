@@ -34,6 +34,7 @@ from engine.protocol import (
 )
 from engine.schedule.output import OutputParser
 from engine.schedule.runner import Runner
+from engine.text.days import KnownDays
 from engine.text.rendered import RenderedPrompt
 
 Progress = Callable[[str, float], None]
@@ -77,10 +78,14 @@ class Renderer(Protocol):
 
     The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
     `parsers` makes one for each choice. It compiles what a request demands once, without the
-    interpreter's lock, and raises InvalidRequest.
+    interpreter's lock, and raises InvalidRequest. Where `writes_date`, `days` say which.
     """
 
-    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...
+    @property
+    def writes_date(self) -> bool: ...
+    def render(
+        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
+    ) -> RenderedPrompt: ...
     def parser(self, request: GenerateRequest) -> OutputParser: ...
     def parsers(self, request: GenerateRequest) -> list[OutputParser]: ...
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from typing import Protocol, TypeVar
 from uuid import uuid4
@@ -19,6 +20,7 @@ from engine.backends.memory import MemoryScan
 from engine.backends.prepare.composition import as_json, decode_prepared, new_preparation
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
+from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import entry_infos, snapshot_of
 from engine.cache.digests import ChainHasher
@@ -30,6 +32,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
 from engine.protocol import (
+    TTL_SECONDS,
     CountReply,
     Description,
     DropReply,
@@ -65,7 +68,10 @@ class Loop(Protocol):
 
 
 class LoopedBackend:
-    """`load_parts` builds the model and what goes with it; called once, in a thread."""
+    """`load_parts` builds the model and what goes with it; called once, in a thread.
+
+    `today` is the day that a template writes into what was not written before.
+    """
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class LoopedBackend:
         clock: Clock,
         load_parts: Callable[[Settings, Progress], Parts],
         on_crash: Callable[[BaseException], None],
+        today: Callable[[], date] = date.today,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -82,6 +89,8 @@ class LoopedBackend:
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="request")
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
+        longest = TTL_SECONDS["1h"] * settings.ttl_scale + settings.arrival_grace_seconds
+        self._days = SessionDays(clock, today, seconds=longest)
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None
 
@@ -127,6 +136,7 @@ class LoopedBackend:
             submitted_at=received_at,
             unheld=answer.unheld,
             folded=answer.folded,
+            inexact=answer.inexact,
         )
         await self._submit(loaded, state, new_samples(request, loaded.description))
         generation.is_open = True
@@ -245,7 +255,9 @@ class LoopedBackend:
         )
         self._scheduler = scheduler
         loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
-        preparation = new_preparation(parts.renderer, parts.worker, description, settings)
+        preparation = new_preparation(
+            parts.renderer, parts.worker, description, settings, self._days
+        )
         return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
 
     def _whole(self, description: Description) -> Description:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.backends.base import Parts
+from engine.backends.prepare.renderers import clock_of
 from engine.cache.ids import TokenId
 from engine.protocol import (
     Capability,
@@ -22,6 +23,7 @@ from engine.protocol import (
 )
 from engine.schedule.output import Mask, OutputParser
 from engine.settings import Settings
+from engine.text.days import KnownDays
 from engine.text.formats.model_formats import FormatChoice
 from engine.text.rendered import RenderedPrompt
 from engine.text.renderer import ChatRenderer
@@ -34,6 +36,7 @@ def with_script(parts: Parts, settings: Settings) -> Parts:
     renderer = ChatRenderer.from_model(
         settings.synthetic_model,
         FormatChoice(tools=settings.tool_format, reasoning=settings.reasoning_format),
+        clock_of(settings.template_date),
     )
     declared: dict[Capability, bool] = {
         "tools": renderer.tool_format is not None,
@@ -76,8 +79,14 @@ class ScriptedRenderer:
         self._script = script
         self._num_turns: Counter[str] = Counter()
 
-    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt:
-        return self._inner.render(prompt, thinking=thinking, scope=scope)
+    @property
+    def writes_date(self) -> bool:
+        return self._inner.writes_date
+
+    def render(
+        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
+    ) -> RenderedPrompt:
+        return self._inner.render(prompt, thinking=thinking, scope=scope, days=days)
 
     def parser(self, request: GenerateRequest) -> OutputParser:
         return self._scripted(request, self._inner.parser(request))

@@ -32,6 +32,7 @@ from engine.protocol import (
 from engine.schedule.output import OutputParser
 from engine.schedule.runner import Work
 from engine.settings import Settings
+from engine.text.days import KnownDays
 from engine.text.formats.stops import StopFinder, StopStrings
 from engine.text.rendered import RenderedPrompt, SegmentSpan
 
@@ -129,7 +130,11 @@ def _next_token(work: Work) -> TokenId:
 
 
 class SyntheticRenderer:
-    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt:
+    writes_date = False
+
+    def render(
+        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
+    ) -> RenderedPrompt:
         tokens: list[TokenId] = []
         spans: list[SegmentSpan] = []
         for text in segment_texts(prompt):

@@ -32,6 +32,7 @@ def renderer_of(llm: Any, args: Namespace, settings: Settings) -> WorkerSpec:
         end_token_ids=_end_token_ids(model.try_get_generation_config().get("eos_token_id")),
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
+        template_date=settings.template_date,
     )
 
 

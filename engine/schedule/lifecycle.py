@@ -179,6 +179,7 @@ class Lifecycle:
                 prefill_seconds=now - request.began_at,
                 unheld=list(request.unheld),
                 folded=list(request.folded),
+                inexact=list(request.inexact),
             )
         )
         if request.request.sampling.max_tokens == 0:

@@ -94,6 +94,7 @@ class RequestState:
     submitted_at: float
     unheld: Sequence[UnheldTool] = ()
     folded: Sequence[int] = ()
+    inexact: Sequence[int] = ()
     found: Found | None = None
     twin: Twin | None = None
     raced: int = 0

@@ -9,11 +9,13 @@ that does not work out the whole prompt is rendered with marks.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import zip_longest
 
 from engine.errors import InvalidRequest
 from engine.protocol import Prompt
+from engine.text.days import DatedBeginning, KnownDays, beginning_of
 from engine.text.rendered import RenderedPrompt, SegmentSpan
 from engine.text.seen import PromptKey, Seen, SeenPrompts, key_of
 from engine.text.template.boundaries import (
@@ -70,13 +72,33 @@ class ConversationRenderer:
         self._traits = traits
         self._seen = SeenPrompts()
 
-    def render(self, prompt: Prompt, *, thinking: bool, scope: str = "") -> RenderedPrompt:
+    def render(
+        self, prompt: Prompt, *, thinking: bool, scope: str = "", days: KnownDays | None = None
+    ) -> RenderedPrompt:
         """Tokens and segments. Raises InvalidRequest where the template refuses the prompt.
 
         A prompt that ends with an assistant's message is cut off behind it, to be continued.
         `scope` separates tenants in the memory of what was rendered and tokenized before.
+        With `days` a template that writes the date writes the beginning of the prompt's own day,
+        without them the time of the render.
         """
-        key = key_of(prompt, thinking=thinking, scope=scope, day=self._template.day())
+        template = self._template
+        if not template.writes_date:
+            return self._render_on("", prompt, thinking=thinking, scope=scope)
+        dated: DatedBeginning | None = None
+        moment = template.now()
+        if days is not None:
+            beginning = beginning_of(prompt, scope)
+            dated = DatedBeginning(beginning, days.day_of(beginning))
+            moment = datetime.fromisoformat(dated.day)
+        with template.at(moment):
+            day = moment.date().isoformat()
+            rendered = self._render_on(day, prompt, thinking=thinking, scope=scope)
+        return replace(rendered, dated=dated)
+
+    def _render_on(self, day: str, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt:
+        """`day` is empty where the template writes none."""
+        key = key_of(prompt, thinking=thinking, scope=scope, day=day)
         found = self._seen.find(key)
         seen: Seen | None = None
         placed: _Placed | None = None

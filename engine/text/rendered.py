@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.text.days import DatedBeginning
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
@@ -34,9 +36,11 @@ class RenderedPrompt:
     """`segments` in the canonical order of `engine.protocol.Prompt`.
 
     `folded` are those of system messages that the template can't take where they stand: they are
-    told in the user's turn.
+    told in the user's turn. `dated` is there if the template wrote a day that the caller may
+    remember.
     """
 
     token_ids: list[int]
     segments: list[SegmentSpan]
     folded: Sequence[int] = ()
+    dated: DatedBeginning | None = None

@@ -10,6 +10,7 @@ import structlog
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
 from engine.schedule.output import OutputParser
 from engine.text.conversations import ConversationRenderer
+from engine.text.days import KnownDays
 from engine.text.errors import TemplateRefused
 from engine.text.files import PromptFiles, read_prompt_files
 from engine.text.formats.call_styles import find_call_style
@@ -98,19 +99,32 @@ class ChatRenderer:
         return self._writer is not None
 
     @classmethod
-    def from_model(cls, model: str, formats: FormatChoice | None = None) -> "ChatRenderer":
+    def from_model(
+        cls,
+        model: str,
+        formats: FormatChoice | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> "ChatRenderer":
         """From a Hugging Face directory or hub id. Raises TemplateRefused."""
-        return cls(read_prompt_files(model), formats=formats)
+        return cls(read_prompt_files(model), formats=formats, now=now)
 
-    def render(self, prompt: Prompt, *, thinking: bool, scope: str = "") -> RenderedPrompt:
+    @property
+    def writes_date(self) -> bool:
+        """Whether the template writes the date (`strftime_now`)."""
+        return self._template.writes_date
+
+    def render(
+        self, prompt: Prompt, *, thinking: bool, scope: str = "", days: KnownDays | None = None
+    ) -> RenderedPrompt:
         """Tokens and segments. Raises InvalidRequest where the template refuses the prompt.
 
         A prompt that ends with an assistant's message is cut off behind it, to be continued.
-        `scope` separates tenants in the memory of what was tokenized before.
+        `scope` separates tenants in the memory of what was tokenized before. With `days` a
+        template that writes the date writes the day of the prompt's beginning.
         """
         if prompt.text is not None:
             return render_text(self.tokenizer, prompt.text)
-        return self._conversations.render(prompt, thinking=thinking, scope=scope)
+        return self._conversations.render(prompt, thinking=thinking, scope=scope, days=days)
 
     @property
     def can_trigger(self) -> bool:

@@ -29,7 +29,11 @@ class Found(Protocol):
 
 
 class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one marker. `expires_in_seconds` is there only if it is leased."""
+    """The result of one marker. `expires_in_seconds` is there only if it is leased.
+
+    `is_exact` is false, and else not there, where the entry ends before the marked text does: a
+    token that begins in the text could be another with other text behind it.
+    """
 
     path: str
     state: Literal["leased", "best_effort", "none"]
@@ -37,6 +41,7 @@ class HoldfastBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl | None = None
     expires_in_seconds: float | None = None
     reason: str | None = None
+    is_exact: bool | UnsetType = UNSET
 
 
 class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +80,7 @@ def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfa
                 ttl=report.ttl,
                 expires_in_seconds=report.expires_in_seconds,
                 reason=report.reason,
+                is_exact=False if report.segment in started.inexact else UNSET,
             )
             for report in started.breakpoints
         ],

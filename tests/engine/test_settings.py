@@ -27,6 +27,9 @@ def engine(environment: dict[str, str], seconds: float = 60) -> "subprocess.Comp
         pytest.param({}, "ENGINE_SECRET", id="no-secret"),
         pytest.param({"ENGINE_SECRET": "short"}, "ENGINE_SECRET", id="short-secret"),
         pytest.param({**SECRET, "ENGINE_PORT": "x"}, "ENGINE_PORT", id="no-number"),
+        pytest.param(
+            {**SECRET, "ENGINE_TEMPLATE_DATE": "tomorrow"}, "ENGINE_TEMPLATE_DATE", id="no-day"
+        ),
         pytest.param({**SECRET, "ENGINE_TTL_SCALE": "2"}, "ENGINE_TTL_SCALE", id="longer-ttls"),
         pytest.param(
             {**SECRET, "ENGINE_CLOCK": "manual", "ENGINE_HOST": "0.0.0.0"},

@@ -66,6 +66,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.refused.clear()
     engine.unheld.clear()
     engine.folded.clear()
+    engine.inexact.clear()
     eventually(shared.is_ready)
     yield shared
     for sdk in [*shared.sdks, *shared.openais]:

@@ -89,6 +89,7 @@ class ScriptedEngine:
     entries: set[tuple[str, int, str]] = field(default_factory=set)
     unheld: list[UnheldTool] = field(default_factory=list)
     folded: list[int] = field(default_factory=list)
+    inexact: list[int] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -167,6 +168,7 @@ class ScriptedEngine:
                 miss_reason=None if usage.cache_read_tokens else "cold",
                 unheld=self.unheld,
                 folded=self.folded,
+                inexact=self.inexact,
             )
             has_started = not stop.is_set()
             for step in [started, *self.script(request, usage)]:

@@ -10,6 +10,7 @@ from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import Prepared, RequestLimits, Start, WorkerSpec
 from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.process import WorkerProcess
+from engine.backends.prepare.session_days import SessionDays
 from engine.backends.prepare.thread import WorkerThread
 from engine.protocol import Description, GenerateRequest
 from engine.settings import Settings
@@ -19,9 +20,14 @@ _decode = msgspec.json.Decoder(GenerateRequest)
 
 
 def new_preparation(
-    renderer: Renderer, spec: WorkerSpec | None, description: Description, settings: Settings
+    renderer: Renderer,
+    spec: WorkerSpec | None,
+    description: Description,
+    settings: Settings,
+    days: SessionDays,
 ) -> PreparePool:
     """Worker processes, or one thread where the renderer can't be loaded by another process."""
+    keeps_days = renderer.writes_date and settings.template_date == "session"
     limits = RequestLimits(
         segments=settings.max_segments,
         stops=settings.max_stops,
@@ -35,6 +41,7 @@ def new_preparation(
             max_workers=1,
             max_waiting=settings.max_waiting,
             wait_seconds=settings.prepare_wait_seconds,
+            days=days if keeps_days else None,
         )
     start = Start(
         spec=spec,
@@ -48,6 +55,7 @@ def new_preparation(
         max_workers=settings.prepare_workers or default_workers(),
         max_waiting=settings.max_waiting,
         wait_seconds=settings.prepare_wait_seconds,
+        days=days if keeps_days else None,
     )
 
 
@@ -63,6 +71,7 @@ def chat_worker(settings: Settings) -> WorkerSpec:
         model=settings.model,
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
+        template_date=settings.template_date,
     )
 
 

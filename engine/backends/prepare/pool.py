@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.backends.prepare.prepared import Answer, Kind, Refused
+from engine.backends.prepare.prepared import Answer, Kind, Prepared, Refused
+from engine.backends.prepare.session_days import SessionDays
 from engine.errors import Overloaded, rebuilt
+from engine.text.days import KnownDays
 
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Bytes of waiting bodies, of all scopes together. One scope may have half of it."""
@@ -29,7 +31,7 @@ class Worker(Protocol):
     `run` raises nothing but EngineErrors.
     """
 
-    async def run(self, kind: Kind, body: bytes) -> Answer: ...
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer: ...
     async def recover(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -54,6 +56,7 @@ class PreparePool:
     """`new_worker` is called for up to `max_workers`, each time that all others are busy.
 
     A request waits for a worker for `wait_seconds` at most; a scope has `max_waiting` waiting.
+    `days` are there if the template writes the date and a session's prefix keeps its own.
     """
 
     def __init__(
@@ -63,11 +66,13 @@ class PreparePool:
         max_workers: int,
         max_waiting: int,
         wait_seconds: float,
+        days: SessionDays | None = None,
     ) -> None:
         self._new_worker = new_worker
         self._max_workers = max_workers
         self._max_waiting = max_waiting
         self._wait_seconds = wait_seconds
+        self._days = days
         self._load = _Load()
         self._idle: list[tuple[Worker, bytes]] = []
         self._workers: list[Worker] = []
@@ -82,8 +87,9 @@ class PreparePool:
         job = _Job(scope_of(body), len(body), asyncio.get_running_loop().create_future())
         worker = await self._wait(job)
         is_left = False
+        days = None if self._days is None else self._days.known(job.scope)
         try:
-            answer = await worker.run(kind, body)
+            answer = await worker.run(kind, body, days)
         except asyncio.CancelledError:
             is_left = True
             task = asyncio.create_task(self._recover(worker, job.scope))
@@ -95,6 +101,8 @@ class PreparePool:
                 self._give_back(worker, job.scope)
         if isinstance(answer, Refused):
             raise rebuilt(answer.code, answer.message, is_public=answer.is_public)
+        if self._days is not None and isinstance(answer, Prepared) and answer.dated is not None:
+            self._days.note(job.scope, answer.dated, answer.own_seconds)
         return answer
 
     async def close(self) -> None:

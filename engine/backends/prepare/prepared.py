@@ -10,10 +10,13 @@ import msgspec
 
 from engine.cache.lookup import SegmentKind
 from engine.protocol import CountReply, Description, ErrorCode, HeldName, UnheldTool
+from engine.text.days import DatedBeginning
 
 LENGTH_BYTES = 4
-Kind = Literal[b"S", b"G", b"C"]
+Kind = Literal[b"S", b"D", b"G", b"C"]
 START: Kind = b"S"
+DAYS: Kind = b"D"
+"""`KnownDays` for the message behind it; it has no answer."""
 GENERATE: Kind = b"G"
 COUNT: Kind = b"C"
 
@@ -22,7 +25,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which renderer a worker process loads: the model's own, or the synthetic engine's.
 
     `model` is the directory or hub id of the tokenizer. `template` goes before the model's own.
-    `end_token_ids` end a turn beside those that the tokenizer's files name.
+    `end_token_ids` end a turn beside those that the tokenizer's files name. `template_date` is
+    the setting.
     """
 
     kind: Literal["chat", "synthetic"]
@@ -31,6 +35,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     end_token_ids: list[int] = []
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    template_date: str = "session"
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +78,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
     It still has the tools' names and schemas, where calls are parsed, and what kinds of parts the
     last message has. `token_ids` are native 32-bit words. `unheld` are the strict tools whose calls
-    no grammar holds, `folded` the segments that are told in the user's turn.
+    no grammar holds, `folded` the segments that are told in the user's turn, `inexact` those
+    breakpoints' segments whose end in the tokens lies before their text's end. `dated` is the day
+    that the template wrote; the longest of the breakpoints' own lifetimes is `own_seconds`.
     """
 
     request: bytes
@@ -82,6 +89,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     names: list[HeldName]
     unheld: list[UnheldTool] = []
     folded: list[int] = []
+    inexact: list[int] = []
+    dated: DatedBeginning | None = None
+    own_seconds: float = 0.0
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):

@@ -25,6 +25,7 @@ from engine.protocol import (
     UnheldTool,
 )
 from engine.schedule.output import OutputParser
+from engine.text.days import KnownDays
 from engine.text.free_calls import is_free
 from engine.text.rendered import RenderedPrompt
 
@@ -35,7 +36,9 @@ _decode_count = decoder_of(CountRequest)
 class PromptRenderer(Protocol):
     """As `engine.backends.base.Renderer`, of which a worker uses less."""
 
-    def render(self, prompt: Prompt, *, thinking: bool, scope: str) -> RenderedPrompt: ...
+    def render(
+        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
+    ) -> RenderedPrompt: ...
     def parser(self, request: GenerateRequest) -> OutputParser: ...
 
 
@@ -49,9 +52,10 @@ class Preparer:
         self._description = description
         self._limits = limits
 
-    def generate(self, body: bytes) -> Answer:
+    def generate(self, body: bytes, days: KnownDays | None = None) -> Answer:
+        """`days` are for templates that write the date; without them they write today's."""
         try:
-            return self._generate(_decode_generate(body))
+            return self._generate(_decode_generate(body), days)
         except RecursionError:
             return refused(InvalidRequest("prompt: nested too deeply"))
         except MemoryError:
@@ -59,7 +63,7 @@ class Preparer:
         except EngineError as error:
             return refused(error)
 
-    def count(self, body: bytes) -> Answer:
+    def count(self, body: bytes, days: KnownDays | None = None) -> Answer:
         """The segments' ends are those of the text, whatever blocks the engine shares."""
         try:
             request = _decode_count(body)
@@ -67,7 +71,7 @@ class Preparer:
             check_size(request.prompt, self._limits)
             check_length(request.prompt, self._description)
             rendered = self._renderer.render(
-                request.prompt, thinking=request.thinking, scope=request.scope
+                request.prompt, thinking=request.thinking, scope=request.scope, days=days
             )
         except RecursionError:
             return refused(InvalidRequest("prompt: nested too deeply"))
@@ -79,20 +83,27 @@ class Preparer:
         reply = CountReply(input_tokens=len(rendered.token_ids), segment_tokens=ends)
         return Counted(reply=reply)
 
-    def _generate(self, request: GenerateRequest) -> Prepared:
+    def _generate(self, request: GenerateRequest, days: KnownDays | None) -> Prepared:
         check_size(request.prompt, self._limits)
         check_request(request, self._description)
         check_demand(request, self._limits)
         check_length(request.prompt, self._description)
         rendered = self._renderer.render(
-            request.prompt, thinking=request.thinking, scope=request.scope
+            request.prompt, thinking=request.thinking, scope=request.scope, days=days
         )
         if is_bound(request):
             # Compiled here first: a schema that takes too long ends this process, not the engine.
             self._renderer.parser(request)
         request, unheld = self._held(request)
         prepared = prepare(request, rendered, self._description, without_texts(request))
-        return msgspec.structs.replace(prepared, unheld=unheld, folded=list(rendered.folded))
+        return msgspec.structs.replace(
+            prepared,
+            unheld=unheld,
+            folded=list(rendered.folded),
+            inexact=inexact_of(request, rendered),
+            dated=rendered.dated,
+            own_seconds=max((point.seconds or 0.0 for point in request.breakpoints), default=0.0),
+        )
 
     def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, list[UnheldTool]]:
         """The request without `strict` where no grammar can hold a call that the model may make."""
@@ -121,6 +132,12 @@ class Preparer:
         except SchemaRefused as error:
             return str(error)
         return ""
+
+
+def inexact_of(request: GenerateRequest, rendered: RenderedPrompt) -> list[int]:
+    """The marked segments that end in the middle of a token, or where later text may change it."""
+    marked = {point.segment for point in request.breakpoints}
+    return sorted(segment for segment in marked if not rendered.segments[segment].is_exact)
 
 
 def only(request: GenerateRequest, tool: Tool) -> GenerateRequest:

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.backends.prepare.prepared import LENGTH_BYTES, START, Answer, Kind, Start
+from engine.backends.prepare.prepared import DAYS, LENGTH_BYTES, START, Answer, Kind, Start
 from engine.errors import NotReady, TooCostly
+from engine.text.days import KnownDays
 
 START_SECONDS = 60.0
 GIVE_UP_SECONDS = 0.5
@@ -29,7 +30,7 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self.num_started = 0
 
-    async def run(self, kind: Kind, body: bytes) -> Answer:
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         """The worker's answer. Raises TooCostly at the deadline, or where the process ended.
 
         Cancelled, it makes the worker stop; `recover` must be called before the next `run`.
@@ -37,6 +38,8 @@ class WorkerProcess:
         process = await self._ready()
         try:
             async with asyncio.timeout(self._start.seconds):
+                if days is not None:
+                    _write(process, DAYS, msgspec.msgpack.encode(days))
                 await _send(process, kind, body)
                 return await _receive(process)
         except TimeoutError:
@@ -111,9 +114,14 @@ async def _spawn() -> asyncio.subprocess.Process:
 
 async def _send(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
     assert process.stdin is not None
+    _write(process, kind, body)
+    await process.stdin.drain()
+
+
+def _write(process: asyncio.subprocess.Process, kind: Kind, body: bytes) -> None:
+    assert process.stdin is not None
     process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "big") + kind)
     process.stdin.write(body)
-    await process.stdin.drain()
 
 
 async def _receive(process: asyncio.subprocess.Process) -> Answer:

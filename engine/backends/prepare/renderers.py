@@ -1,6 +1,8 @@
 """A model's renderer as a `WorkerSpec` describes it: the same in the engine and in its workers."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import TokenId
@@ -17,4 +19,12 @@ def chat_renderer(spec: WorkerSpec) -> ChatRenderer:
     ends = frozenset(TokenId(token) for token in spec.end_token_ids)
     files = replace(files, end_token_ids=files.end_token_ids | ends)
     formats = FormatChoice(tools=spec.tool_format, reasoning=spec.reasoning_format)
-    return ChatRenderer(files, formats=formats)
+    return ChatRenderer(files, formats=formats, now=clock_of(spec.template_date))
+
+
+def clock_of(template_date: str) -> Callable[[], datetime]:
+    """The time that templates write: a fixed day's beginning, else the clock's."""
+    if template_date in ("session", "today"):
+        return datetime.now
+    moment = datetime.fromisoformat(template_date)
+    return lambda: moment

@@ -7,6 +7,7 @@ from contextlib import suppress
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind
 from engine.backends.prepare.preparer import Preparer
 from engine.errors import EngineError
+from engine.text.days import KnownDays
 
 
 class WorkerThread:
@@ -17,10 +18,10 @@ class WorkerThread:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._work: asyncio.Future[Answer] | None = None
 
-    async def run(self, kind: Kind, body: bytes) -> Answer:
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         prepare = self._preparer.generate if kind == GENERATE else self._preparer.count
         loop = asyncio.get_running_loop()
-        self._work = loop.run_in_executor(self._thread, prepare, body)
+        self._work = loop.run_in_executor(self._thread, prepare, body, days)
         return await asyncio.shield(self._work)
 
     async def recover(self) -> None:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from engine.backends.prepare.prepared import (
+    DAYS,
     GENERATE,
     LENGTH_BYTES,
     START,
@@ -26,6 +27,7 @@ from engine.backends.prepare.prepared import (
 from engine.backends.prepare.preparer import Preparer, PromptRenderer
 from engine.backends.prepare.renderers import chat_renderer
 from engine.backends.synthetic import SyntheticRenderer
+from engine.text.days import KnownDays
 
 _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
@@ -63,9 +65,13 @@ def main() -> int:
     gc.freeze()
     _bound_memory(start.memory_bytes)
     _write(target, Stopped())  # ready
+    days: KnownDays | None = None
     while (message := _read(source)) is not None:
+        if message[0] == DAYS:
+            days = msgspec.msgpack.decode(message[1], type=KnownDays)
+            continue
         signal.alarm(int(start.seconds) + _SPARE_SECONDS)
-        _write(target, _answer(preparer, message, interruptions))
+        _write(target, _answer(preparer, message, days, interruptions))
         signal.alarm(0)
     return 0
 
@@ -77,13 +83,16 @@ def new_renderer(spec: WorkerSpec) -> PromptRenderer:
 
 
 def _answer(
-    preparer: Preparer, message: tuple[bytes, bytes], interruptions: _Interruptions
+    preparer: Preparer,
+    message: tuple[bytes, bytes],
+    days: KnownDays | None,
+    interruptions: _Interruptions,
 ) -> Answer:
     kind, body = message
     work = preparer.generate if kind == GENERATE else preparer.count
     try:
         interruptions.is_working = True
-        answer = work(body)
+        answer = work(body, days)
         interruptions.is_working = False
     except _GivenUp:
         return Stopped()

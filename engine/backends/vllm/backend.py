@@ -148,7 +148,9 @@ class VllmBackend(LoopedBackend):
             parts.core, cache, turns, lifecycle, self._clock, self._event_loop, self._supervisor
         )
         self._vllm = _Vllm(parts.core, parts.counts)
-        preparation = new_preparation(parts.renderer, parts.worker, description, settings)
+        preparation = new_preparation(
+            parts.renderer, parts.worker, description, settings, self._days
+        )
         return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
 
     @staticmethod

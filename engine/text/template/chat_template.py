@@ -7,7 +7,8 @@ loop controls, `generation` blocks, `tojson` without HTML escapes, `raise_except
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -39,7 +40,7 @@ class ChatTemplate:
     """`sources` are templates by name: `default`, and `tool_use` where tools have their own.
 
     `special_tokens` (`bos_token`, …) are variables of the template. `now` is for templates that
-    write the date.
+    write the date. One thread at a time may use a template.
     """
 
     def __init__(
@@ -48,11 +49,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self._now = now
-        names = {
-            "raise_exception": _raise_exception,
-            "strftime_now": lambda layout: now().strftime(layout),
-        }
+        self.now = now
+        self._moment: datetime | None = None
+        names = {"raise_exception": _raise_exception, "strftime_now": self._strftime_now}
         self._sandbox = new_sandbox({"tojson": write_json}, names)
         try:
             self._templates = {
@@ -70,9 +69,21 @@ class ChatTemplate:
         """Has the template changed messages? Then no two renders may share any."""
         return self._sandbox.changes_given
 
-    def day(self) -> str:
-        """The day that the template would write; nothing where it writes none."""
-        return self._now().date().isoformat() if "strftime_now" in self.source else ""
+    @property
+    def writes_date(self) -> bool:
+        return "strftime_now" in self.source
+
+    @contextmanager
+    def at(self, moment: datetime) -> Iterator[None]:
+        """Within it the template writes this moment."""
+        self._moment = moment
+        try:
+            yield
+        finally:
+            self._moment = None
+
+    def _strftime_now(self, layout: str) -> str:
+        return (self._moment or self.now()).strftime(layout)
 
     def render(self, given: TemplateInput) -> str:
         """Raises InvalidRequest where the template refuses the messages."""

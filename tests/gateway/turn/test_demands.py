@@ -190,6 +190,15 @@ def test_a_late_system_message_that_the_engine_told_elsewhere_is_told_by_its_pat
     assert "folded" not in (chat(stack, messages=asked).model_extra or {})["holdfast"]
 
 
+def test_an_entry_that_ends_before_its_marked_text_is_told(stack: Stack) -> None:
+    marked = {"type": "text", "text": "Look it up.", "cache_control": {"type": "ephemeral"}}
+    asked = body(system=[marked, marked])
+    stack.engine.inexact = [1]
+    told = (stack.sdk().messages.create(**asked).model_extra or {})["holdfast"]["breakpoints"]
+    assert [point.get("is_exact") for point in told] == [None, False]
+    assert told[1]["path"] == "system.1"
+
+
 def test_what_the_engine_cannot_do_is_refused_by_the_fields_own_name(tmp_path: Any) -> None:
     can: tuple[Capability, ...] = ("tools",)
     engine = ScriptedEngine(capabilities=can)

@@ -9,6 +9,7 @@ import pytest
 from engine.backends.prepare.pool import PreparePool, scope_of
 from engine.backends.prepare.prepared import GENERATE, Answer, Kind, Refused, Stopped
 from engine.errors import Overloaded, PromptTooLong, SchemaRefused, TooCostly
+from engine.text.days import KnownDays
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +23,7 @@ class Worker:
         self.num_recovered = 0
         self.is_busy = False
 
-    async def run(self, kind: Kind, body: bytes) -> Answer:
+    async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
         assert not self.is_busy, "two requests at once"
         self.is_busy = True
         self._log.append(scope_of(body))
@@ -188,7 +189,7 @@ async def test_a_request_that_is_too_costly_leaves_its_worker_to_the_next() -> N
 )
 async def test_a_workers_refusal_is_the_error_it_was(refused: Refused, kind: type) -> None:
     class Refusing(Worker):
-        async def run(self, kind: Kind, body: bytes) -> Answer:
+        async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
             return refused
 
     pool = PreparePool(lambda: Refusing([], {}), max_workers=1, max_waiting=1, wait_seconds=1)
