@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from engine.errors import InvalidRequest, SchemaRefused
 from engine.protocol import (
     Delta,
+    Frame,
     GenerateRequest,
     Message,
     Part,
@@ -181,7 +182,7 @@ def read(model: ChatRenderer, asked: GenerateRequest, tokens: Sequence[int]) -> 
     return list(parts_of(deltas))
 
 
-def parts_of(deltas: Iterable[Delta]) -> Iterable[Part]:
+def parts_of(deltas: Iterable[Frame]) -> Iterable[Part]:
     deltas = list(deltas)
     for kind, part in ((ThinkingDelta, ThinkingPart), (TextDelta, TextPart)):
         said = "".join(delta.text for delta in deltas if isinstance(delta, kind)).strip()
