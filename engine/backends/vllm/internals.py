@@ -1,6 +1,6 @@
 """What we use of vLLM's inside, as types and as a list that is checked at every start.
 
-Written against vLLM 0.32, tested with 0.30 and 0.31 too, and read against 0.33, in which all of it
+Written against vLLM 0.32, tried with 0.30 and 0.31, and read against 0.33, in which all of it
 stands unchanged (there the
 scheduler calls `update_state_after_alloc` later for asynchronous loads, of which we have none).
 This module imports nothing of vLLM when it is loaded.
@@ -63,7 +63,7 @@ class Request(Protocol):
     def num_output_tokens(self) -> int: ...
 
 
-# Tested with 0.30, 0.31 and 0.32; read against 0.33.
+# Tested with 0.32, tried with 0.30 and 0.31, read against 0.33.
 MIN_VERSION, BELOW_VERSION = (0, 30), (0, 34)
 
 
