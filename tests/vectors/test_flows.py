@@ -310,10 +310,11 @@ def test_counting_neither_refreshes_nor_writes_v112_v113(vector: Vector) -> None
     assert vector.ask(*held("5m"), at=300) == (104, 0, 2000, 0)
 
 
-def test_batches_and_regions_are_refused_v126(vector: Vector) -> None:
+def test_batches_are_taken_and_regions_are_refused_v126(vector: Vector) -> None:
     body, *_ = vector.body(S, Q)
     batch = {"requests": [{"custom_id": "one", "params": body}]}
-    assert vector.world.post("messages/batches", batch).status_code == 404
+    taken = vector.world.post("messages/batches", batch)
+    assert (taken.status_code, taken.json()["processing_status"]) == (200, "in_progress")
     refused = refusal(vector.world.post("messages", {**body, "inference_geo": "us"}))
     assert refused.startswith("inference_geo: ")
 
