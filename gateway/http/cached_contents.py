@@ -27,6 +27,7 @@ from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, P
 from gateway.http.auth import KeyAuth
 from gateway.http.generation import KeyRequest, answered, check_media, until_taken
 from gateway.http.presence import while_present
+from gateway.http.query import check_query
 from gateway.http.services import Services, services_of
 from gateway.ledger.cached_contents import CachedContent
 from gateway.prompt.ask import Ask
@@ -42,6 +43,7 @@ _prompted = msgspec.json.Decoder(Prompted)
 class CachedContentsController(Controller):
     path = "/v1beta/cachedContents"
     middleware = (KeyAuth,)
+    before_request = staticmethod(check_query)
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
@@ -51,7 +53,7 @@ class CachedContentsController(Controller):
     @get()
     async def list_contents(self, request: KeyRequest) -> ASGIResponse:
         services, given = services_of(request), request.query_params
-        size = min(_page_size(given.get("pageSize")), _MAX_PAGE)
+        size = min(int(given.get("pageSize", _PAGE)), _MAX_PAGE)
         after, now = given.get("pageToken", "").replace("\0", ""), services.clock.wall()
         workspace = request.user.workspace
         found = await services.cached_contents.page(workspace, after, size + 1, now)
@@ -233,14 +235,6 @@ async def _find(request: KeyRequest, content_id: str) -> CachedContent:
     services = services_of(request)
     now = services.clock.wall()
     return await services.cached_contents.get(request.user.workspace, content_id, now)
-
-
-def _page_size(text: str | None) -> int:
-    if not text:
-        return _PAGE
-    if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]):
-        raise InvalidRequest("pageSize: must be a whole number above 0")
-    return int(text[:9])
 
 
 def _shown(content: CachedContent) -> caches.CachedContent:

@@ -85,7 +85,7 @@ def _gemini_call(operation_id: str, path: str) -> Operation:
         body=GenerateRequest,
         other=EVENT_STREAM,
         security=_GOOGLE_KEYS,
-        parameters=(_CALLED_MODEL, _query("alt", {"type": "string"})),
+        parameters=(_CALLED_MODEL, _query("alt", {"type": "string", "enum": ["json", "sse"]})),
         errors=_TURNS,
         dialects=("gemini",),
         is_lenient=True,
@@ -103,7 +103,7 @@ def _cached_contents(at: str, suffix: str) -> tuple[Operation, ...]:
     body: dict[str, Any] = {"is_lenient": True, "errors": _TURNS, **shared}
     read: dict[str, Any] = {"errors": READING, **shared}
     pages = (
-        _query("pageSize", {"type": "integer", "minimum": 1}),
+        _query("pageSize", {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}),
         _query("pageToken", {"type": "string"}),
     )
     return (
