@@ -3,11 +3,13 @@
 import re
 import secrets
 from collections.abc import Callable, Collection
+from functools import partial
 from string import ascii_letters, digits
 
 from engine.protocol import Delta
 from engine.text.formats.call_stream import CallObject, CallStream, texts
 from engine.text.formats.stops import overlap
+from engine.text.template.traits import SHORT_ID_LENGTH
 
 _SPACE = " \t\n\r"
 _ID_ALPHABET = digits + ascii_letters
@@ -31,11 +33,12 @@ class MistralCalls(CallStream):
     """`[TOOL_CALLS]` and an array of call objects, or `name[ARGS]{…}` (Small 3.x).
 
     Between a name and its arguments `[CALL_ID]` and an id may stand, and `[ARGS]` may be missing,
-    as vLLM's parser allows. Ids that the model writes are dropped.
+    as vLLM's parser allows. The call's id ends with the id that stands there, so that a replayed
+    call has it; an id behind the input comes too late for that and is dropped.
     """
 
     starts = ("[TOOL_CALLS]",)
-    _NAMED = re.compile(r"([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w{0,64}\s*)?(?:\[ARGS\]\s*)?")
+    _NAMED = re.compile(r"([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*(\w{0,64})\s*)?(?:\[ARGS\]\s*)?")
     # Matches whatever may become one of the above.
     _MAY_BE_NAMED = re.compile(r"[\w.-]{0,128}\s*(?:\[[\w\s\[\]]*)?")
     _is_array = False
@@ -61,7 +64,9 @@ class MistralCalls(CallStream):
         if at < 0 or named is None:
             return False
         self._held = self._held[at:]
-        return self._begin(CallObject(self._new_id, name=named.group(1)))
+        written_id = named.group(2) or ""
+        new_id = partial(_ending_with, written_id, self._new_id)
+        return self._begin(CallObject(new_id, name=named.group(1)))
 
     def _read_item(self, deltas: list[Delta]) -> bool:
         self._skip(_SPACE)
@@ -89,6 +94,14 @@ class MistralCalls(CallStream):
 
     def _is_text(self, left: str) -> bool:
         return super()._is_text(left) and not (self.num_calls and left.strip() == ",")
+
+
+def _ending_with(written: str, new_id: Callable[[], str]) -> str:
+    """A new id that ends with the one that the model wrote, if that is of the length it should."""
+    made = new_id()
+    if len(written) != SHORT_ID_LENGTH or not set(written) <= set(_ID_ALPHABET):
+        return made
+    return made[:-SHORT_ID_LENGTH] + written
 
 
 class Llama3Calls(CallStream):

@@ -4,13 +4,14 @@
 - Most refuse a system message within the conversation, drop it or move it to the top: it is told in
   the user's turn beside it, where it stays.
 - Llama 3.1 refuses two calls in one message: each call gets a message of its own.
-- Mistral refuses ids that are not 9 letters and digits: ids are hashed to such.
+- Mistral refuses ids that are not 9 letters and digits: ours are cut to their end, others hashed.
 - Mistral refuses a user's text behind results: it is appended to the last of them.
 - Magistral wants thinking as a content part, others as `reasoning_content`.
 - Mistral puts the tools before the last question, wherever that is: what they precede in one turn
   they follow in the next. They get no boundary, so that the system prompt's is its own.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -18,7 +19,9 @@ from string import ascii_letters, digits
 
 from engine.text.template.replay import Replay
 
-_SHORT_ID_LENGTH = 9
+SHORT_ID_LENGTH = 9
+"""Of the ids that Mistral's models write and their templates demand."""
+_OURS = re.compile(r"toolu_[0-9a-zA-Z]{24}")
 _BASE62 = digits + ascii_letters
 
 
@@ -34,12 +37,17 @@ class TemplateTraits:
     replay: Replay = field(default_factory=Replay)
 
     def call_id(self, call_id: str) -> str:
-        """The id that the template gets; equal ids stay equal."""
+        """The id that the template gets; equal ids stay equal.
+
+        The end of an id of ours is kept: it is the model's own where that wrote one.
+        """
         if not self.shortens_ids:
             return call_id
+        if _OURS.fullmatch(call_id):
+            return call_id[-SHORT_ID_LENGTH:]
         number = int.from_bytes(blake2b(call_id.encode(), digest_size=8).digest())
         short = ""
-        for _ in range(_SHORT_ID_LENGTH):
+        for _ in range(SHORT_ID_LENGTH):
             number, index = divmod(number, len(_BASE62))
             short += _BASE62[index]
         return short

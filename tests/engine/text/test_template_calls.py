@@ -19,7 +19,6 @@ OWN = [path for path in PATHS if path.parent != REAL]
 OTHER_TOKENS = {
     "mistral-7b-v0.3",
     "mistral-small-3.1",
-    "Mistral-Small-3.2-24B-Instruct-2506",
     "openai-gpt-oss-120b",
     "qwen3",
     "Qwen-Qwen3-0.6B",

@@ -13,6 +13,7 @@ from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.reasoning import REASONING_FORMATS, ThinkingParser
 from engine.text.formats.table import TOOL_FORMATS
 from engine.text.formats.tool_calls import PlainText
+from engine.text.template.traits import TemplateTraits
 
 Block = tuple[str, str]
 TOOLS = ["f", "get_time"]
@@ -194,3 +195,16 @@ def test_calls_in_thinking_are_thoughts_and_calls_behind_it_are_calls() -> None:
     found = blocks(parser, list(f"I write {HERMES}</think>\n{HERMES}"))
     assert [kind for kind, _ in found] == ["thinking", "f"]
     assert parser.num_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "tail"),
+    [("a1b2C3d4e", "a1b2C3d4e"), ("short", "000000000"), ("with_bars", "000000000")],
+)
+def test_the_id_that_mistral_writes_before_an_input_comes_back(written: str, tail: str) -> None:
+    ours = "toolu_" + "0" * 24
+    parser = TOOL_FORMATS["mistral"].new_parser(lambda: ours, [])
+    deltas = parser.feed(f'[TOOL_CALLS]f[CALL_ID]{written}[ARGS]{{"a": 1}}')
+    (start,) = [delta for delta in deltas if isinstance(delta, ToolUseStart)]
+    assert start.id == ours[:-9] + tail
+    assert TemplateTraits(shortens_ids=True).call_id(start.id) == tail
