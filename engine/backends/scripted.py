@@ -89,7 +89,8 @@ class ScriptedRenderer:
         return self._inner.render(prompt, thinking=thinking, scope=scope, days=days)
 
     def parser(self, request: GenerateRequest) -> OutputParser:
-        return self._scripted(request, self._inner.parser(request))
+        """Only tries what a request demands, which is no turn: what runs comes from `parsers`."""
+        return self._inner.parser(request)
 
     def parsers(self, request: GenerateRequest) -> list[OutputParser]:
         return [self._scripted(request, inner) for inner in self._inner.parsers(request)]

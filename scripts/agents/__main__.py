@@ -8,7 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from scripts.agents.recipes import RECIPES
+from scripts.agents.libraries import LIBRARIES
+from scripts.agents.recipes import AGENTS
 from scripts.agents.run import HEAD, Outcome, run_one
 
 
@@ -16,7 +17,7 @@ def main(names: list[str]) -> int:
     folder = Path(os.environ["AGENTS_FOLDER"]).resolve()
     wanted = [
         recipe
-        for recipe in RECIPES
+        for recipe in (*AGENTS, *LIBRARIES)
         if not names or any(name.lower() in recipe.name.lower() for name in names)
     ]
     outcomes: list[Outcome] = []

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 LAST_TEXT = "All is done."
 MODEL = "scripted"
@@ -22,19 +23,22 @@ class Recipe:
     """One client in one mode.
 
     `tool` is the tool of the client that the script calls with `given`, in which `$step` is the
-    turn. `package` is read for the version, in `place` under the folder of the clients: a folder
-    with `node_modules`, or a virtual environment. `may_miss` are paths outside of the API that the
-    client asks for and does well without.
+    turn; a client without tools has an empty name there and gets `typed`, a prompt each line.
+    `before` is a command that sets the client up. `package` is read for the version, in `place`
+    under the folder of the clients: a folder with `node_modules`, or a virtual environment.
+    `may_miss` are paths outside of the API that the client asks for and does well without.
     """
 
     name: str
     package: str
     command: tuple[str, ...]
     tool: str
-    given: Mapping[str, str]
+    given: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     place: str = "."
+    before: tuple[str, ...] = ()
+    typed: str = ""
     may_miss: frozenset[str] = frozenset()
 
     def version(self, folder: Path) -> str | None:
@@ -154,7 +158,76 @@ def opencode(provider: str, module: str, base: str) -> Recipe:
     )
 
 
-RECIPES: tuple[Recipe, ...] = (
+def pi(dialect: str, api: str, base: str) -> Recipe:
+    provider = {"baseUrl": base, "api": api, "apiKey": "$key", "models": [{"id": MODEL}]}
+    return Recipe(
+        name=f"pi, {dialect}",
+        package="@mariozechner/pi-coding-agent",
+        place="pi",
+        command=("pi", "--provider", "holdfast", "--model", MODEL, "-p", "$prompt"),
+        tool="bash",
+        given={"command": "echo step $step"},
+        environment={"PI_OFFLINE": "1"},
+        files={"$home/.pi/agent/models.json": json.dumps({"providers": {"holdfast": provider}})},
+    )
+
+
+def continue_cn(provider: str, base: str) -> Recipe:
+    return Recipe(
+        name=f"Continue cn, {provider}",
+        package="@continuedev/cli",
+        place="pi",
+        command=("cn", "--config", "$home/config.yaml", "--auto", "-p", "$prompt"),
+        tool="Bash",
+        given={"command": "echo step $step"},
+        environment={"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files={
+            "$home/config.yaml": (
+                "name: holdfast\nversion: 1.0.0\nschema: v1\nmodels:\n"
+                f"  - name: {MODEL}\n    provider: {provider}\n    model: {MODEL}\n"
+                f"    apiBase: {base}\n    apiKey: $key\n    roles: [chat]\n"
+                "    capabilities: [tool_use]\n"
+            )
+        },
+    )
+
+
+CLINE = Recipe(
+    name="Cline CLI",
+    package="cline",
+    place="cline",
+    before=("cline", "auth", "-p", "openai", "-k", "$key", "-m", MODEL, "-b", "$url/v1"),
+    command=("cline", "-P", "openai", "-m", MODEL, "$prompt"),
+    tool="run_commands",
+    given={"commands": ["echo step $step"]},
+    environment={"CLINE_TELEMETRY_DISABLED": "1"},
+)
+
+
+def aider(dialect: str, options: tuple[str, ...], environment: Mapping[str, str]) -> Recipe:
+    return Recipe(
+        name=f"aider, {dialect}",
+        package="aider-chat",
+        place="aider",
+        command=(
+            "$agents/aider/bin/aider",
+            *("--model", f"{dialect}/{MODEL}", "--yes-always", "--no-git", "--no-pretty"),
+            *("--no-check-update", "--no-show-model-warnings", "--analytics-disable"),
+            *("--read", "$work/rules.md"),
+            *options,
+        ),
+        tool="",
+        given={},
+        files={
+            "$work/rules.md": "\n".join(f"Rule {n}: form {n * 7} is due." for n in range(200)),
+            "$work/settings.yml": f"- name: anthropic/{MODEL}\n  cache_control: true\n",
+        },
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "true", **environment},
+        typed="$prompt\n" * 5,
+    )
+
+
+AGENTS: tuple[Recipe, ...] = (
     CLAUDE_CODE,
     CODEX,
     GEMINI_CLI,
@@ -163,4 +236,15 @@ RECIPES: tuple[Recipe, ...] = (
     opencode("anthropic", "@ai-sdk/anthropic", "$url/v1"),
     opencode("openai-compatible", "@ai-sdk/openai-compatible", "$url/v1"),
     opencode("openai", "@ai-sdk/openai", "$url/v1"),
+    pi("anthropic", "anthropic-messages", "$url"),
+    pi("openai", "openai-completions", "$url/v1"),
+    CLINE,
+    continue_cn("openai", "$url/v1"),
+    continue_cn("anthropic", "$url/v1/"),
+    aider("openai", (), {"OPENAI_API_BASE": "$url/v1", "OPENAI_API_KEY": "$key"}),
+    aider(
+        "anthropic",
+        ("--cache-prompts", "--model-settings-file", "$work/settings.yml"),
+        {"ANTHROPIC_API_BASE": "$url", "ANTHROPIC_API_KEY": "$key"},
+    ),
 )

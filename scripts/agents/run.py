@@ -87,15 +87,17 @@ HEAD = (
 
 
 def call(name: str, given: dict[str, Any]) -> str:
-    """A call as the demo model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>"
+    """A call exactly as the demo model's template has it: strict tools hold the engine to that."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>"
 
 
 def script_of(recipe: Recipe) -> dict[str, str]:
     """What the engine writes, by turn: a call each, then the last text."""
+    if not recipe.tool:
+        return {"": LAST_TEXT}
     steps: dict[str, str] = {}
     for number in range(1, NUM_TURNS):
-        given = {name: value.replace("$step", str(number)) for name, value in recipe.given.items()}
+        given = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
         steps[f"turn {number}"] = call(recipe.tool, given)
     return {**steps, f"turn {NUM_TURNS}": LAST_TEXT}
 
@@ -147,7 +149,7 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
         "home": str(home),
         "work": str(work),
         "agents": str(folder),
-        "programs": str(Path(__file__).parent / "programs"),
+        "programs": str(ROOT / "tests" / "clients" / "programs"),
         "prompt": PROMPT,
     }
 
@@ -158,29 +160,37 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
         path = Path(filled(name))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(filled(text))
+    places = (folder / recipe.place, folder)
     environment = {
-        "PATH": f"{folder}/node_modules/.bin:{os.environ['PATH']}",
+        "PATH": ":".join([*(f"{place}/node_modules/.bin" for place in places), os.environ["PATH"]]),
         "HOME": str(home),
         "NO_PROXY": "*",
         "no_proxy": "*",
         "TERM": "dumb",
         **{name: filled(value) for name, value in recipe.environment.items()},
     }
-    try:
-        done = subprocess.run(
-            [filled(part) for part in recipe.command],
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired as late:
-        return -1, f"{(late.stdout or b'').decode(errors='replace')}\nnot over in {SECONDS} s"
-    return done.returncode, done.stdout
+    commands = [part for part in (recipe.before, recipe.command) if part]
+    printed = ""
+    for command in commands:
+        try:
+            done = subprocess.run(
+                [filled(part) for part in command],
+                cwd=work,
+                env=environment,
+                input=filled(recipe.typed),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired as late:
+            said = (late.stdout or b"").decode(errors="replace")
+            return -1, f"{printed}{said}\nnot over in {SECONDS} s"
+        printed += done.stdout
+        if done.returncode != 0:
+            return done.returncode, printed
+    return 0, printed
 
 
 def settled(url: str) -> list[Row]:
@@ -208,7 +218,7 @@ def judge(
     printed: str,
 ) -> Outcome:
     # The id of an answer is its turn's, behind the dialect's own prefix.
-    offering = [one.answer for one in exchanges if one.has_tools]
+    offering = [one.answer for one in exchanges if one.has_tools or not recipe.tool]
     talk = [row for row in rows if any(hex_of(row) in answer for answer in offering)]
     prompts = sum(row[name] for row in talk[1:] for name in TOKENS)
     read = sum(row["cache_read_tokens"] for row in talk[1:])
@@ -236,7 +246,8 @@ def keep(recipe: Recipe, room: Path, relay: Relay, printed: str) -> None:
     folder = Path(kept) / recipe.name.replace("/", "_").replace(" ", "_")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "printed").write_text(printed)
-    (folder / "gateway.log").write_bytes((room / "gateway.log").read_bytes())
+    for log in ("gateway.log", "engine.log"):
+        (folder / log).write_bytes((room / log).read_bytes())
     for number, one in enumerate(relay.exchanges):
         (folder / f"{number:02}.json").write_bytes(one.body)
         head = f"{one.method} {one.path} {one.status}\n{one.answer}\n"

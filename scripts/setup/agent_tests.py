@@ -45,14 +45,17 @@ PYTHON_GROUPS: dict[str, tuple[str, ...]] = {
 
 def install(folder: Path) -> None:
     """Install all groups. A group that fails is told; its clients count as not installed."""
-    folder.mkdir(parents=True, exist_ok=True)
     npm = ["npm", "install", "--no-fund", "--no-audit"]
+    for group in GROUPS:
+        manifest = folder / group / "package.json"
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        if not manifest.exists():  # else npm installs into a folder above
+            manifest.write_text('{"private": true}')
     subprocess.run([*npm, NODE], cwd=folder, check=True)
     # npm takes releases that go with the Node which runs it.
     path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
     for group, packages in GROUPS.items():
         room = folder / group
-        room.mkdir(exist_ok=True)
         latest = [f"{package}@latest" for package in packages]
         done = subprocess.run([*npm, *latest], cwd=room, env={**os.environ, "PATH": path})
         told(group, done.returncode)

@@ -1,0 +1,79 @@
+"""Recipes of libraries: a short program each, with one tool, in `tests/clients/programs`."""
+
+from scripts.agents.recipes import MODEL, Recipe
+
+GIVEN = {"where": "room $step"}
+ARGUMENTS = ("$url", "$key", MODEL, "$prompt")
+
+
+def python_program(name: str, package: str, place: str, program: str, mode: str) -> Recipe:
+    return Recipe(
+        name=f"{name}, {mode}",
+        package=package,
+        place=place,
+        command=(f"$agents/{place}/bin/python", f"$programs/{program}", mode, *ARGUMENTS),
+        tool="look",
+        given=GIVEN,
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "true"},
+    )
+
+
+def node_program(
+    name: str, package: str, program: str, mode: str, *, is_streamed: bool = False
+) -> Recipe:
+    return Recipe(
+        name=f"{name}, {mode}{', streamed' if is_streamed else ''}",
+        package=package,
+        place="sdk",
+        command=("node", f"$programs/{program}", mode, *ARGUMENTS),
+        tool="look",
+        given=GIVEN,
+        environment={
+            "SDK_FOLDER": "$agents/sdk",
+            "STREAMED": str(int(is_streamed)),
+            "AI_SDK_LOG_WARNINGS": "false",
+        },
+    )
+
+
+AGENT_SDK = Recipe(
+    name="Claude Agent SDK",
+    package="@anthropic-ai/claude-agent-sdk",
+    place="pi",
+    command=("node", "$programs/agent_sdk.mjs", "$prompt"),
+    tool="Bash",
+    given={"command": "echo step $step", "description": "a step"},
+    environment={
+        "SDK_FOLDER": "$agents/pi",
+        "ANTHROPIC_BASE_URL": "$url",
+        "ANTHROPIC_API_KEY": "$key",
+        "IS_SANDBOX": "1",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    },
+    may_miss=frozenset({"/api/hello"}),
+)
+
+LIBRARIES: tuple[Recipe, ...] = (
+    AGENT_SDK,
+    *(
+        node_program("OpenAI Agents (JS)", "@openai/agents", "openai_agents.mjs", mode)
+        for mode in ("openai", "openai-chat")
+    ),
+    *(
+        python_program("pydantic-ai", "pydantic-ai-slim", "python", "pydantic_ai_run.py", mode)
+        for mode in ("anthropic", "openai-chat", "openai")
+    ),
+    *(
+        python_program("LangChain (Python)", "langchain", "python", "langchain_run.py", mode)
+        for mode in ("anthropic", "openai-chat")
+    ),
+    *(
+        python_program("LiteLLM", "litellm", "litellm", "litellm_run.py", mode)
+        for mode in ("anthropic", "openai")
+    ),
+    *(
+        node_program("AI SDK", "ai", "ai_sdk.mjs", mode, is_streamed=is_streamed)
+        for mode in ("anthropic", "openai-chat", "openai")
+        for is_streamed in (False, True)
+    ),
+)
