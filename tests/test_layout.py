@@ -41,6 +41,10 @@ HOMES = {
     "prometheus_client": ("gateway/base/metrics.py", "engine/metrics.py", "tests/"),
 }
 # The two edges of each process, where anything may arrive and must be answered or logged.
+TOP = {
+    *("CHANGELOG.md", "LICENSE", "README.md", "docker-compose.yml", "pyproject.toml"),
+    *("dashboard", "engine", "gateway", "migrations", "requirements.lock", "scripts", "tests"),
+}
 BROAD_EXCEPT_ALLOWED = {
     # Inside a vLLM that others use: our errors must not be theirs.
     "engine/backends/vllm/loop.py",
@@ -259,3 +263,11 @@ def test_every_variable_of_compose_is_a_setting_or_its_own() -> None:
 def test_the_changelog_has_unreleased_on_top() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased"
+
+
+def test_nothing_else_stands_at_the_top() -> None:
+    named = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if named.returncode:
+        pytest.skip("the tree is no checkout")
+    tops = {path.partition("/")[0] for path in named.stdout.splitlines()}
+    assert {top for top in tops if not top.startswith(".")} == TOP
