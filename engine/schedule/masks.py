@@ -52,8 +52,7 @@ class MaskPool:
             mask = sequence.parser.mask
             if mask is None or mask.is_ready or sequence.finish or sequence in self._pending:
                 continue
-            work = _Work(mask, self._clock)
-            self._pending[sequence] = self._threads.submit(work.run), work
+            self._submit(sequence, mask)
 
     def settle(self, *, is_brief: bool = False) -> list[SequenceState]:
         """Wait a moment for masks; a shorter one if `is_brief`.
@@ -75,7 +74,15 @@ class MaskPool:
             has_failed = not future.done() or future.exception() is not None
             if has_failed or (mask is not None and mask.is_failed):
                 failed.append(sequence)
+            elif mask is not None and not mask.is_ready and not sequence.finish:
+                # The mask was ready before its thread was done: a token was taken meanwhile, and
+                # `begin` took the thread for one that computes what comes after it.
+                self._submit(sequence, mask)
         return failed
+
+    def _submit(self, sequence: SequenceState, mask: Mask) -> None:
+        work = _Work(mask, self._clock)
+        self._pending[sequence] = self._threads.submit(work.run), work
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -211,7 +211,7 @@ class Scheduler:
     def _prefills(self, room: StepRoom, now: float) -> list[PrefillChunk]:
         """Prefill running sequences and admit the next, the least served scope first.
 
-        Running ones win ties.
+        Running ones win ties, but a long prompt against a short one.
         """
         chunks: list[PrefillChunk] = []
         served = self.waiting.served
@@ -222,7 +222,7 @@ class Scheduler:
         candidate = self._next_waiting()
         self._yielding.begin(self.running, candidate)
         while room.is_left and (prefilling or candidate is not None):
-            if candidate is None or (prefilling and served(prefilling[0]) <= served(candidate)):
+            if candidate is None or (prefilling and self._goes_on(prefilling[0], candidate)):
                 sequence = prefilling.popleft()
                 if self._yielding.asks(sequence):
                     continue
@@ -242,6 +242,13 @@ class Scheduler:
                 chunks.append(chunk)
                 room.take(chunk.start, chunk.count)
         return chunks
+
+    def _goes_on(self, running: SequenceState, candidate: SequenceState) -> bool:
+        """Whether this one's prompt comes before the candidate's, by what their scopes got."""
+        served = self.waiting.served
+        if served(running) != served(candidate) or not self._pace.is_shared:
+            return served(running) <= served(candidate)
+        return self._pace.is_short(running) or not self._pace.is_short(candidate)
 
     def _has_place(self, sequence: SequenceState) -> bool:
         """Whether one more sequence may run.

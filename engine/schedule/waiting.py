@@ -1,9 +1,9 @@
 """The waiting requests and their fair order.
 
 There is one line per scope, in order of arrival. The next turn is the scope's that got the fewest
-computed tokens. A scope that comes, or comes back, starts level with the least served of the
-others, so that no scope saves up turns by staying away. A preempted sequence comes before all
-others.
+computed tokens; of equal ones the one's that was served longest ago. A scope that comes, or comes
+back, starts level with the least served of the others, so that no scope saves up turns by staying
+away. A preempted sequence comes before all others.
 """
 
 from collections import deque
@@ -19,6 +19,8 @@ class WaitingQueue:
         self._preempted: deque[SequenceState] = deque()
         self._lines: dict[str, deque[SequenceState]] = {}
         self._served: dict[str, int] = {}
+        self._served_at: dict[str, int] = {}
+        self._num_steps = 0
         self._level = 0
         self._size = 0
 
@@ -28,7 +30,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[SequenceState]:
         """The requests in the order of their turns, if no tokens are computed in between."""
         yield from self._preempted
-        for scope in sorted(self._lines, key=self._served.__getitem__):
+        for scope in sorted(self._lines, key=self._turn):
             yield from self._lines[scope]
 
     def __contains__(self, sequence: object) -> bool:
@@ -71,7 +73,9 @@ class WaitingQueue:
 
     def charge(self, computed: Mapping[str, int]) -> None:
         """Charge a planned step's tokens, by scope."""
+        self._num_steps += 1
         for scope, tokens in computed.items():
+            self._served_at[scope] = self._num_steps
             self._served[scope] = self._served.get(scope, self._level) + tokens
         active = computed.keys() | self._lines.keys()
         if active:
@@ -83,6 +87,12 @@ class WaitingQueue:
                 for scope, served in self._served.items()
                 if scope in active or served > self._level
             }
+            self._served_at = {
+                scope: step for scope, step in self._served_at.items() if scope in self._served
+            }
+
+    def _turn(self, scope: str) -> tuple[int, int]:
+        return self._served[scope], self._served_at.get(scope, 0)
 
     def check(self) -> None:
         """Prove every invariant that needs no outside knowledge; raises AssertionError."""

@@ -23,6 +23,7 @@ class Benchmark(NamedTuple):
 SYSTEM = ("gateway", "engine", "test", "bench")
 BENCHMARKS = {
     "agent": Benchmark("hit rate of a coding agent's traffic, nonce lines kept or removed", SYSTEM),
+    "batches": Benchmark("batches of many prompts beside interactive turns", SYSTEM),
     "dashboard": Benchmark("how soon each page shows its numbers, and ten sessions",
                            ("gateway", "engine", "dashboard", "test", "bench")),
     "doubling": Benchmark("whether cost doubles with each dimension of a request", SYSTEM),

@@ -26,9 +26,7 @@ SCOPE, OTHER = "a" * 32, "b" * 32
 
 class Engine:
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(
-            base_url=url, headers={"authorization": f"Bearer {ENGINE_SECRET}"}, timeout=120
-        )
+        self._url = url
         self._number = 0
 
     def ask(self, text: str, age: float, scope: str = SCOPE) -> dict[str, Any]:
@@ -43,7 +41,8 @@ class Engine:
             "breakpoints": [{"segment": 0, "ttl": "5m"}] if scope == SCOPE else [],
             "sampling": {"max_tokens": 1},
         }
-        reply = self._http.post("/v1/generate", json=body)
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        reply = httpx.post(f"{self._url}/v1/generate", json=body, headers=headers, timeout=120)
         frames = [json.loads(line) for line in reply.text.splitlines() if line.strip()]
         return dict(frames[0]["usage"])
 

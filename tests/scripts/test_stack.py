@@ -49,18 +49,16 @@ def test_another_process_that_ends_ends_the_wait() -> None:
         stop(waiting)
 
 
-def test_a_process_that_does_nothing_has_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "STALL_SECONDS", 1.0)
+def test_a_process_that_does_nothing_has_stalled() -> None:
     process = start([sys.executable, "-c", "import time; time.sleep(600)"], {})
     try:
         with pytest.raises(StartError, match="stalled"):
-            stack.wait_for(lambda: Readiness(False, "loading"), process)
+            stack.wait_for(lambda: Readiness(False, "loading"), process, seconds=1.0)
     finally:
         stop(process)
 
 
 def test_a_process_that_computes_has_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "STALL_SECONDS", 3.0)
     monkeypatch.setattr(stack, "STALLED_CPU_SECONDS", 0.01)
     process = start([sys.executable, "-c", "while True: pass"], {})
     asked: list[int] = []
@@ -71,6 +69,6 @@ def test_a_process_that_computes_has_not_stalled(monkeypatch: pytest.MonkeyPatch
         return Readiness(len(asked) > 60, "loading")
 
     try:
-        stack.wait_for(ask, process)
+        stack.wait_for(ask, process, seconds=3.0)
     finally:
         stop(process)

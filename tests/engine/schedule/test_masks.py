@@ -78,3 +78,38 @@ def test_the_librarys_limits_are_those_that_the_engine_relies_on() -> None:
     limits = LLParserLimits()
     assert limits.step_lexer_fuel <= 200_000 and limits.step_max_items <= 50_000
     assert json.dumps({"fuel": limits.initial_lexer_fuel}) == '{"fuel": 1000000}'
+
+
+class EarlyMask(SlowMask):
+    """Ready before its thread is done, as a mask is between its last write and its return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_computed = 0
+
+    def compute(self) -> None:
+        self.num_computed += 1
+        self.is_ready = True
+        self.is_free.wait(60)
+
+
+def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> None:
+    engine, mask = engine_with(seconds=60), EarlyMask()
+    sent = engine.send([1, 2, 3], max_tokens=4)
+    engine.step()
+    bind(sent, mask)
+    leader, parser = sent.state.leader, sent.state.leader.parser
+    feed = parser.feed
+
+    def feed_and_ask_again(token: int) -> object:
+        mask.is_ready = False
+        return feed(token)
+
+    parser.feed = feed_and_ask_again  # type: ignore[method-assign, assignment]
+    engine.loop._masks.begin([leader])
+    while mask.num_computed < 1:
+        time.sleep(0.001)
+    engine.step()  # takes a token while the first thread still runs
+    mask.is_free.set()
+    engine.finish(sent)
+    assert len(sent.answer()) == 4 and mask.num_computed >= 2

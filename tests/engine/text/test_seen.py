@@ -75,13 +75,22 @@ def test_what_was_rendered_before_changes_neither_tokens_nor_boundaries(path: Pa
 def test_a_turn_more_costs_little_of_what_the_conversation_costs(path: Path) -> None:
     renderer = ChatRenderer(files_for(path.read_text("utf-8")))
     *_, before, prompt = long_conversation(renderer, 120)
-    renderer.render(before, thinking=True)
-    times: list[float] = []
-    for render in (renderer.render, fresh(renderer).render):
-        begin = time.process_time()
-        render(prompt, thinking=True)
-        times.append(time.process_time() - begin)
-    assert times[0] < 0.7 * times[1]
+    seen: list[float] = []
+    cold: list[float] = []
+    # The best of several, in turns: what else the machine does only adds.
+    for _ in range(5):
+        one = fresh(renderer)
+        one.render(before, thinking=True)
+        seen.append(_seconds(one, prompt))
+        cold.append(_seconds(fresh(renderer), prompt))
+    assert min(seen) < 0.7 * min(cold)
+
+
+def _seconds(renderer: ChatRenderer, prompt: Prompt) -> float:
+    """CPU time of one render."""
+    begin = time.process_time()
+    renderer.render(prompt, thinking=True)
+    return time.process_time() - begin
 
 
 def test_values_that_python_takes_for_equal_are_told_apart() -> None:
