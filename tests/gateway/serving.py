@@ -20,13 +20,21 @@ API_KEY = "hf-test-key"
 ADMIN_KEY = "hf-admin-key"
 # For what happens at once on a machine that is free, and later on one that is busy.
 WAIT_SECONDS = 180.0
+# As engines have it: longer than a gateway keeps an idle connection.
+KEEP_ALIVE_SECONDS = 75
 
 
 @contextmanager
 def serve(app: Any) -> Iterator[str]:
     """Run an ASGI app on a free port; yield its URL."""
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_config=None, ws="none", timeout_graceful_shutdown=2
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=2,
     )
     with running(uvicorn.Server(config)) as url:
         yield url
