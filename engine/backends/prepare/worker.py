@@ -29,6 +29,11 @@ from engine.backends.prepare.renderers import chat_renderer
 from engine.backends.synthetic import SyntheticRenderer
 from engine.text.days import KnownDays
 
+NICENESS = 5
+"""A long prompt takes a third of the processor that a step of the engine takes beside it.
+
+A short one still runs at once: Linux lets a process that slept go before one that computes.
+"""
 _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
 
@@ -54,6 +59,7 @@ def main() -> int:
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Whatever prints must not get between the answers.
     os.dup2(2, 1)
+    os.nice(NICENESS)
     interruptions = _Interruptions()
     first = _read(source)
     if first is None or first[0] != START:

@@ -214,6 +214,16 @@ async def test_a_worker_that_dies_at_rest_is_replaced() -> None:
         await finish(engine, ask(request_id="next"))
 
 
+async def test_steps_of_the_engine_have_the_processor_before_workers() -> None:
+    """Niceness counts only within a session, where Linux groups processes by session."""
+    async with backend() as engine:
+        await finish(engine, ask())
+        for child in children():
+            assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.getsid(child) == os.getsid(0)
+            assert os.getpgid(child) != os.getpgid(0), "a terminal's signals are the engine's"
+
+
 async def test_another_scope_is_served_while_one_holds_all_the_workers_it_may_have() -> None:
     text = "hello world this is some text 123 " * 40_000
     async with backend(prepare_seconds=60, prepare_wait_seconds=60) as engine:
