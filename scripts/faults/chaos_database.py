@@ -10,7 +10,6 @@ or (`--max-added-ms`) the 99th percentile grew by more.
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from typing import Any
 import httpx
 
 from scripts.bench.load import MESSAGES, ask
-from scripts.bench.report import percentile
-from scripts.stack import API_HEADERS, ROOT, running_stack
+from scripts.bench.report import markdown, percentile
+from scripts.options import parse
+from scripts.stack import API_HEADERS, running_stack
 from tests.e2e.outage import (
     data_directory,
     frozen_postgres,
@@ -58,14 +58,14 @@ class Phase:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--before", type=float, default=2, help="minutes of the same load before")
-    parser.add_argument("--rate", type=float, default=20)
-    parser.add_argument("--database", choices=["sqlite", "postgres"], default="postgres")
-    parser.add_argument("--max-added-ms", type=float, default=5)
-    options = parser.parse_args()
-    os.chdir(ROOT)
+    options = parse(
+        __doc__,
+        minutes=(10.0, "without the database"),
+        before=(2.0, "minutes of the same load before"),
+        rate=(20.0, "requests a second"),
+        database=("postgres", None, ["sqlite", "postgres"]),
+        max_added_ms=5.0,
+    )
     with TemporaryDirectory(prefix="chaos-") as directory:
         data = Path(directory)
         with database(options.database, data) as (url, faults):
@@ -86,13 +86,8 @@ def database(kind: str, data: Path) -> Iterator[tuple[str, list[Any]]]:
     with running_postgres() as server:
         url = new_database(server, "chaos")
         where = data_directory(url)
-        yield (
-            url,
-            [
-                ("frozen", lambda: frozen_postgres(where)),
-                ("stopped", lambda: stopped_postgres(where)),
-            ],
-        )
+        frozen = ("frozen", lambda: frozen_postgres(where))
+        yield url, [frozen, ("stopped", lambda: stopped_postgres(where))]
 
 
 async def measure(
@@ -169,18 +164,19 @@ def report(
     options: argparse.Namespace, phases: list[Phase], drain: float, rows: list[tuple[str, int, int]]
 ) -> int:
     """Print the table; return the exit status."""
-    before, problems = phases[0], differences(rows, phases)
-    print(f"\n{options.database}, {options.rate:g} requests a second\n")
-    print("| database | asked | not served | p50 ms | p99 ms | added p50 | added p99 |")
-    print("|---|---|---|---|---|---|---|")
+    problems, lines = differences(rows, phases), []
     for phase in phases:
         p50, p99 = phase.percentile(0.5), phase.percentile(0.99)
-        added = f"{p50 - before.percentile(0.5):+.1f} | {p99 - before.percentile(0.99):+.1f}"
+        added = [p50 - phases[0].percentile(0.5), p99 - phases[0].percentile(0.99)]
         failed = len(phase.failures)
-        print(f"| {phase.name} | {phase.asked} | {failed} | {p50:.1f} | {p99:.1f} | {added} |")
+        cells = [f"{p50:.1f}", f"{p99:.1f}", *(f"{each:+.1f}" for each in added)]
+        lines.append([phase.name, phase.asked, failed, *cells])
         problems += [f"{phase.name}: {failed} not served: {phase.failures[0]}"] if failed else []
-        if phase.name != "after" and p99 - before.percentile(0.99) > options.max_added_ms:
+        if phase.name != "after" and added[1] > options.max_added_ms:
             problems.append(f"{phase.name}: p99 grew by more than {options.max_added_ms} ms")
+    print(f"\n{options.database}, {options.rate:g} requests a second\n")
+    heads = ("database", "asked", "not served", "p50 ms", "p99 ms", "added p50", "added p99")
+    print(markdown(heads, lines))
     answered = sum(len(phase.usage) for phase in phases)
     print(f"\n{answered} answers, {len(rows)} rows, drained {drain:.1f} s after the return")
     print("\n".join(problems) or "nothing lost, nothing twice", flush=True)

@@ -8,32 +8,18 @@ request failed before its first byte, every broken stream ended with an error ev
 is complete.
 """
 
-import argparse
-import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.stack import ROOT
+from scripts.options import parse
 from tests.e2e.engine_kills import run_engine_kills, table
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50, help="rounds, hangs among them")
-    parser.add_argument("--hangs", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    os.chdir(ROOT)
+    options = parse(__doc__, kills=(50, "rounds, hangs among them"), hangs=10, clients=32, seed=1)
     with TemporaryDirectory(prefix="engine-kills-") as directory:
-        report = run_engine_kills(
-            Path(directory),
-            kills=options.kills,
-            clients=options.clients,
-            hangs=options.hangs,
-            seed=options.seed,
-        )
+        report = run_engine_kills(Path(directory), **vars(options))
     print(f"\n4 synthetic engines, {options.clients} clients\n\n{table(report)}\n")
     for name, value in report.problems.items():
         print(f"{name}: {value}")

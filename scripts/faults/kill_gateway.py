@@ -5,30 +5,27 @@ over its journal and closes what it left open. In the end the ledger is compared
 client was told and, class by class, with the engine's own totals. Ends with 1 if anything differs.
 """
 
-import argparse
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.stack import ROOT
+from scripts.options import parse
 from tests.e2e.kills import run_kills, table
 from tests.postgres import new_database, running_postgres
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--streams", type=int, default=50)
-    parser.add_argument("--database", choices=["sqlite", "postgres", "both"], default="both")
-    parser.add_argument("--backend", choices=["synthetic", "native"], default="synthetic")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    kinds = ["sqlite", "postgres"] if options.database == "both" else [options.database]
-    os.chdir(ROOT)
+    options = parse(
+        __doc__,
+        kills=50,
+        streams=50,
+        database=(["sqlite", "postgres"], None, ["sqlite", "postgres"]),
+        backend=("synthetic", None, ["synthetic", "native"]),
+        seed=1,
+    )
     is_exact = True
-    for kind in kinds:
+    for kind in options.database:
         server = running_postgres() if kind == "postgres" else nullcontext("")
         with TemporaryDirectory(prefix="kills-") as directory, server as url:
             report = run_kills(

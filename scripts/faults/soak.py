@@ -9,15 +9,15 @@ and errors. Ends with 1 if anything was wrong or grows.
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.bench.report import percentile
-from scripts.stack import API_KEY, ROOT
+from scripts.bench.report import markdown, percentile
+from scripts.options import parse
+from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     MIB,
@@ -48,18 +48,18 @@ MAX_MIB_AN_HOUR, MAX_FDS_AN_HOUR = 8, 8
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--clients", type=int, default=16, help="of the mixture")
-    parser.add_argument("--url", action="append", help="a gateway that runs already")
-    parser.add_argument("--engine", action="append", default=[], help="an engine behind it")
-    parser.add_argument("--key", default=API_KEY, help="API key")
-    parser.add_argument("--model", default="synthetic")
-    options = parser.parse_args()
-    os.chdir(ROOT)
+    options = parse(
+        __doc__,
+        streams=500,
+        rounds=4,
+        max_tokens=100,
+        minutes=20.0,
+        clients=(16, "of the mixture"),
+        url=([], "gateways that run already"),
+        engine=([], "the engines behind them"),
+        key=(API_KEY, "API key"),
+        model="synthetic",
+    )
     with target_of(options) as target:
         problems = asyncio.run(run(target, options))
     print("\n".join(problems) or "nothing wrong, nothing grows", flush=True)
@@ -94,9 +94,9 @@ async def run(target: Target, options: argparse.Namespace) -> list[str]:
     if options.minutes:
         seconds = options.minutes * 60
         soak = await run_soak(target, seconds, options.clients, max(seconds / 120, 1))
-        before = after[-1]
         end = await idle_samples(target, after[0])
-        problems += report(soak, options.minutes) + returned(before, end)
+        problems += report(soak, options.minutes)
+        problems += more_descriptors(after[-1], end, "before the mixture")
     return problems
 
 
@@ -113,47 +113,41 @@ def compare(
     idle: dict[str, Sample], first: dict[str, Sample], last: dict[str, Sample]
 ) -> list[str]:
     """Memory after the last round against that after the first; descriptors against the start."""
-    problems = []
-    print("\n| process | MiB at start | after the first round | after the last | descriptors |")
-    print("|---|---|---|---|---|")
+    problems, rows = [], []
     for url, end in last.items():
         start, one = idle[url], first[url]
-        fds = f"{start.fds:.0f}, {one.fds:.0f}, {end.fds:.0f}"
-        memory = f"{start.rss / MIB:.1f} | {one.rss / MIB:.1f} | {end.rss / MIB:.1f}"
-        print(f"| {url} | {memory} | {fds} |")
+        samples = (start, one, end)
+        memory = [f"{sample.rss / MIB:.1f}" for sample in samples]
+        rows.append([url, *memory, ", ".join(f"{sample.fds:.0f}" for sample in samples)])
         if end.rss - one.rss > MAX_ADDED_MIB * MIB:
             problems.append(f"{url}: {(end.rss - one.rss) / MIB:.1f} MiB more than after one round")
-        if end.fds - start.fds > SPARE_FDS:
-            problems.append(f"{url}: {end.fds - start.fds:.0f} descriptors more than at the start")
-    print(flush=True)
-    return problems
+    heads = ("process", "MiB at start", "after the first round", "after the last", "descriptors")
+    print(f"\n{markdown(heads, rows)}\n", flush=True)
+    return problems + more_descriptors(idle, last, "at the start")
 
 
 def report(soak: Soak, minutes: float) -> list[str]:
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(soak.asked.items()))
     print(f"{minutes:g} minutes: {counts}; unexpected: {len(soak.unexpected)}\n")
-    print(
-        "| process | MiB first, last | MiB an hour | descriptors an hour | active blocks an hour |"
-    )
-    print("|---|---|---|---|---|")
-    problems = soak.unexpected[:5]
+    problems, rows = soak.unexpected[:5], []
     for url, history in soak.history.items():
         memory = slope_an_hour(history, "rss") / MIB
         fds, active = slope_an_hour(history, "fds"), slope_an_hour(history, "active")
         ends = f"{history[0].rss / MIB:.1f}, {history[-1].rss / MIB:.1f}"
-        print(f"| {url} | {ends} | {memory:+.1f} | {fds:+.1f} | {active:+.1f} |")
+        rows.append([url, ends, f"{memory:+.1f}", f"{fds:+.1f}", f"{active:+.1f}"])
         if memory > MAX_MIB_AN_HOUR:
             problems.append(f"{url}: memory grows by {memory:.1f} MiB an hour")
         if fds > MAX_FDS_AN_HOUR:
             problems.append(f"{url}: {fds:.1f} descriptors more an hour")
-    print(flush=True)
+    heads = ("MiB first, last", "MiB an hour", "descriptors an hour", "active blocks an hour")
+    print(f"{markdown(('process', *heads), rows)}\n", flush=True)
     return problems
 
 
-def returned(before: dict[str, Sample], end: dict[str, Sample]) -> list[str]:
-    """Descriptors after the mixture against those before; blocks are not held, or it were busy."""
+def more_descriptors(before: dict[str, Sample], end: dict[str, Sample], when: str) -> list[str]:
+    """The processes that have more descriptors than they had before."""
     return [
-        f"{url}: {end[url].fds - one.fds:.0f} descriptors more than before the mixture"
+        f"{url}: {end[url].fds - one.fds:.0f} descriptors more than {when}"
         for url, one in before.items()
         if end[url].fds - one.fds > SPARE_FDS
     ]

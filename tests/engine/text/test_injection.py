@@ -13,9 +13,9 @@ from engine.errors import InvalidRequest
 from engine.protocol import Prompt
 from engine.text.files import PromptFiles
 from engine.text.renderer import ChatRenderer
-from scripts.docs.templates import files_for
 from tests.engine.text.conversations import call_template_paths, template_paths
 from tests.engine.text.injections import Injections, tokenizer_with_odd_controls
+from tests.engine.text.template_runs import files_for
 from tests.engine.text.vocabularies import KINDS
 
 NUM_INJECTIONS = int(os.environ.get("INJECTIONS", "400"))

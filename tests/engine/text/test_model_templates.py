@@ -27,23 +27,24 @@ from engine.text.formats.model_formats import FormatChoice
 from engine.text.renderer import ChatRenderer
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
-from scripts.docs import templates as table
-from tests.engine.text.conversations import REAL, WHY_NOT, template_paths
+from scripts.docs.templates import BEGIN, END, README, table
+from tests.engine.text import template_runs as runs
+from tests.engine.text.conversations import OWN, REAL, WHY_NOT, template_paths
 from tests.engine.text.vocabularies import KINDS
 
 PATHS = template_paths()
-NAMES = sorted(path.stem for path in table.TEMPLATES.glob("*.jinja"))
+NAMES = sorted(path.stem for path in OWN.glob("*.jinja"))
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @cache
 def source(name: str) -> str:
-    return (table.TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    return (OWN / f"{name}.jinja").read_text("utf-8")
 
 
 @cache
 def renderer(name: str) -> ChatRenderer:
-    return ChatRenderer(table.files_for(source(name)))
+    return ChatRenderer(runs.files_for(source(name)))
 
 
 def text_of(name: str, prompt: Prompt, *, thinking: bool = False) -> str:
@@ -60,15 +61,15 @@ def user(*texts: str) -> Message:
     return Message("user", [TextPart(text) for text in texts])
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path.parent == table.TEMPLATES])
+@pytest.mark.parametrize("path", [path for path in PATHS if path.parent == OWN])
 def test_the_table_in_the_readme_is_what_the_script_prints(path: Path) -> None:
-    readme = table.README.read_text("utf-8")
-    assert table.table([path])[-1] in readme.partition(table.BEGIN)[2].partition(table.END)[0]
+    readme = README.read_text("utf-8")
+    assert table([path]).splitlines()[-1] in readme.partition(BEGIN)[2].partition(END)[0]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_tokens_are_those_of_one_call_and_reads_all_that_is_there(path: Path) -> None:
-    row = table.measure(path)
+    row = runs.measure(path)
     assert row.one_shot[0] == row.one_shot[1] > 0
     assert row.reads[0] == row.reads[1] > 0
 
@@ -83,9 +84,9 @@ def test_the_real_templates_are_there() -> None:
 def test_random_prompts_have_the_tokens_of_one_call(path: Path, kind: str) -> None:
     """On every kind of tokenizer, with tools and without, and whatever came before them."""
     source = path.read_text("utf-8")
-    files = table.files_for(source, kind)
+    files = runs.files_for(source, kind)
     of = ChatRenderer(files, formats=FormatChoice(tools="none"))
-    row = table.one_shot(of, ChatTemplate({"default": source}, files.special_tokens), path.stem)
+    row = runs.one_shot(of, ChatTemplate({"default": source}, files.special_tokens), path.stem)
     assert row.one_shot[0] == row.one_shot[1] > 0
 
 
@@ -93,8 +94,8 @@ def test_random_prompts_have_the_tokens_of_one_call(path: Path, kind: str) -> No
 @pytest.mark.parametrize("thinking", [False, True])
 def test_the_tokens_are_those_of_the_template_alone(name: str, thinking: bool) -> None:
     """The renderer hears of no breakpoints, and its own marks leave nothing behind."""
-    template = ChatTemplate({"default": source(name)}, table._SPECIAL_TOKENS)
-    for prompt in table.turns_of(renderer(name)):
+    template = ChatTemplate({"default": source(name)}, runs.SPECIAL_TOKENS)
+    for prompt in runs.turns_of(renderer(name)):
         plain = new_conversation(prompt, None, renderer(name).traits)
         expected = template.render(plain.variables({}, thinking=thinking))
         assert text_of(name, prompt, thinking=thinking) == expected
@@ -102,7 +103,7 @@ def test_the_tokens_are_those_of_the_template_alone(name: str, thinking: bool) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ends_are_in_order_and_every_question_has_one(name: str) -> None:
-    for prompt in table.turns_of(renderer(name)):
+    for prompt in runs.turns_of(renderer(name)):
         spans = renderer(name).render(prompt, thinking=True).segments
         ends = [span.end for span in spans if span.end is not None]
         assert ends == sorted(ends)
@@ -112,9 +113,9 @@ def test_ends_are_in_order_and_every_question_has_one(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_turn_reads_no_more_than_what_still_renders_the_same(name: str) -> None:
     """What the engine reads is a prefix of both prompts, and a repeated prompt is read whole."""
-    prompts = table.turns_of(renderer(name))
+    prompts = runs.turns_of(renderer(name))
     renders = [renderer(name).render(prompt, thinking=True) for prompt in prompts]
-    usages = asyncio.run(table.usages(renderer(name), [*prompts, prompts[-1]]))
+    usages = asyncio.run(runs.usages(renderer(name), [*prompts, prompts[-1]]))
     for before, after, usage in zip(renders, renders[1:], usages[1:], strict=False):
         assert usage is not None
         read = usage.cache_read_tokens
@@ -163,7 +164,7 @@ def parallel_calls(second_id: str = "call<|im_end|>-2") -> Prompt:
     ]
     results = [ToolResultPart(i, f"result {i[:4]}") for i in ids]
     told = Message("user", [*results, TextPart("So?")])
-    return Prompt([user("Both?"), Message("assistant", [*calls]), told], table.TOOLS)
+    return Prompt([user("Both?"), Message("assistant", [*calls]), told], runs.TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +225,12 @@ def test_thinking_is_handed_to_the_template() -> None:
 
 
 def test_old_thinking_is_rendered_as_the_template_does_and_takes_no_room_elsewhere() -> None:
-    prompts = table.turns_of(renderer("qwen3"))
+    prompts = runs.turns_of(renderer("qwen3"))
     assert "I need the tool." in text_of("qwen3", prompts[2], thinking=True)
     assert "I need the tool." not in text_of("qwen3", prompts[3], thinking=True)
     spans = renderer("qwen3").render(prompts[3], thinking=True).segments
     parts = [part for message in prompts[3].messages for part in message.parts]
-    at = len(table.TOOLS) + 1 + next(i for i, p in enumerate(parts) if isinstance(p, ThinkingPart))
+    at = len(runs.TOOLS) + 1 + next(i for i, p in enumerate(parts) if isinstance(p, ThinkingPart))
     assert spans[at].end == spans[at - 1].end
 
 
@@ -250,7 +251,7 @@ HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"
     ],
 )
 def test_a_forced_call_is_allowed_in_the_templates_own_format(name: str, written: str) -> None:
-    prompt = Prompt([user("Weather?")], table.TOOLS)
+    prompt = Prompt([user("Weather?")], runs.TOOLS)
     for parallel in (True, False):
         choice = ToolChoice("tool", "get_weather", parallel=parallel)
         parser = renderer(name).parser(request(prompt, tool_choice=choice))
@@ -283,13 +284,13 @@ def test_a_model_that_always_thinks_may_think_before_a_forced_answer() -> None:
 
 
 def test_formats_can_be_named_and_switched_off() -> None:
-    files = table.files_for(source("qwen3"))
+    files = runs.files_for(source("qwen3"))
     off = ChatRenderer(files, formats=FormatChoice(tools="none", reasoning="none"))
     assert (off.tool_format, off.reasoning_format) == (None, None)
     other = ChatRenderer(files, formats=FormatChoice(tools="mistral", reasoning="mistral"))
     assert (other.tool_format, other.reasoning_format) == ("mistral", "mistral")
     with pytest.raises(TemplateRefused, match="tool_format"):
-        ChatRenderer(table.files_for(source("phi-4")), formats=FormatChoice(tools="hermes"))
+        ChatRenderer(runs.files_for(source("phi-4")), formats=FormatChoice(tools="hermes"))
 
 
 def test_a_refusal_is_the_templates_own_words() -> None:
@@ -303,9 +304,9 @@ def test_a_late_system_message_that_is_told_in_the_users_turn_is_named(
     name: str, folded: list[int]
 ) -> None:
     path = next(path for path in PATHS if path.stem == name)
-    renderer = ChatRenderer(table.files_for(path.read_text("utf-8")))
+    renderer = ChatRenderer(runs.files_for(path.read_text("utf-8")))
     late = Message("system", [TextPart("Answer in French.")])
     answer = Message("assistant", [TextPart("Yes.")])
-    prompt = Prompt([table.FIRST, answer, late, table.SECOND], [], [table.SYSTEM])
-    [frame] = asyncio.run(table.first_frames(renderer, [prompt]))
+    prompt = Prompt([runs.FIRST, answer, late, runs.SECOND], [], [runs.SYSTEM])
+    [frame] = asyncio.run(runs.first_frames(renderer, [prompt]))
     assert frame is not None and frame.folded == folded

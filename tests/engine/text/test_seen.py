@@ -13,8 +13,8 @@ from engine.protocol import Message, Prompt, TextPart, ToolUsePart
 from engine.text.conversations import ConversationRenderer
 from engine.text.rendered import RenderedPrompt
 from engine.text.renderer import ChatRenderer
-from scripts.docs.templates import files_for, long_conversation
 from tests.engine.text.conversations import WORDS, Conversations, template_paths
+from tests.engine.text.template_runs import files_for, long_conversation
 
 # Its system prompt stands in the newest question, so older turns have none of the boundaries that
 # the turn before had.

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.text.renderer import ChatRenderer
-from scripts.docs import template_calls as table
 from scripts.docs.templates import CALLS_BEGIN, CALLS_END, README
+from tests.engine.text import written_calls as table
 from tests.engine.text.conversations import REAL, call_template_paths, template_paths
 from tests.engine.text.format_cases import OF_REAL
 

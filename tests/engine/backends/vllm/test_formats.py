@@ -35,9 +35,9 @@ from engine.protocol import (
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
-from scripts.docs.template_calls import parts_of
 from tests.e2e.test_formats import NAMES, RESULTS, SCHEMA, STYLES, SYSTEM, TURNS, Style
 from tests.engine.text.format_cases import REAL, renderer, source
+from tests.engine.text.written_calls import parts_of
 
 BLOCK = 16
 TOOLS = [Tool(name, SCHEMA, about) for name, about in NAMES.items()]

@@ -7,9 +7,8 @@ as history with its results, and is rendered again.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -33,11 +32,10 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
-from engine.text.files import PromptFiles
 from engine.text.formats.calls_read import calls_of
 from engine.text.renderer import ChatRenderer
 from tests.engine.text.format_cases import control_tokens
-from tests.engine.text.vocabularies import tokenizer_for
+from tests.engine.text.template_runs import files_for
 from tests.engine.text.written_turns import (
     FORCED,
     QUESTION,
@@ -57,7 +55,6 @@ INPUT = {"city": 'Bern "x" < y', "count": 3, "flag": True}
 OTHER = {"city": "Uri"}
 PLAIN_INPUT = {"city": "Bern", "count": 3}
 PATTERN = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^a+$"}}}
-_SPECIAL_TOKENS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 
 
 class Turn(NamedTuple):
@@ -87,14 +84,8 @@ def _text(part: Part) -> str:
 
 def model_of(template: str) -> ChatRenderer:
     """A tokenizer whose merges cross punctuation, with all control tokens of the template."""
-    tokenizer = tokenizer_for(template, "llama3")
-    tokenizer.add_special_tokens(control_tokens(template))
-    files = PromptFiles(
-        tokenizer=tokenizer,
-        templates={"default": template},
-        special_tokens=_SPECIAL_TOKENS,
-        end_token_ids=frozenset(),
-    )
+    files = files_for(template)
+    files.tokenizer.add_special_tokens(control_tokens(template))
     return ChatRenderer(files)
 
 
@@ -336,21 +327,3 @@ def replay_row(model: ChatRenderer) -> list[str]:
     cells = dict.fromkeys(KINDS, NONE)
     cells.update({turn.name: replayed(model, turn) for turn in turns_of(model)})
     return list(cells.values())
-
-
-def calls_tables(paths: Iterable[Path]) -> list[str]:
-    """What is parsed and forced, and behind it what is replayed where there are calls."""
-    models = {path.stem: model_of(path.read_text("utf-8")) for path in paths}
-    with_calls = {name: model for name, model in models.items() if model.tool_format}
-    return [
-        *_lines(HEADS, {name: row(model) for name, model in models.items()}),
-        "",
-        "Replayed with the tokens that were sampled:",
-        "",
-        *_lines(REPLAY_HEADS, {name: replay_row(model) for name, model in with_calls.items()}),
-    ]
-
-
-def _lines(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return [*lines, *("| " + " | ".join([name, *cells]) + " |" for name, cells in rows.items())]
