@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.protocol import LeaseStats, Stats
+from engine.protocol import BlockStats, LeaseStats, Stats
 
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
 TOKEN_CLASSES = {
@@ -26,15 +26,7 @@ class _StatsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats, counters = self._stats, self._stats.counters
-        blocks = GaugeMetricFamily(
-            "engine_kv_blocks", "KV blocks by what holds them", labels=["state"]
-        )
-        for state in BLOCK_STATES:
-            blocks.add_metric([state], getattr(stats.blocks, state))
-        yield blocks
-        yield GaugeMetricFamily(
-            "engine_kv_blocks_shared", "KV blocks with more than one reference", stats.blocks.shared
-        )
+        yield from _pool(stats.blocks)
         tokens = CounterMetricFamily("engine_tokens", "Tokens by class", labels=["class"])
         for label, name in TOKEN_CLASSES.items():
             tokens.add_metric([label], getattr(counters, name))
@@ -67,6 +59,11 @@ class _StatsCollector(Collector):
             yield CounterMetricFamily(name, text, value)
         for name, text, value in (
             ("engine_running_sequences", "Sequences being computed", stats.running),
+            (
+                "engine_foreign_running_sequences",
+                "Those by another way than the gateway's",
+                stats.foreign_running,
+            ),
             ("engine_waiting_sequences", "Sequences waiting for blocks", stats.waiting),
             ("engine_host_blocks", "KV blocks in the host tier", stats.host_blocks),
             ("engine_host_blocks_used", "Those with content", stats.host_blocks_used),
@@ -77,6 +74,22 @@ class _StatsCollector(Collector):
             yield GaugeMetricFamily(name, text, value)
         if stats.leases is not None:
             yield from _lease_budget(stats.leases)
+
+
+def _pool(found: BlockStats) -> Iterable[Metric]:
+    """The pool's blocks by what holds them, and what cuts across."""
+    blocks = GaugeMetricFamily("engine_kv_blocks", "KV blocks by what holds them", labels=["state"])
+    for state in BLOCK_STATES:
+        blocks.add_metric([state], getattr(found, state))
+    yield blocks
+    yield GaugeMetricFamily(
+        "engine_kv_blocks_shared", "KV blocks with more than one reference", found.shared
+    )
+    yield GaugeMetricFamily(
+        "engine_kv_blocks_foreign",
+        "Active KV blocks of requests by another way than the gateway's",
+        found.foreign,
+    )
 
 
 def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:

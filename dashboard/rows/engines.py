@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from dashboard.admin.shapes.engines import Attribution, Blocks, EngineReport, Restart
+from dashboard.admin.shapes.engines import Attribution, Blocks, EngineReport, Restart, Stats
 from dashboard.rows.row import Row
 from dashboard.ui import formats
 
@@ -20,6 +20,8 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "Running": engine.stats.running if engine.stats else None,
             "Waiting": engine.stats.waiting if engine.stats else None,
             "Pool in use": _in_use(engine.stats.blocks) if engine.stats else None,
+            "Foreign": foreign_share([engine.stats]) if engine.stats else None,
+            "Foreign running": engine.stats.foreign_running if engine.stats else None,
             "Leases": engine.stats.num_leases if engine.stats else None,
             "Preempted": engine.stats.counters.preempted_requests if engine.stats else None,
             "Breaker": f"{engine.breaker}, opened {engine.times_opened}×",
@@ -32,6 +34,12 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
 
 def _in_use(blocks: Blocks) -> float:
     return (blocks.active + blocks.leased) / max(blocks.total, 1)
+
+
+def foreign_share(found: Sequence[Stats]) -> float:
+    """What other clients of the engines' servers use of all pools together."""
+    total = sum(stats.blocks.total for stats in found)
+    return sum(stats.blocks.foreign for stats in found) / max(total, 1)
 
 
 def restart_table(found: Sequence[Restart]) -> list[Row]:

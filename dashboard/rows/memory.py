@@ -79,7 +79,7 @@ def pool_table(engine: EngineMemory) -> list[Row]:
             "MiB": getattr(blocks, key) * size * width / 2**20 if width else None,
         }
         for tier, blocks in tiers
-        for name, key in {**STATES, "Shared": "shared"}.items()
+        for name, key in {**STATES, "Shared": "shared", "Foreign": "foreign"}.items()
         if tier == "Device" or name in ("Best effort", "Cached", "Free")
     ]
 

@@ -38,7 +38,7 @@ def draw(view: View, chosen: Selection) -> None:
             engine_table(engines),
             "fleet",
             alt_text=f"{sum(e.status == 'ready' for e in engines)} of {len(engines)} ready.",
-            columns={"Pool in use": parts.share_column()},
+            columns={"Pool in use": parts.share_column(), "Foreign": parts.share_column()},
         )
     draw_attribution(view.history.attribution)
     draw_restarts(view.history.restarts, chosen)

@@ -5,6 +5,7 @@ import streamlit as st
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.memory import EngineMemory
 from dashboard.charts.blocks import block_map, ending_chart, pool_chart, rest_chart
+from dashboard.rows.engines import foreign_share
 from dashboard.rows.memory import cell_rows, ending_rows, pool_rows, pool_table, rest_rows
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import BLOCKS, HITS, MONEY
@@ -54,7 +55,12 @@ def draw_cards(engines: list[EngineMemory]) -> None:
         sum(stats.host_blocks_used for stats in found),
     )
     with st.grid(3, min_column_width=190, row_height=132):
-        parts.card("pool_in_use", formats.percent((leased + active) / total))
+        foreign = foreign_share(found)
+        parts.card(
+            "pool_in_use",
+            formats.percent((leased + active) / total),
+            delta=f"{formats.percent(foreign)} by other clients" if foreign else None,
+        )
         parts.card("pool_leased", formats.percent(leased / total))
         parts.card("unused_tokens", formats.percent(_unused(engines)))
         copied = sum(stats.counters.copied_blocks for stats in found)

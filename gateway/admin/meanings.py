@@ -149,7 +149,10 @@ _OF_ENGINES: dict[str, Definition] = {
         "net saved by these prefixes over their whole life in the ledger, on all engines",
     ),
     "pool_in_use": _of(
-        "Pool in use", "share of blocks", "(active + leased) blocks / all blocks of the pool"
+        "Pool in use",
+        "share of blocks",
+        "(active + leased) blocks / all blocks of the pool; other clients of the engine's own"
+        " server (foreign traffic) have a part of the active ones, which is no part of any promise",
     ),
     "pool_leased": _of("Leased", "share of blocks", "blocks held by leases alone / all blocks"),
     "unused_tokens": _of(

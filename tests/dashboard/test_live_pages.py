@@ -94,6 +94,29 @@ def test_memory_shows_shares_and_waste(show: Any) -> None:
     assert shown["Unused tokens"] == "12.5%"  # 64 tokens in 32 blocks of 16
 
 
+def test_memory_and_fleet_show_the_share_of_other_clients(show: Any) -> None:
+    found = answers("one bucket")
+    shared = found["/admin/v1/engines/memory"][0]["stats"]
+    shared["foreign_running"] = 3
+    shared["blocks"] |= {"foreign": 8, "active": 16, "free": 0}
+    found["/admin/v1/engines"][0]["stats"] = shared
+    memory = show("memory", found)
+    assert [m.delta for m in memory.metric if m.label == "Pool in use"] == [
+        "12.5% by other clients"
+    ]
+    pool = memory.dataframe[-1].value
+    assert pool[pool["Blocks are"] == "Foreign"][["Blocks", "Share"]].values.tolist() == [
+        [8, 0.125]
+    ]
+    fleet = show("fleet", found).dataframe[0].value
+    assert fleet[["Foreign", "Foreign running"]].values.tolist() == [[0.125, 3]]
+
+
+def test_memory_of_an_engine_that_nobody_else_uses_tells_of_no_foreign_share(show: Any) -> None:
+    app = show("memory", answers("one bucket"))
+    assert [m.delta for m in app.metric if m.label == "Pool in use"] == [""]
+
+
 def test_an_engine_without_a_map_says_so(show: Any) -> None:
     found = answers("one bucket")
     found["/admin/v1/engines/memory"][0]["memory"] |= {"cells": [], "unused_tokens": None}

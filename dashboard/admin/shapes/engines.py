@@ -8,7 +8,10 @@ EngineStatus = Literal["starting", "ready", "unsure", "down"]
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    """The first five add up to `total`; `shared` cuts across."""
+    """The first five add up to `total`; `shared` cuts across, and `foreign` is a part of `active`.
+
+    `foreign` is what other clients of the engine's server use: those that came by no gateway.
+    """
 
     total: int
     free: int
@@ -17,6 +20,7 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     best_effort: int
     cached: int
     shared: int = 0
+    foreign: int = 0
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_leases: int = 0
     host_blocks: int = 0
     host_blocks_used: int = 0
+    foreign_running: int = 0
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
