@@ -3,110 +3,14 @@
 `python -m scripts.bench.doubling [--points N]` doubles each dimension of a request up to its bound
 and prints the CPU time of reading it, planning it, taking its fingerprint and comparing that.
 `tests/gateway/test_doubling.py` fails where a doubling costs more than GROWTH times as much.
-
-Times are the process's CPU time without the garbage collector, the best of several runs. Other
-programs of the machine share its caches and make single runs slower. A pair of sizes that seems to
-grow too fast is therefore measured again in turns, and the best times of the two sizes count.
 """
 
-import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import sys
 
-from scripts.bench.doubling_requests import DIMENSIONS, Dimension
-from scripts.bench.doubling_state import STATE_DIMENSIONS
 from scripts.options import parse
-
-GROWTH = 2.3
-"""Twice the work, and 15% for caches and allocators."""
-FLOOR_SECONDS = 0.002
-"""Below this what does not grow, and the clock's steps, are most of it."""
-_LEAST_SECONDS = 0.02
-_HEAP_ROUNDS = 6000
-_TRIES = 3
-_MORE_TRIES = 20
-
-
-@dataclass
-class Curve:
-    """CPU seconds of one dimension by size."""
-
-    dimension: Dimension
-    seconds: dict[int, float] = field(default_factory=dict)
-    again: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def growth(self) -> float:
-        """The largest factor of a doubling above the floor; 0 without one."""
-        return max((self.factor(size) for size in self._pairs()), default=0.0)
-
-    def factor(self, size: int) -> float:
-        return self.again.get(size, self.seconds[2 * size] / self.seconds[size])
-
-    def measure(self, points: int) -> None:
-        """The bound, and the sizes that come to it by doubling, `points` of them at most."""
-        sizes = [self.dimension.most >> shift for shift in range(points)]
-        for size in sizes:
-            self.seconds[size] = min(self._runs(size, _TRIES))
-        for size in self._pairs():
-            if self.factor(size) > GROWTH:
-                self.again[size] = self._factor_in_turns(size)
-
-    def _factor_in_turns(self, size: int) -> float:
-        """The best time of the larger size by the best of the smaller, measured in turns."""
-        small, large = self.dimension.make(size), self.dimension.make(2 * size)
-        turns = [(cpu_seconds(small), cpu_seconds(large)) for _ in range(_MORE_TRIES)]
-        return min(time for _, time in turns) / min(time for time, _ in turns)
-
-    def _pairs(self) -> list[int]:
-        return [
-            size
-            for size in sorted(self.seconds)
-            if 2 * size in self.seconds and self.seconds[size] >= FLOOR_SECONDS
-        ]
-
-    def _runs(self, size: int, count: int) -> list[float]:
-        work = self.dimension.make(size)
-        return [cpu_seconds(work) for _ in range(count)]
-
-
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """Of one run; what is short runs until the clock has seen enough of it."""
-    began, count = time.process_time(), 0
-    while (taken := time.process_time() - began) < _LEAST_SECONDS or not count:
-        work()
-        count += 1
-    return taken / count
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Also as in a process that has run for a while: its memory has holes for the work, and none of
-    it goes back to the system and comes again, page by page, with each run."""
-    gc.collect()
-    gc.disable()
-    kept = [bytes(size) for _ in range(_HEAP_ROUNDS) for size in range(16, 496, 16)][::50]
-    try:
-        yield
-    finally:
-        kept.clear()
-        gc.enable()
-
-
-def curve_of(dimension: Dimension, points: int) -> Curve:
-    curve = Curve(dimension)
-    with without_collector():
-        curve.measure(points)
-    return curve
-
-
-def row(curve: Curve) -> str:
-    sizes = sorted(curve.seconds)
-    milliseconds = " ".join(f"{curve.seconds[size] * 1000:9.2f}" for size in sizes)
-    growth = f"{curve.growth:5.2f}" if curve.growth else "    -"
-    return f"{curve.dimension.name:44} {sizes[-1]:>9} {growth} {milliseconds}"
+from tests.doubling import GROWTH, curve_of, row
+from tests.gateway.doubling_requests import DIMENSIONS
+from tests.gateway.doubling_state import STATE_DIMENSIONS
 
 
 def main() -> int:
@@ -122,4 +26,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

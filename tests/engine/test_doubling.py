@@ -45,8 +45,7 @@ from engine.schedule.request import RequestState
 from engine.schedule.scheduler import Scheduler
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
-from scripts.bench.doubling import GROWTH, curve_of, row
-from scripts.bench.doubling_requests import Dimension
+from tests.doubling import GROWTH, Dimension, curve_of, row
 
 CONTEXT = 1 << 18
 BLOCK = 16

@@ -5,9 +5,9 @@ Three sizes of each here; `python -m scripts.bench.doubling` has more, and print
 
 import pytest
 
-from scripts.bench.doubling import GROWTH, curve_of, row
-from scripts.bench.doubling_requests import DIMENSIONS, Dimension
-from scripts.bench.doubling_state import STATE_DIMENSIONS
+from tests.doubling import GROWTH, Dimension, curve_of, row
+from tests.gateway.doubling_requests import DIMENSIONS
+from tests.gateway.doubling_state import STATE_DIMENSIONS
 
 
 @pytest.mark.parametrize("dimension", [*DIMENSIONS, *STATE_DIMENSIONS], ids=lambda one: one.name)

@@ -1,4 +1,4 @@
-"""A damaged journal: the gateway starts, and what is lost is named. `scripts/faults/damages.py`."""
+"""A damaged journal: the gateway starts, and what is lost is named."""
 
 import asyncio
 import sqlite3
@@ -12,7 +12,7 @@ from gateway.base.metrics import Metrics
 from gateway.journal.drain import Drain
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
-from scripts.faults.damages import run
+from tests.gateway.journal.damages import run
 from tests.gateway.journal.test_journal import record
 from tests.gateway.process import gateway_process
 from tests.gateway.scripted_engine import ScriptedEngine

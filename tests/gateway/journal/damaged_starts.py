@@ -27,8 +27,8 @@ from gateway.journal.writer import Journal
 from gateway.ledger.check import problems, stored_turns
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
-from scripts.faults.damaged_turns import ENGINE, Truth, counts_of
 from scripts.stack import ENGINE_SECRET, ROOT, free_port, gateway_environment, python, start
+from tests.gateway.journal.damaged_turns import ENGINE, Truth, counts_of
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import serve
 

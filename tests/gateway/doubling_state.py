@@ -1,4 +1,4 @@
-"""Dimensions of what a gateway holds, not of one request: `doubling` doubles them too.
+"""Dimensions of what a gateway holds, not of one request.
 
 One event, turn, connection or start among so many others costs at most in proportion to them.
 """
@@ -27,7 +27,7 @@ from gateway.limits.admission import Admission
 from gateway.limits.fair_queue import FairQueue, Waiting
 from gateway.prompt.ask import Principal
 from gateway.routing.held import PrefixEnd, ResidencyIndex
-from scripts.bench.doubling_requests import Dimension, Work
+from tests.doubling import Dimension, Work
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 _NAMES_OF_A_TURN = 512

@@ -1,4 +1,4 @@
-"""The dimensions of requests and answers that `doubling` doubles, each up to its bound."""
+"""The dimensions of requests and answers that are doubled, each up to its bound."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,8 +35,8 @@ from gateway.dialects.openai.writer import ChatWriter
 from gateway.prompt.ask import Ask, Compared, Principal
 from gateway.prompt.fingerprint import compare, pack, unpack
 from gateway.prompt.ignored import Ignored
+from tests.doubling import Dimension, Work
 
-Work = Callable[[], object]
 Json = dict[str, Any]
 
 _PRINCIPAL = Principal("workspace", "key", "5" * 32)
@@ -47,15 +47,6 @@ _BYTES = 8 << 20
 """A quarter of the longest body: enough to see how it grows."""
 _HI = {"role": "user", "content": "hi"}
 _MARKER = {"type": "ephemeral"}
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """`make(size)` prepares one piece of work of that size; `most` is its bound."""
-
-    name: str
-    most: int
-    make: Callable[[int], Work]
 
 
 def _read(decode: Callable[[bytes], Ask], body: Json) -> Work:
