@@ -26,6 +26,7 @@ from gateway.http import errors
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
 from gateway.http.connections import BodyDeadline
+from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
@@ -98,7 +99,7 @@ def create_app(
         list(CONTROLLERS),
         lifespan=[lifespan],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
-        state=State({"stopping": asyncio.Event(), "ids": Ids()}),
+        state=State({"stopping": asyncio.Event(), "ids": Ids(), "refusals": Refusals()}),
         middleware=[
             DefineMiddleware(
                 BodyDeadline,

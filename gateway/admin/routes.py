@@ -8,6 +8,7 @@ from gateway.admin.leases import LeasesController
 from gateway.admin.live import LiveController
 from gateway.admin.openapi.controller import OpenApiController
 from gateway.admin.overview import OverviewController
+from gateway.admin.refusals import RefusalsController
 from gateway.admin.report import ReportController
 from gateway.admin.usage import UsageController
 from gateway.admin.workspaces import WorkspacesController
@@ -42,6 +43,7 @@ CONTROLLERS = (
     WorkspacesController,
     KeysController,
     UsageController,
+    RefusalsController,
     ReportController,
     OpenApiController,
 )

@@ -30,6 +30,10 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     `available_tokens` of the prompt were held by the engine that held most, `captured_tokens` by
     the chosen engine, as far as the gateway knew; None where the turn never started.
 
+    `http_request_id` is the id in the response's `request-id` header, `user_agent` the client's
+    name for itself. `name` is the `name` in the request's metadata. `status` is the response's HTTP
+    status, None where none was sent. `error` is the message of the error that ended the turn.
+
     A new field must have a default, because a journal may hold records of an earlier version.
     """
 
@@ -70,6 +74,11 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     attempt: int = 1
     available_tokens: int | None = None
     captured_tokens: int | None = None
+    http_request_id: str | None = None
+    user_agent: str | None = None
+    name: str | None = None
+    status: int | None = None
+    error: str | None = None
 
     @property
     def request_id(self) -> str:

@@ -18,6 +18,7 @@ from gateway.dialects.openai.errors import body_of
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.writer import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
+from gateway.http.errors import origin_of
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -91,7 +92,7 @@ async def _begin(
 ) -> tuple[Items, WriterT]:
     """Run the turn until an engine has it. The response's id is the turn's, in OpenAI's form."""
     turn_id = services.turns.new_id()
-    items = services.turns.run(ask, turn_id)
+    items = services.turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))
     writer = kind(
         response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",

@@ -30,8 +30,10 @@ from gateway.dialects.anthropic.response import ErrorBody, StreamError
 from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
 from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
+from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS, Refusal
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
 from gateway.prompt.ask import Dialect, Principal
+from gateway.prompt.origin import Origin, agent_of
 
 _BY_STATUS: dict[int, type[GatewayError]] = {
     error.status: error
@@ -58,6 +60,16 @@ def request_id(scope: Scope) -> str:
         state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
     made: str = state["request_id"]
     return made
+
+
+def origin_of(request: Request[Any, Any, Any]) -> Origin:
+    """What the ledger keeps of the HTTP request of a turn."""
+    return Origin(request_id(request.scope), agent_of(_user_agent(request.scope)))
+
+
+def _user_agent(scope: Scope) -> str:
+    found = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
+    return found.decode("latin-1")
 
 
 async def before_send(message: Message, scope: Scope) -> None:
@@ -126,12 +138,14 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     dialect = dialect_of(request.scope)
     if dialect != "anthropic":
         status, envelope = _enveloped(failure, dialect)
+        _remember(request.scope, failure, status)
         return Response(
             envelope,
             status_code=status,
             media_type="application/json",
             headers=_advice(failure, status),
         )
+    _remember(request.scope, failure, failure.status)
     body = ErrorBody(detail_of(failure), request_id(request.scope))
     # The methods of the path: RFC 9110 asks for `Allow` with a 405.
     allowed = {
@@ -140,6 +154,29 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     headers = {**allowed, **_advice(failure, failure.status)}
     return Response(
         body, status_code=failure.status, media_type="application/json", headers=headers
+    )
+
+
+def _remember(scope: Scope, failure: GatewayError, status: int) -> None:
+    """Keep an error answer of the model APIs, so that its request id leads to it."""
+    path = str(scope["path"])
+    if not path.startswith("/v1"):
+        return
+    state = scope["litestar_app"].state
+    if (services := getattr(state, "services", None)) is None:
+        return
+    user = scope.get("user")
+    state.refusals.keep(
+        Refusal(
+            at_ms=int(services.clock.wall().timestamp() * 1000),
+            request_id=request_id(scope),
+            workspace=user.workspace if isinstance(user, Principal) else None,
+            status=status,
+            type=failure.type,
+            message=str(failure)[:MESSAGE_CHARACTERS],
+            path=path[:PATH_CHARACTERS],
+            user_agent=agent_of(_user_agent(scope)),
+        )
     )
 
 

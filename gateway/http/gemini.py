@@ -19,6 +19,7 @@ from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
 from gateway.dialects.gemini.writer import GeminiWriter, collect
 from gateway.http.cached_contents import held_by
+from gateway.http.errors import origin_of
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -101,7 +102,7 @@ async def _count(request: KeyRequest, services: Services, body: bytes, model: st
 async def _begin(request: KeyRequest, services: Services, ask: Ask) -> tuple[Items, GeminiWriter]:
     """Run the turn until an engine has it. The response's id is the turn's."""
     turn_id = services.turns.new_id()
-    items = services.turns.run(ask, turn_id)
+    items = services.turns.run(ask, turn_id, origin_of(request))
     taken = await while_present(request, until_taken(items))
     writer = GeminiWriter(
         response_id=turn_id,

@@ -25,7 +25,7 @@ from gateway.dialects.anthropic.request import (
 from gateway.dialects.anthropic.response import Message, TokenCount
 from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import stream_error
+from gateway.http.errors import origin_of, stream_error
 from gateway.http.findings import compared, diagnostics_of
 from gateway.http.generation import (
     Items,
@@ -74,7 +74,7 @@ class MessagesController(Controller):
 
         ask = await prepared(request, services, len(body), read, make)
         turn_id = services.turns.new_id()
-        items = services.turns.run(ask, turn_id)
+        items = services.turns.run(ask, turn_id, origin_of(request))
         if not ask.stream:
             return answered(await while_present(request, whole(items, ask, turn_id)))
         writer = await while_present(request, _begin(items, ask, turn_id))

@@ -33,6 +33,7 @@ from gateway.dialects.responses.response import AppliedCacheOptions, Response, e
 from gateway.dialects.responses.thoughts import seal
 from gateway.dialects.responses.writer import ResponseWriter
 from gateway.http.auth import KeyAuth
+from gateway.http.errors import origin_of
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -66,7 +67,7 @@ class ResponsesController(Controller):
 
         made = await prepared(request, services, len(body), read, make)
         turn_id = services.turns.new_id()
-        items = services.turns.run(made.ask, turn_id)
+        items = services.turns.run(made.ask, turn_id, origin_of(request))
         try:
             taken = await while_present(request, until_taken(items))
             writer = _writer(services, made, turn_id, taken.findings)

@@ -370,5 +370,10 @@ def row_of(record: TurnRecord) -> dict[str, Any]:
         "decode_seconds": record.decode_seconds,
         "available_tokens": record.available_tokens,
         "captured_tokens": record.captured_tokens,
+        "http_request_id": record.http_request_id,
+        "user_agent": record.user_agent,
+        "name": record.name,
+        "status": record.status,
+        "error": record.error,
     }
     return {**row, COLUMN: checksum_of(row)}

@@ -124,6 +124,7 @@ class TurnRow(Base):
         Index("ix_turns_prefix", "prefix", "opened_ms", "id"),
         Index("ix_turns_outcome", "outcome", "opened_ms", "id"),
         Index("ix_turns_miss_reason", "miss_reason", "opened_ms", "id"),
+        Index("ix_turns_http_request_id", "http_request_id"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -163,6 +164,11 @@ class TurnRow(Base):
     decode_seconds: Mapped[float | None]
     available_tokens: Mapped[int | None]
     captured_tokens: Mapped[int | None]
+    http_request_id: Mapped[str | None] = mapped_column(String(40))
+    user_agent: Mapped[str | None] = mapped_column(String(64))
+    name: Mapped[str | None] = mapped_column(String(64))
+    status: Mapped[int | None]
+    error: Mapped[str | None] = mapped_column(String(300))
     checksum: Mapped[int | None]
 
 

@@ -64,7 +64,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     engine; None routes by the prompt's first segment. `num_removed` nonces were left out of the
     prompt. `include_usage`: a stream of OpenAI's dialect ends with the usage. With an
     `output_schema` the text is JSON of that schema. `notes` are the fields that only ask for
-    better.
+    better. `name` is what the client calls this request in its metadata.
     """
 
     principal: Principal
@@ -84,6 +84,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     output_schema: dict[str, Any] | None = None
     is_batch: bool = False
     notes: Notes = NO_NOTES
+    name: str | None = None
 
     @property
     def estimated_tokens(self) -> int:

@@ -23,11 +23,15 @@ from gateway.journal.writer import Journal
 from gateway.limits.admission import Admission
 from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.ignored import Ignored
+from gateway.prompt.origin import NO_ORIGIN, Origin
 from gateway.routing.engine import Engine
+from gateway.turn.answers import ERROR_CHARACTERS, status_of
 from gateway.turn.diagnostics import Comparison, Diagnosis, PromptComparer
 from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
 from gateway.turn.ids import Ids
 from gateway.turn.why_missed import LastHolders
+
+_OK = 200
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class RunningTurn:
     outcome: str = CLIENT_LEFT
     comparison: Comparison | None = None
     findings: Findings = field(default_factory=Findings)
+    is_streaming: bool = False
 
     @property
     def record(self) -> TurnRecord:
@@ -93,7 +98,9 @@ class TurnService:
         """
         return TurnId(f"msg_{self.journal.instance}{self.ids.hex(10)}")
 
-    async def run(self, ask: Ask, turn_id: TurnId) -> AsyncGenerator[Taken | list[Frame], None]:
+    async def run(
+        self, ask: Ask, turn_id: TurnId, origin: Origin = NO_ORIGIN
+    ) -> AsyncGenerator[Taken | list[Frame], None]:
         """Yield Taken, then the turn's frames, as many at a time as have come.
 
         An empty list is a heartbeat.
@@ -106,12 +113,14 @@ class TurnService:
         tokens, backlog = ask.estimated_tokens, self.journal.backlog
         with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
             with await self.dispatcher.gate.enter(ask) as passing:
-                turn = await self._open(ask, turn_id)
+                turn = await self._open(ask, turn_id, origin)
                 turn.dispatch.is_charged = passing.is_charged
             place.is_open = True
             try:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn.dispatch)
+                # The head of a stream goes out next.
+                turn.is_streaming = ask.stream
                 yield Taken(turn.findings)
                 whole: list[Frame] = []
                 async for frames in self.dispatcher.frames(turn.dispatch):
@@ -129,6 +138,8 @@ class TurnService:
                     yield whole
             except GatewayError as error:
                 turn.outcome = error.type
+                turn.record.error = str(error)[:ERROR_CHARACTERS]
+                turn.record.status = _OK if turn.is_streaming else status_of(error, ask.dialect)
                 raise
             finally:
                 self._leave(turn)
@@ -137,7 +148,7 @@ class TurnService:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
 
-    async def _open(self, ask: Ask, turn_id: TurnId) -> RunningTurn:
+    async def _open(self, ask: Ask, turn_id: TurnId, origin: Origin) -> RunningTurn:
         now = self.clock.wall()
         record = TurnRecord(
             id=turn_id,
@@ -150,6 +161,9 @@ class TurnService:
             price=ask.model.price,
             num_removed=ask.num_removed,
             dialect=ask.dialect,
+            http_request_id=origin.request_id,
+            user_agent=origin.user_agent,
+            name=ask.name,
         )
         if (marked := ask.plan.deepest_marked()) is not None:
             record.prefix, record.prefix_ttl = marked
@@ -158,6 +172,8 @@ class TurnService:
         except (asyncio.CancelledError, JournalUnavailable) as error:
             # The record may be on disk all the same, and nothing else would close it.
             record.outcome = getattr(error, "type", CLIENT_LEFT)
+            if isinstance(error, JournalUnavailable):
+                record.error, record.status = str(error), status_of(error, ask.dialect)
             self.billing.charge(record)
             self.journal.close_soon(record)
             raise
@@ -206,6 +222,7 @@ class TurnService:
         If that fails, the event never goes out.
         """
         turn.record.duration_seconds = self._seconds(turn)
+        turn.record.status = _OK
         self.billing.charge(turn.record)
         turn.is_closed = True
         await self.journal.close(turn.record)
@@ -220,6 +237,8 @@ class TurnService:
             return
         record = turn.record
         record.outcome = turn.outcome
+        if record.status is None and turn.is_streaming:
+            record.status = _OK
         record.duration_seconds = self._seconds(turn)
         if not turn.dispatch.may_run:
             self.billing.charge(record)

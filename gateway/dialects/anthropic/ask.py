@@ -23,6 +23,7 @@ from gateway.dialects.anthropic.request import (
 from gateway.prompt.ask import NOT_COMPARED, Ask, Compared, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.media import Unreadable
+from gateway.prompt.origin import name_of
 from gateway.prompt.plan import Plan
 
 _INTERLEAVED = "interleaved-thinking"
@@ -67,6 +68,7 @@ def ask_of(
         comparison=comparison,
         num_removed=num_removed,
         notes=notepad.notes(),
+        name=None if request.metadata is None else name_of({"name": request.metadata.name}),
     )
 
 

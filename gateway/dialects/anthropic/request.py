@@ -107,7 +107,10 @@ class ThreadContinue(msgspec.Struct, tag="continue"):
 
 
 class Metadata(Strict):
+    """`name` is Holdfast's own: what the dashboard calls this request's prefix."""
+
     user_id: str | None = None
+    name: str | None = None
 
 
 class DiagnosticsRequest(Strict):

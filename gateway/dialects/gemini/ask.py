@@ -14,6 +14,7 @@ from gateway.dialects.gemini.segments import lay_out
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.ignored import CANNOT_THINK, Notepad
 from gateway.prompt.media import Unreadable
+from gateway.prompt.origin import name_of
 from gateway.prompt.plan import make_plan
 
 _TEXT_TYPES = ("", "text/plain")
@@ -102,6 +103,7 @@ def ask_of(
         stream=stream,
         arrived=asked.arrived,
         notes=notepad.notes(),
+        name=name_of(request.labels),
     )
 
 

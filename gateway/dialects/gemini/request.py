@@ -66,7 +66,7 @@ class Prompted(Shape):
 
 
 class GenerateRequest(Prompted):
-    """`labels`, `serviceTier` and `store` change nothing here and are not kept."""
+    """`serviceTier` and `store` change nothing here. Of `labels` the `name` alone is kept."""
 
     generation_config: GenerationConfig = msgspec.field(default_factory=GenerationConfig)
     cached_content: str | None = None

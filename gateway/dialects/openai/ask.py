@@ -22,6 +22,7 @@ from gateway.prompt.ask import Ask, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.media import Unreadable
+from gateway.prompt.origin import name_of
 from gateway.prompt.plan import Plan, make_plan
 
 _MAX_TOKEN_DIGITS = 9
@@ -107,6 +108,7 @@ def _ask(
         arrived=arrived,
         routing_key=request.prompt_cache_key,
         notes=notepad.notes(),
+        name=name_of(request.metadata),
     )
 
 

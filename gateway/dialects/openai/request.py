@@ -97,6 +97,7 @@ class GenerationRequest(Strict):
     ignore_eos: bool = False
     logit_bias: Biases | None = None
     max_tokens: Count | None = None
+    metadata: Any = None
     min_tokens: Count = 0
     n: Choices = 1
     presence_penalty: Penalty | None = None
@@ -137,7 +138,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 IGNORED = frozenset(
     {
-        "metadata",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",

@@ -23,6 +23,7 @@ from gateway.dialects.responses.tools import Origin, Toolbox
 from gateway.prompt.ask import Ask, Compared, Principal, guarantees_calls
 from gateway.prompt.ignored import CANNOT_THINK, STRICT_REASON, Notepad
 from gateway.prompt.media import Unreadable
+from gateway.prompt.origin import name_of
 from gateway.prompt.plan import make_plan
 
 _REASONING = "reasoning.encrypted_content"
@@ -82,6 +83,7 @@ def prepare(
         routing_key=request.prompt_cache_key,
         comparison=Compared(is_wanted=True, previous=_compared(request)),
         notes=notepad.notes(),
+        name=name_of(request.metadata),
     )
     return Prepared(ask, given, toolbox.origins)
 

@@ -47,6 +47,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     price: str | None
     cost_nano: int | None
     saved_nano: int | None
+    http_request_id: str | None
+    user_agent: str | None
+    name: str | None
+    status: int | None
+    error: str | None
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +93,8 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(int(opened), turn_id)
 
 
+REQUEST_PREFIX = "req_"
+"""How the ids of HTTP requests begin; those of turns begin with `msg_`."""
 _HIDDEN = ("fingerprint", "checksum")
 _COLUMNS = [column for column in TurnRow.__table__.columns if column.name not in _HIDDEN]
 
@@ -164,8 +171,10 @@ async def earlier(ledger: Ledger, turn: Turn, limit: int) -> list[tuple[str, byt
 
 
 async def one(ledger: Ledger, turn_id: str, workspace: str | None = None) -> Turn | None:
-    """A turn by its id; only a turn of `workspace` if one is given."""
-    query = select(*_COLUMNS).where(TurnRow.id == turn_id)
+    """A turn by its id, or by the `req_…` of its response; only one of `workspace` if given."""
+    is_request = turn_id.startswith(REQUEST_PREFIX)
+    column = TurnRow.http_request_id if is_request else TurnRow.id
+    query = select(*_COLUMNS).where(column == turn_id).limit(1)
     if workspace is not None:
         query = query.where(TurnRow.workspace_id == workspace)
     async with ledger.snapshot() as connection:

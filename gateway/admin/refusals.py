@@ -1,0 +1,33 @@
+"""The newest error answers of this gateway: /admin/v1/refusals."""
+
+from typing import Annotated
+
+from litestar import get
+from litestar.params import QueryParameter
+
+from gateway.admin.controller import AdminController
+from gateway.admin.ranges import WorkspaceName
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.refusals import Refusal, Refusals
+
+RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]
+
+
+class RefusalsController(AdminController):
+    path = "/admin/v1/refusals"
+
+    @get(
+        operation_id="listRefusals",
+        summary="The newest error answers of this gateway since its start.",
+        opt=OWN_WORKSPACE,
+    )
+    async def refusals(
+        self,
+        request: AdminRequest,
+        workspace: WorkspaceName = None,
+        request_id: RequestId = None,
+        limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
+    ) -> list[Refusal]:
+        """Requests that were refused before their turn began are in no ledger, only here."""
+        kept: Refusals = request.app.state.refusals
+        return kept.newest(request.user.confine(workspace), request_id, limit)

@@ -1,0 +1,54 @@
+"""The newest error answers of this process, so that the request id of an error leads somewhere.
+
+A request that is refused before its turn is opened is in no ledger. What is kept here is bounded,
+and each workspace has its own part: one that is refused all day hides nobody else's. It is lost
+with the process, and other gateways know nothing of it.
+"""
+
+from collections import OrderedDict, deque
+
+import msgspec
+
+MAX_OF_WORKSPACE = 200
+MAX_WORKSPACES = 500
+MESSAGE_CHARACTERS = 300
+PATH_CHARACTERS = 128
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """One error answer. `workspace` is None where the request had no valid key."""
+
+    at_ms: int
+    request_id: str
+    workspace: str | None
+    status: int
+    type: str
+    message: str
+    path: str
+    user_agent: str | None
+
+
+class Refusals:
+    """At most MAX_OF_WORKSPACE of each of MAX_WORKSPACES workspaces, in memory."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str | None, deque[Refusal]] = OrderedDict()
+
+    def keep(self, refusal: Refusal) -> None:
+        own = self._kept.setdefault(refusal.workspace, deque(maxlen=MAX_OF_WORKSPACE))
+        own.append(refusal)
+        self._kept.move_to_end(refusal.workspace)
+        while len(self._kept) > MAX_WORKSPACES:
+            self._kept.popitem(last=False)
+
+    def newest(self, workspace: str | None, request_id: str | None, limit: int) -> list[Refusal]:
+        """The newest first. `workspace` None is all, also those without one."""
+        parts = self._kept.values() if workspace is None else [self._kept.get(workspace, ())]
+        found = [
+            refusal
+            for part in parts
+            for refusal in part
+            if request_id in (None, refusal.request_id)
+        ]
+        found.sort(key=lambda refusal: (-refusal.at_ms, refusal.request_id))
+        return found[:limit]
