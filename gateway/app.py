@@ -253,6 +253,7 @@ def _gate(
         admission,
         wait_seconds=settings.queue_seconds,
         queue_tokens=settings.engine_queue_tokens,
+        num_rows=settings.batch_concurrency,
     )
 
 

@@ -119,6 +119,9 @@ class LoadBounds(BaseModel):
         ge=1,
         description="Unknown keys of one address that are looked up in the database a minute",
     )
+    batches: int = Field(
+        default=100, ge=1, description="Most batches of a workspace that have not ended"
+    )
     batch_rows: int = Field(default=100_000, ge=1, description="Most rows of a batch of messages")
     batch_bytes: int = Field(
         default=1024 * MEBIBYTE,

@@ -3,6 +3,11 @@
 A gateway owns a batch for some seconds at a time, so another takes it over when this one is gone.
 Rows whose result is not kept yet then run again; their first turn is in the ledger all the same.
 The first row of a prefix runs alone: it writes what the others read.
+
+A gateway works on WORKING batches of a workspace at one time; the others stay free for other
+gateways. Of each workspace it brings as many rows to the gate as it may have at engines in all. The
+gate (`turn/gate.py`) lets them in when engines have idle room, and workspaces take turns there. A
+row that is refused for now keeps no place while it waits to be tried again.
 """
 
 import asyncio
@@ -41,14 +46,15 @@ from gateway.http.messages import whole
 from gateway.ledger.batches import Batch, Batches, BatchItem, Result
 from gateway.ledger.database import Ledger
 from gateway.limits.keyring import KeyRing
-from gateway.limits.workers import Workers
+from gateway.limits.workers import INLINE_BYTES, Workers
 from gateway.prompt.ask import TurnId
 from gateway.turn.turn import TurnService
 
 _TICK_SECONDS = 0.5
 _OWNED_SECONDS = 15.0
 _KEPT = timedelta(days=29)
-_WINDOW = 256
+_WINDOW = 64
+WORKING = 2
 _MAX_ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
@@ -66,17 +72,19 @@ class BatchRunner:
         workers: Workers,
         concurrency: int,
     ) -> None:
-        """At most `concurrency` rows are at engines at one time."""
+        """At most `concurrency` rows of a workspace wait at the gate or are at engines."""
         self.store = store
         self._turns = turns
         self.reader = reader
         self._keyring = keyring
         self.workers = workers
         self._clock = turns.clock
-        self._places = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._places: dict[str, asyncio.Semaphore] = {}
         # As it was told last: at most a tick old.
         self._statuses: dict[str, str] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._workspaces: dict[str, str] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         log = get_logger("batches")
@@ -97,16 +105,28 @@ class BatchRunner:
     async def _step(self) -> None:
         ended = [name for name, task in self._running.items() if task.done()]
         for name in ended:
-            self._statuses.pop(name, None)
+            self._forget(name)
             self._running.pop(name).result()
         now = self._clock.wall()
         until = now + timedelta(seconds=_OWNED_SECONDS)
-        for batch in await self.store.claim(self._turns.journal.instance, now, until):
+        owner = self._turns.journal.instance
+        owned = await self.store.claim(owner, now, until, working=self._running, most=WORKING)
+        for batch in owned:
             self._statuses[batch.id] = batch.status
             if batch.id not in self._running:
-                work = self._work(batch)
-                self._running[batch.id] = asyncio.create_task(work, name="batch")
+                self._begin(batch)
         await self.store.forget(now - _KEPT)
+
+    def _begin(self, batch: Batch) -> None:
+        workspace = self._workspaces[batch.id] = batch.workspace_id
+        self._places.setdefault(workspace, asyncio.Semaphore(self._concurrency))
+        self._running[batch.id] = asyncio.create_task(self._work(batch), name="batch")
+
+    def _forget(self, batch_id: str) -> None:
+        self._statuses.pop(batch_id, None)
+        workspace = self._workspaces.pop(batch_id)
+        if workspace not in self._workspaces.values():
+            del self._places[workspace]
 
     async def _work(self, batch: Batch) -> None:
         """Run the batch to its end, or until the database is away: then it is claimed again."""
@@ -119,7 +139,7 @@ class BatchRunner:
                 if status != "ended":
                     left: BatchResult = Canceled() if status == "canceling" else Expired()
                     name = str(left.__struct_config__.tag)
-                    await self.store.end(batch.id, name, zlib.compress(_encode(left)), now)
+                    await self.store.end(batch.id, name, _compressed(left), now)
                 return
             if not await self._run_rows(batch, rows, warm, attempts):
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -130,15 +150,17 @@ class BatchRunner:
         """Run a window of rows. Return whether any of them ended."""
         finished: list[Result] = []
         lock = asyncio.Lock()
+        places = self._places[batch.workspace_id]
         num_ended = 0
 
         async def one(row: BatchItem) -> None:
             nonlocal num_ended
-            async with self._places:
+            async with places:
                 if self._is_over(batch):
                     return
                 result = await self._result(batch, row, attempts)
             if result is None:
+                await asyncio.sleep(_RETRY_SECONDS)
                 return
             num_ended += 1
             finished.append(result)
@@ -178,28 +200,34 @@ class BatchRunner:
         try:
             made: BatchResult = Succeeded(await self._message(batch, row, turn_id))
         except _LATER:
-            await asyncio.sleep(_RETRY_SECONDS)
             return None
         except GatewayError as error:
             attempts[row.position] = attempts.get(row.position, 0) + 1
             if isinstance(error, _BROKEN) and attempts[row.position] < _MAX_ATTEMPTS:
                 return None
             made = errored(error, f"req_{turn_id.removeprefix('msg_')}")
-        return Result(
-            position=row.position,
-            status=str(made.__struct_config__.tag),
-            result=zlib.compress(_encode(made)),
-        )
+        status = str(made.__struct_config__.tag)
+        kept = await asyncio.to_thread(_compressed, made)
+        return Result(position=row.position, status=status, result=kept)
 
     async def _message(self, batch: Batch, row: BatchItem, turn_id: TurnId) -> Message:
         """Run the row's turn, for the workspace as it is now."""
-        body = zlib.decompress(row.params)
         principal = self._keyring.principal(batch.workspace_id, batch.key_id)
         version = next(known for known in VERSIONS if known == batch.version)
         ask = await self.workers.run(
-            batch.workspace_id, len(body), self.reader.ask, body, principal, version
+            batch.workspace_id,
+            INLINE_BYTES + len(row.params),  # never inline
+            self.reader.kept,
+            row.params,
+            principal,
+            version,
+            line="rows of batches",
         )
         return await whole(self._turns.run(ask, turn_id), ask, turn_id)
+
+
+def _compressed(result: BatchResult) -> bytes:
+    return zlib.compress(_encode(result))
 
 
 def make_runner(
@@ -219,5 +247,5 @@ def make_runner(
         most_rows=settings.batch_rows,
         clock=turns.clock,
     )
-    store = Batches(ledger, settings.batch_bytes)
+    store = Batches(ledger, most_running=settings.batches, most_bytes=settings.batch_bytes)
     return BatchRunner(store, turns, reader, keyring, workers, settings.batch_concurrency)

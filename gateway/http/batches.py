@@ -1,5 +1,6 @@
 """/v1/messages/batches: create, list, get, cancel, delete, and results as JSON lines."""
 
+import asyncio
 import zlib
 from collections.abc import AsyncGenerator
 from datetime import timedelta
@@ -100,7 +101,14 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
     services, principal = services_of(request), request.user
     version = check_version(request.headers.get("anthropic-version"))
     items, num_bytes = await services.workers.run(
-        principal.workspace, len(body), ranked, services.row_reader, body, principal, version
+        principal.workspace,
+        len(body),
+        ranked,
+        services.row_reader,
+        body,
+        principal,
+        version,
+        line="new batches",
     )
     now = services.clock.wall()
     batch = Batch(
@@ -122,9 +130,13 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     """Pages of lines. A database that goes away cuts the stream, which clients notice."""
     while page:
-        lines = [_encode(wire.ResultLine(name, Raw(zlib.decompress(r)))) for _, name, r in page]
-        yield b"\n".join([*lines, b""])
+        yield await asyncio.to_thread(_encoded, page)
         page = await services.batches.results(batch.id, page[-1][0], _PAGE)
+
+
+def _encoded(page: list[tuple[int, str, bytes]]) -> bytes:
+    lines = [_encode(wire.ResultLine(name, Raw(zlib.decompress(r)))) for _, name, r in page]
+    return b"\n".join([*lines, b""])
 
 
 async def _shown(request: KeyRequest, page: list[Batch]) -> list[wire.MessageBatch]:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
@@ -56,14 +56,18 @@ _ITEM = [getattr(BatchItemRow, name) for name in BatchItem.__struct_fields__]
 
 
 class Batches:
-    """Of a workspace's batches that have not been deleted, the rows have `most_bytes` together."""
+    """Of a workspace's batches at most `most_running` have not ended.
 
-    def __init__(self, ledger: Ledger, most_bytes: int) -> None:
+    The rows of those that have not been deleted have `most_bytes` together.
+    """
+
+    def __init__(self, ledger: Ledger, *, most_running: int, most_bytes: int) -> None:
         self._ledger = ledger
+        self._most_running = most_running
         self._most_bytes = most_bytes
 
     async def create(self, batch: Batch, items: Sequence[BatchItem]) -> None:
-        """Raise RateLimited where the workspace has no room for its bytes."""
+        """Raise RateLimited where the workspace has no room for it."""
         async with self._ledger.transaction(_LONG_SECONDS) as connection:
             # The first statement takes the lock, so that no two count the same room.
             await watermark.advance(connection)
@@ -148,17 +152,37 @@ class Batches:
 
     # For the gateway that runs them.
 
-    async def claim(self, owner: str, now: datetime, until: datetime) -> list[Batch]:
-        """Own all batches that run and have no owner now, until a time; return what is owned."""
-        is_free = or_(BatchRow.owner == owner, BatchRow.owned_until <= now)
+    async def claim(
+        self, owner: str, now: datetime, until: datetime, *, working: Collection[str], most: int
+    ) -> list[Batch]:
+        """Own the batches `working` until a time, and others that run and have no owner.
+
+        Of one workspace `most` are owned, and those that are to end at once. Others stay free for
+        other gateways. Return what is owned.
+        """
         runs = BatchRow.status.in_(("in_progress", "canceling"))
-        claimed = update(BatchRow).where(runs, is_free).values(owner=owner, owned_until=until)
-        query = select(*_BATCH).where(runs, BatchRow.owner == owner).order_by(BatchRow.created_at)
+        is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
+        is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
+        place = func.row_number().over(
+            partition_by=BatchRow.workspace_id,
+            order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
+        )
+        free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
+        found = (
+            select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
+            .where(runs, free)
+            .subquery()
+        )
+        chosen = select(found.c.id).where(or_(found.c.is_sure, found.c.place <= most))
+        query = select(*_BATCH).order_by(BatchRow.created_at)
         async with self._ledger.transaction() as connection:
             if (await connection.execute(select(BatchRow.id).where(runs).limit(1))).first() is None:
                 return []
-            await connection.execute(claimed)
-            return [_batch_of(row) for row in (await connection.execute(query)).all()]
+            ids = (await connection.execute(chosen)).scalars().all()
+            claimed = update(BatchRow).where(BatchRow.id.in_(ids), free)
+            await connection.execute(claimed.values(owner=owner, owned_until=until))
+            mine = BatchRow.id.in_(ids), BatchRow.owner == owner
+            return [_batch_of(row) for row in (await connection.execute(query.where(*mine))).all()]
 
     async def pending(self, batch_id: str, limit: int) -> tuple[str, list[BatchItem]]:
         """The batch's status, and the next rows in the order in which they run."""
@@ -212,9 +236,13 @@ class Batches:
 
     async def _check_room(self, connection: AsyncConnection, batch: Batch) -> None:
         total = func.coalesce(func.sum(BatchRow.num_bytes), 0)
-        query = select(total).where(BatchRow.workspace_id == batch.workspace_id)
-        if (await connection.execute(query)).scalar_one() + batch.num_bytes > self._most_bytes:
+        running = func.count().filter(BatchRow.status != "ended")
+        query = select(total, running).where(BatchRow.workspace_id == batch.workspace_id)
+        num_bytes, num_running = (await connection.execute(query)).one()
+        if num_bytes + batch.num_bytes > self._most_bytes:
             raise RateLimited("bytes of batches; delete old ones", self._most_bytes)
+        if num_running >= self._most_running:
+            raise RateLimited("batches that have not ended", self._most_running)
 
 
 async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Batch:

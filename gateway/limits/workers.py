@@ -2,7 +2,8 @@
 
 A small body is read at once, since handing it over would cost more. A large body waits for a
 thread, in fair order between workspaces by bytes. A workspace has one thread at a time; the other
-threads are left to other workspaces. The waiting work of a client that leaves is dropped. Work that
+threads are left to other workspaces. Work with a line of its own has one thread for all workspaces,
+and takes none of theirs. The waiting work of a client that leaves is dropped. Work that
 a thread has begun ends by itself, since every request is bounded.
 
 Threads share the interpreter's lock. It changes hands every `SWITCH_SECONDS`, a fiftieth of
@@ -59,9 +60,14 @@ class Workers:
         return len(self._queue)
 
     async def run(
-        self, workspace: str, num_bytes: int, work: Callable[..., Result], *arguments: Any
+        self,
+        workspace: str,
+        num_bytes: int,
+        work: Callable[..., Result],
+        *arguments: Any,
+        line: str | None = None,
     ) -> Result:
-        """Run `work` and return its result.
+        """Run `work` and return its result. The `line` is the workspace's where it is None.
 
         Raise its error, or Overloaded if too much waits already.
         """
@@ -69,7 +75,7 @@ class Workers:
             return work(*arguments)
         loop = asyncio.get_running_loop()
         job = _Job(loop.create_future(), lambda: work(*arguments))
-        waiting = Waiting(workspace, workspace, num_bytes, job)
+        waiting = Waiting(workspace, line or workspace, num_bytes, job)
         try:
             victims = self._queue.push(waiting)
         except QueueFull:
@@ -86,10 +92,10 @@ class Workers:
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         while len(self._busy) < self._num_threads:
-            waiting = self._queue.pop(lambda workspace: workspace not in self._busy)
+            waiting = self._queue.pop(lambda line: line not in self._busy)
             if waiting is None:
                 return
-            self._busy.add(waiting.workspace)
+            self._busy.add(waiting.kind)
             self._threads.submit(waiting.item.work).add_done_callback(
                 lambda done, waiting=waiting: self._end_soon(loop, waiting, done)  # type: ignore[misc]
             )
@@ -103,7 +109,7 @@ class Workers:
     def _end(
         self, loop: asyncio.AbstractEventLoop, waiting: Waiting[_Job], done: "Future[Any]"
     ) -> None:
-        self._busy.discard(waiting.workspace)
+        self._busy.discard(waiting.kind)
         future = waiting.item.future
         if not future.done() and not done.cancelled():
             error = done.exception()

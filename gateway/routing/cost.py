@@ -57,6 +57,9 @@ class Load:
         self._waiting: dict[str, int] = {}
         self._num_waiting_tokens = 0
         self._decoding: set[str] = set()
+        self._rows: set[str] = set()
+        self._had_turns = False
+        self._had_turns_at = -math.inf
         self._others_computed: int | None = None
         self._own_computed = 0
 
@@ -76,8 +79,29 @@ class Load:
     def num_decoding(self) -> int:
         return len(self._decoding)
 
-    def assign(self, turn: str, tokens: int, now: float) -> None:
+    @property
+    def num_rows(self) -> int:
+        """How many of the turns are rows of batches."""
+        return len(self._rows)
+
+    @property
+    def num_unanswered(self) -> int:
+        """How many turns that are no rows wait for their first token."""
+        return sum(turn not in self._rows for turn in self._waiting)
+
+    def seconds_without_turns(self, now: float) -> float:
+        """For how long the engine has had nothing but rows of batches from this gateway."""
+        if self._had_turns:
+            self._had_turns_at = now
+            self._had_turns = self.num_running > self.num_rows
+        return now - self._had_turns_at
+
+    def assign(self, turn: str, tokens: int, now: float, *, is_batch: bool = False) -> None:
         """A turn was sent that needs this many computed tokens, as far as is known."""
+        if is_batch:
+            self._rows.add(turn)
+        else:
+            self._had_turns = True
         self._waiting[turn] = tokens
         self._num_waiting_tokens += tokens
         self._add(tokens, now)
@@ -95,10 +119,12 @@ class Load:
         """A turn ended in any way. Its tokens stay in the recent load."""
         self._num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
+        self._rows.discard(turn)
 
     def returned(self, turn: str, now: float) -> None:
         """The engine refused a turn. None of its tokens are computed there."""
         assigned = self._waiting.pop(turn, 0)
+        self._rows.discard(turn)
         self._num_waiting_tokens -= assigned
         self._add(-assigned, now)
 

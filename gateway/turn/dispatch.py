@@ -205,7 +205,8 @@ class Dispatcher:
         dispatch.choice = choice
         dispatch.tried.append(engine.url)
         record.engine, record.engine_model = engine.name, description.model
-        engine.load.assign(record.request_id, choice.to_prefill, now)
+        is_batch = dispatch.ask.is_batch
+        engine.load.assign(record.request_id, choice.to_prefill, now, is_batch=is_batch)
         self.gate.assigned(choice.to_prefill, choice.tokens)
         engine.breaker.sent(record.request_id, now)
         engine.holdings.touch(choice.ends)
@@ -222,7 +223,7 @@ class Dispatcher:
         """
         while True:
             refusing = self.gate.refusing
-            busy = [*refusing, *self.gate.crowded]
+            busy = [*refusing, *self.gate.crowded(dispatch.ask)]
             for avoided in (busy, refusing) if busy else (busy,):
                 try:
                     return self._cheapest(dispatch, avoided)

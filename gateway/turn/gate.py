@@ -14,9 +14,6 @@ Each gateway has its own queue: an engine behind n gateways may get n times as m
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
@@ -25,6 +22,8 @@ from gateway.limits.admission import MAX_IN_FLIGHT, Admission
 from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
+from gateway.turn.idle_room import IdleRoom
+from gateway.turn.passing import Pace, Passing, PassingSum, WaitingTurn
 
 _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
@@ -32,40 +31,6 @@ _MIN_NOT_BEGUN = 2
 _LEARNING = 0.1
 _PACE_SECONDS = 10.0
 _MAX_RETRY_SECONDS = 60
-_STILL = 0.05
-_BEHIND_SECONDS = 0.02
-_BATCH_SHARE = 0.5
-"""The part of the turns that an engine computes together that batches may bring it to."""
-_UNTOLD_RUNNING = 32
-
-
-class Passing:
-    """A turn that was let in and is not yet an engine's load.
-
-    The context ends when an engine has the turn or the turn has ended. `tokens` is the estimate of
-    what it will compute. `is_charged`: the queue counted it as served to its workspace.
-    """
-
-    def __init__(self, gate: "Gate", tokens: float) -> None:
-        self._gate = gate
-        self._tokens = tokens
-        self.is_charged = False
-        gate.num_passing += 1
-        gate.passing_tokens += tokens
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        gate = self._gate
-        gate.num_passing -= 1
-        # With no passing turn the sum is 0, without the remainder of rounding.
-        gate.passing_tokens = gate.passing_tokens - self._tokens if gate.num_passing else 0.0
 
 
 class Gate:
@@ -78,9 +43,10 @@ class Gate:
         *,
         wait_seconds: float,
         queue_tokens: int,
+        num_rows: int,
     ) -> None:
-        self.num_passing = 0
-        self.passing_tokens = 0.0
+        """At most `num_rows` rows of batches are at engines at one time."""
+        self._passing = PassingSum()
         self._computed_share = 1.0
         self._engines = engines
         self._metrics = metrics
@@ -88,7 +54,8 @@ class Gate:
         self._admission = admission
         self._wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
-        self._queue: FairQueue[_WaitingTurn] = FairQueue()
+        self._queue: FairQueue[WaitingTurn] = FairQueue()
+        self._idle_room = IdleRoom(engines, self._passing, monotonic, num_rows)
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
@@ -110,37 +77,20 @@ class Gate:
         return await self._wait(ask, is_first, is_charged)
 
     async def _enter_behind(self, ask: Ask) -> Passing:
-        """Wait until nobody else waits and an engine has room to spare.
+        """Wait until an engine has idle room and it is this row's turn.
 
-        A turn of a batch has no deadline here; the batch has one.
+        A row has no deadline here; its batch has one.
         """
-        while self._queue or not self._has_spare_room(ask.model.engine_model):
-            await asyncio.sleep(_BEHIND_SECONDS)
-        return self._pass(ask.prompt_tokens)
-
-    def _has_spare_room(self, model: str | None) -> bool:
-        """Whether an engine computes fewer turns than the share that batches may fill.
-
-        True also if no engine is ready, so that routing refuses.
-        """
-        ready = [
-            engine
-            for engine in self._engines
-            if engine.is_ready
-            and engine.description is not None
-            and is_served(model, engine.description.model)
-        ]
-        spare = -self.num_passing
-        for engine in ready:
-            assert engine.description is not None
-            most = engine.description.max_running or _UNTOLD_RUNNING
-            if engine.url not in self.refusing and not engine.load.num_waiting_tokens:
-                spare += max(int(most * _BATCH_SHARE), 1) - engine.load.num_running
-        return not ready or spare > 0
+        waiting = self._new_waiting(ask)
+        try:
+            self._idle_room.queue.push(waiting)
+        except QueueFull as full:
+            raise self._refusal(full.reason) from None
+        return await self._entered(waiting, self._idle_room.queue, None)
 
     def changed(self) -> None:
         """A turn has begun to answer or is over, so there may be room for another."""
-        if self._queue:
+        if self._queue or self._idle_room.queue:
             self._admit()
 
     def assigned(self, to_prefill: int, tokens: int) -> None:
@@ -173,13 +123,14 @@ class Gate:
         now = self._monotonic()
         return [url for url, until in self._closed.items() if until > now]
 
-    @property
-    def crowded(self) -> list[str]:
+    def crowded(self, ask: Ask) -> list[str]:
         """URLs of engines that have a quarter more turns than they compute together.
 
         Other engines are preferred then, whatever these hold. Below that a held prefix is worth a
-        short wait.
+        short wait. For a row of a batch these are the engines without idle room.
         """
+        if ask.is_batch:
+            return self._idle_room.without()
         return [
             engine.url
             for engine in self._engines
@@ -208,14 +159,7 @@ class Gate:
         left = ask.arrived + self._wait_seconds - began
         if left <= 0:
             raise self._refusal("deadline")
-        future: asyncio.Future[Passing] = asyncio.get_running_loop().create_future()
-        waiting = Waiting(
-            ask.principal.workspace,
-            ask.model.engine_model,
-            ask.estimated_tokens,
-            _WaitingTurn(future, ask.prompt_tokens),
-            is_charged,
-        )
+        waiting = self._new_waiting(ask, is_charged=is_charged)
         try:
             victims = self._queue.push(waiting, is_first=is_first)
         except QueueFull as full:
@@ -223,43 +167,73 @@ class Gate:
         for victim in victims:
             if not victim.item.future.done():
                 victim.item.future.set_exception(self._refusal("made_way"))
-        self._admit()
+        try:
+            return await self._entered(waiting, self._queue, left)
+        finally:
+            self._metrics.waited_seconds.observe(self._monotonic() - began)
+
+    async def _entered(
+        self, waiting: Waiting[WaitingTurn], queue: FairQueue[WaitingTurn], left: float | None
+    ) -> Passing:
+        """Wait in the queue for `left` seconds at most. Raise Overloaded after that."""
         has_entered = False
+        self._admit()
         try:
             async with asyncio.timeout(left):
-                passing = await future
+                passing = await waiting.item.future
             passing.is_charged = waiting.is_charged
             has_entered = True
         except TimeoutError:
             raise self._refusal("deadline") from None
         finally:
-            self._queue.remove(waiting)
-            self._metrics.waited_seconds.observe(self._monotonic() - began)
-            if not has_entered and _has_passed(future):
-                future.result().__exit__(None, None, None)
+            queue.remove(waiting)
+            if not has_entered and waiting.item.has_passed:
+                waiting.item.future.result().__exit__(None, None, None)
                 self.changed()
         return passing
+
+    def _new_waiting(self, ask: Ask, *, is_charged: bool = False) -> Waiting[WaitingTurn]:
+        item = WaitingTurn(asyncio.get_running_loop().create_future(), ask.prompt_tokens)
+        workspace, model = ask.principal.workspace, ask.model.engine_model
+        return Waiting(workspace, model, ask.estimated_tokens, item, is_charged)
 
     def _admit(self) -> None:
         """Let in the turns that have room.
 
         Look again soon, since engines come back by themselves.
         """
+        rows = self._idle_room
+        if rows.is_overdue and rows.has_row_left:
+            self._let_in_row(self._has_room)
         while (waiting := self._queue.pop(self._has_room)) is not None:
             place = waiting.item
             if not place.future.done():
                 self._pace.count(self._monotonic())
                 place.future.set_result(self._pass(place.prompt_tokens))
-        if self._queue and self._timer is None:
+        refusing = self.refusing
+        while not self._queue and self._let_in_row(lambda model: rows.is_for(model, refusing)):
+            pass
+        if (self._queue or rows.queue) and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _let_in_row(self, has_room: Callable[[str | None], bool]) -> bool:
+        """Let in the next row that has room. Return whether there was one."""
+        waiting = self._idle_room.queue.pop(has_room)
+        if waiting is None:
+            return False
+        place = waiting.item
+        if not place.future.done():
+            self._idle_room.let_in()
+            place.future.set_result(self._pass(place.prompt_tokens, is_batch=True))
+        return True
 
     def _tick(self) -> None:
         self._timer = None
         self._admit()
 
-    def _pass(self, prompt_tokens: int) -> Passing:
-        return Passing(self, prompt_tokens * self._computed_share)
+    def _pass(self, prompt_tokens: int, *, is_batch: bool = False) -> Passing:
+        return Passing(self._passing, prompt_tokens * self._computed_share, is_batch=is_batch)
 
     def _has_room(self, model: str | None) -> bool:
         """Whether an engine that serves the model has room.
@@ -270,7 +244,8 @@ class Gate:
         if self._admission.in_flight - len(self._queue) > MAX_IN_FLIGHT:
             return False
         now, is_any = self._monotonic(), False
-        num_places, num_idle, tokens = -self.num_passing, -self.num_passing, -self.passing_tokens
+        num_places = num_idle = -self._passing.num
+        tokens = -self._passing.tokens
         for engine in self._engines:
             description = engine.description
             if description is None or engine.is_draining:
@@ -306,40 +281,3 @@ class Gate:
         self._metrics.refused.labels(reason).inc()
         seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
-
-
-@dataclass(frozen=True, slots=True)
-class _WaitingTurn:
-    """A turn that waits in the queue."""
-
-    future: asyncio.Future[Passing]
-    prompt_tokens: int
-
-
-class Pace:
-    """How fast the queue moved lately, counted in events that fade. Pure."""
-
-    def __init__(self, fade_seconds: float) -> None:
-        self._fade_seconds = fade_seconds
-        self._count = 0.0
-        self._at = self._since = 0.0
-
-    def count(self, now: float) -> None:
-        before = self._faded(now)
-        if before < 1:
-            self._since = now
-        self._count, self._at = before + 1, now
-
-    def seconds(self, number: int, now: float) -> float:
-        """The expected seconds for `number` more events. Infinite if nothing moves."""
-        # The faded seconds since the beginning: an even flow would have this weight.
-        seen = self._fade_seconds * -math.expm1(-(now - self._since) / self._fade_seconds)
-        count = self._faded(now)
-        return number * max(seen, 1.0) / count if count > _STILL else math.inf
-
-    def _faded(self, now: float) -> float:
-        return self._count * math.exp(-max(now - self._at, 0.0) / self._fade_seconds)
-
-
-def _has_passed(future: asyncio.Future[Passing]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None

@@ -8,6 +8,7 @@ the frame is passed on. Otherwise the reconciler closes it, with the engine's ow
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from engine.protocol import Done, Finished, Frame, Started
@@ -110,9 +111,17 @@ class TurnService:
         engine may begin it anew.
         """
         self.dispatcher.check_length(ask)
-        tokens, backlog = ask.estimated_tokens, self.journal.backlog
-        with self.admission.admitted(turn_id, ask.principal, tokens, backlog) as place:
-            with await self.dispatcher.gate.enter(ask) as passing:
+        gate, tokens = self.dispatcher.gate, ask.estimated_tokens
+        with ExitStack() as admitted:
+            with ExitStack() as entering:
+                if ask.is_batch:
+                    # A row that waits for idle room takes no place of its workspace's other turns.
+                    passing = entering.enter_context(await gate.enter(ask))
+                place = admitted.enter_context(
+                    self.admission.admitted(turn_id, ask.principal, tokens, self.journal.backlog)
+                )
+                if not ask.is_batch:
+                    passing = entering.enter_context(await gate.enter(ask))
                 turn = await self._open(ask, turn_id, origin)
                 turn.dispatch.is_charged = passing.is_charged
             place.is_open = True

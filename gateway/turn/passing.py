@@ -1,0 +1,91 @@
+"""Turns between the gateway's queue and an engine, and how fast the queue moves."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+_STILL = 0.05
+
+
+@dataclass(slots=True)
+class PassingSum:
+    """How many turns were let in and are no engine's load yet, and the tokens they will compute.
+
+    `num_rows` of them are rows of batches.
+    """
+
+    num: int = 0
+    num_rows: int = 0
+    tokens: float = 0.0
+
+
+class Passing:
+    """A turn that was let in and is not yet an engine's load.
+
+    The context ends when an engine has the turn or the turn has ended. `tokens` is the estimate of
+    what it will compute. `is_charged`: the queue counted it as served to its workspace.
+    """
+
+    def __init__(self, total: PassingSum, tokens: float, *, is_batch: bool = False) -> None:
+        self._total = total
+        self._tokens = tokens
+        self._is_batch = is_batch
+        self.is_charged = False
+        total.num += 1
+        total.num_rows += is_batch
+        total.tokens += tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        total = self._total
+        total.num -= 1
+        total.num_rows -= self._is_batch
+        # With no passing turn the sum is 0, without the remainder of rounding.
+        total.tokens = total.tokens - self._tokens if total.num else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTurn:
+    """A turn that waits in a queue."""
+
+    future: asyncio.Future[Passing]
+    prompt_tokens: int
+
+    @property
+    def has_passed(self) -> bool:
+        future = self.future
+        return future.done() and not future.cancelled() and future.exception() is None
+
+
+class Pace:
+    """How fast the queue moved lately, counted in events that fade. Pure."""
+
+    def __init__(self, fade_seconds: float) -> None:
+        self._fade_seconds = fade_seconds
+        self._count = 0.0
+        self._at = self._since = 0.0
+
+    def count(self, now: float) -> None:
+        before = self._faded(now)
+        if before < 1:
+            self._since = now
+        self._count, self._at = before + 1, now
+
+    def seconds(self, number: int, now: float) -> float:
+        """The expected seconds for `number` more events. Infinite if nothing moves."""
+        # The faded seconds since the beginning: an even flow would have this weight.
+        seen = self._fade_seconds * -math.expm1(-(now - self._since) / self._fade_seconds)
+        count = self._faded(now)
+        return number * max(seen, 1.0) / count if count > _STILL else math.inf
+
+    def _faded(self, now: float) -> float:
+        return self._count * math.exp(-max(now - self._at, 0.0) / self._fade_seconds)
