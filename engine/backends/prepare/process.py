@@ -94,15 +94,12 @@ class WorkerProcess:
 async def _spawn() -> asyncio.subprocess.Process:
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    # Signals of a terminal are the engine's: a worker ends with its input. It stays in the engine's
-    # session: Linux shares a processor between sessions first, and only then by niceness.
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         __name__.replace("process", "worker"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        process_group=0,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),

@@ -59,6 +59,10 @@ def main() -> int:
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Whatever prints must not get between the answers.
     os.dup2(2, 1)
+    # Signals of a terminal are the engine's: a worker ends with its input. It stays in the engine's
+    # session: Linux shares a processor between sessions first, and only then by niceness. uvloop
+    # can't start a process in a group of its own.
+    os.setpgid(0, 0)
     os.nice(NICENESS)
     interruptions = _Interruptions()
     first = _read(source)
