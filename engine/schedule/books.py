@@ -18,6 +18,7 @@ class Books:
     totals: dict[str, int] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     num_forgotten: int = 0
+    _awaited: set[str] = field(default_factory=set)
     _unacknowledged: dict[str, FinalCounts] = field(default_factory=dict)
 
     @property
@@ -25,7 +26,7 @@ class Books:
         return len(self._unacknowledged)
 
     def has(self, request_id: str) -> bool:
-        return request_id in self._unacknowledged
+        return request_id in self._unacknowledged or request_id in self._awaited
 
     def started(self, usage: InputUsage, prefill_seconds: float) -> None:
         self.prefill_seconds += prefill_seconds
@@ -43,7 +44,12 @@ class Books:
     def lease_ended(self, reason: EndReason) -> None:
         self._add(f"leases_{reason}", 1)
 
+    def awaits(self, request_id: str) -> None:
+        """The request has ended, and `ended` is called when its counts are known."""
+        self._awaited.add(request_id)
+
     def ended(self, counts: FinalCounts) -> None:
+        self._awaited.discard(counts.request_id)
         self._add("output_tokens", counts.output_tokens)
         # A request that ended before it started has no usage, and yet computed these.
         self._add("computed_tokens", counts.prefilled_tokens)

@@ -1,7 +1,7 @@
 """A request's life beside the scheduler's decisions: from submit to its final counts."""
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Protocol
 
 import msgspec
@@ -52,7 +52,18 @@ class SequenceQueue(Protocol):
         ...
 
 
+class AskPrefilled(Protocol):
+    """Finds out what a request computed that ended before its first token.
+
+    Returns whether it will be told: then `close` is called once with the number of tokens.
+    """
+
+    def __call__(self, request: RequestState, close: Callable[[int], None]) -> bool: ...
+
+
 class Lifecycle:
+    """`ask_prefilled`: set where the scheduler knows the computed tokens, and not we."""
+
     def __init__(
         self,
         cache: PrefixCache,
@@ -76,6 +87,7 @@ class Lifecycle:
         self._requests: dict[str, RequestState] = {}
         self._events: list[Event] = []
         self.num_published = 0
+        self.ask_prefilled: AskPrefilled | None = None
 
     # In.
 
@@ -274,18 +286,27 @@ class Lifecycle:
 
     def _close_books(self, request: RequestState, reason: FinishReason) -> None:
         del self._requests[request.request_id]
-        self._accounts.ended(
-            FinalCounts(
-                request_id=request.request_id,
-                epoch=self._epoch,
-                reason=reason,
-                usage=request.usage,
-                prefilled_tokens=0 if request.usage is not None else request.computed.total,
-                output_tokens=request.output_tokens,
-                thinking_tokens=request.thinking_tokens,
-                scope=request.request.scope,
+
+        def close(prefilled_tokens: int) -> None:
+            self._accounts.ended(
+                FinalCounts(
+                    request_id=request.request_id,
+                    epoch=self._epoch,
+                    reason=reason,
+                    usage=request.usage,
+                    prefilled_tokens=prefilled_tokens,
+                    output_tokens=request.output_tokens,
+                    thinking_tokens=request.thinking_tokens,
+                    scope=request.request.scope,
+                )
             )
-        )
+
+        if request.usage is not None:
+            close(0)
+        elif self.ask_prefilled is not None and self.ask_prefilled(request, close):
+            self._accounts.awaits(request.request_id)
+        else:
+            close(request.computed.total)
 
 
 def _say(sequence: SequenceState, deltas: Iterable[Delta]) -> None:

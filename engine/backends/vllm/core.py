@@ -121,6 +121,11 @@ class VllmCore:
             raise RuntimeError("the connector has no report of a request that began to answer")
         return msgspec.convert(report, Report)
 
+    async def computed(self, request_id: str) -> int:
+        """Tokens of a prompt that were scheduled; 0 for a request that the connector never met."""
+        report = await self._call(REPORT, request_id)
+        return 0 if report is None else msgspec.convert(report, Report).computed_tokens
+
     async def release(self, keys: Sequence[str]) -> None:
         await self._call(RELEASE, list(keys))
 

@@ -106,13 +106,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `hit_tokens` came from vLLM's own cache at every admission up to the first token, so that a
     request that was preempted is not told what it computed itself; at most vLLM's own
     `num_cached_tokens`, which is the first admission's. `read_tokens` is as much of them as the
-    directive's entry covers, 0 if the entry was gone.
+    directive's entry covers, 0 if the entry was gone. `computed_tokens`: positions of the prompt
+    that were scheduled before the first token, each counted once.
     """
 
     request_id: str
     hit_tokens: int
     read_tokens: int
     held: list[Held]
+    computed_tokens: int = 0
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from engine.backends.vllm.turns import Turns
 from engine.clock import Clock, ManualClock
 from engine.protocol import Failed
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.request import SequenceState
+from engine.schedule.request import RequestState, SequenceState
 from engine.supervisor import Supervisor, trace_of
 from engine.text.formats.turn_parser import TurnParser
 
@@ -55,7 +55,9 @@ class VllmLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._served: dict[SequenceState, tuple[asyncio.Task[None], str]] = {}
         self._is_stopped = False
+        self._unstarted: dict[str, str] = {}
         turns.serve, turns.drop = self._serve, self._drop
+        lifecycle.ask_prefilled = self._ask_prefilled
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None:
         """`on_crash` hears of an error that vLLM can't go on after."""
@@ -114,10 +116,24 @@ class VllmLoop:
     def _drop(self, sequence: SequenceState) -> None:
         """What still runs of it is aborted; before anything that is asked of vLLM after this."""
         task, order_id = self._served.pop(sequence)
+        if sequence.request.started_at is None:
+            self._unstarted[sequence.request.request_id] = order_id
         if task is asyncio.current_task():
             return
         task.cancel()
         self._spawn(self._core.abort(order_id))
+
+    def _ask_prefilled(self, request: RequestState, close: Callable[[int], None]) -> bool:
+        """Only vLLM's scheduler knows what it computed of a prompt without a first token."""
+        order_id = self._unstarted.pop(request.request_id, None)
+        if order_id is not None:
+            self._spawn(self._tell_prefilled(order_id, close))
+        return order_id is not None
+
+    async def _tell_prefilled(self, order_id: str, close: Callable[[int], None]) -> None:
+        # Nothing more is computed behind an abort, and that of `_drop` may come after this one.
+        await self._core.abort(order_id)
+        close(await self._core.computed(order_id))
 
     async def _generate(self, sequence: SequenceState, directive: Directive) -> None:
         is_last, order_id = False, directive.request_id

@@ -16,6 +16,7 @@ from engine.backends.vllm.directive import PARAM_KEY, Directive, Held, Report
 from engine.backends.vllm.hold import Blocks, Hold
 from engine.backends.vllm.internals import Request
 from engine.backends.vllm.leases import LeaseManager
+from engine.schedule.ranges import Ranges
 
 MAX_ENDED = 4_096
 
@@ -35,6 +36,7 @@ class TrackedRequest:
     num_taken: int = 0
     claims: list[Hold] = field(default_factory=list)
     made: dict[str, int] = field(default_factory=dict)
+    computed: Ranges = field(default_factory=Ranges)
 
     @property
     def is_started(self) -> bool:
@@ -119,8 +121,12 @@ class RequestTracker:
         self._unprotect(state)
 
     def schedule(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """A step was made up: hold the wants whose blocks it hashed."""
+        """A step was made up: note what it computes, and hold the wants whose blocks it hashed."""
         self._leases.watches.schedule(num_scheduled_tokens)
+        for request_id, num_scheduled in num_scheduled_tokens.items():
+            state = self._states.get(request_id)
+            if state is not None and not state.is_started:
+                _note_computed(state, num_scheduled)
         for request_id, state in list(self._wanting.items()):
             scheduled = num_scheduled_tokens.get(request_id)
             if scheduled is not None:
@@ -182,6 +188,7 @@ class RequestTracker:
             hit_tokens=state.hit_tokens,
             read_tokens=state.read_tokens,
             held=held,
+            computed_tokens=state.computed.total,
         )
 
     def boundaries(self, request_id: str) -> list[int]:
@@ -238,3 +245,10 @@ class RequestTracker:
         if state.protected is not None:
             self._leases.unprotect(state.protected)
             state.protected = None
+
+
+def _note_computed(state: TrackedRequest, num_scheduled: int) -> None:
+    start = state.request.num_computed_tokens
+    end = min(start + num_scheduled, state.request.num_prompt_tokens)
+    if end > start:
+        state.computed.add(start, end)
