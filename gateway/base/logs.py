@@ -48,7 +48,7 @@ def configure(level: str) -> None:
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.JSONRenderer(),
             ],
-            foreign_pre_chain=[_name_part, *_STAMP],
+            foreign_pre_chain=[structlog.contextvars.merge_contextvars, _name_part, *_STAMP],
         )
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

@@ -24,6 +24,7 @@ from pydantic import SecretStr
 
 from gateway.base.errors import Forbidden, MissingKey, SampleData, Unauthenticated
 from gateway.http.admitted import group_of
+from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
@@ -80,11 +81,12 @@ class AdminGate:
 
 
 class KeyAuth(AbstractAuthenticationMiddleware):
-    """Sets the request's Principal, and when it arrived."""
+    """Sets the request's Principal, its id, and when it arrived."""
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         services = connection.app.state.services
         connection.scope["state"]["arrived"] = services.clock.monotonic()
+        request_id(connection.scope)
         key, address = _presented_key(connection), _address_of(connection)
         principal = await services.keyring.find(key, address)
         if principal is None:

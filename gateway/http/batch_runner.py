@@ -17,6 +17,7 @@ from datetime import timedelta
 from itertools import groupby
 
 import msgspec
+from structlog.contextvars import bind_contextvars
 
 from gateway.base.background import pause
 from gateway.base.catalogue import Catalogue
@@ -48,6 +49,7 @@ from gateway.ledger.database import Ledger
 from gateway.limits.keyring import KeyRing
 from gateway.limits.workers import INLINE_BYTES, Workers
 from gateway.prompt.ask import TurnId
+from gateway.prompt.origin import Origin
 from gateway.turn.turn import TurnService
 
 _TICK_SECONDS = 0.5
@@ -197,20 +199,25 @@ class BatchRunner:
     ) -> Result | None:
         """The row's result; None for one that is to run again."""
         turn_id = self._turns.new_id()
+        request_id = f"req_{turn_id.removeprefix('msg_')}"
+        bind_contextvars(request_id=request_id)
         try:
-            made: BatchResult = Succeeded(await self._message(batch, row, turn_id))
+            message = await self._message(batch, row, turn_id, Origin(request_id))
+            made: BatchResult = Succeeded(message)
         except _LATER:
             return None
         except GatewayError as error:
             attempts[row.position] = attempts.get(row.position, 0) + 1
             if isinstance(error, _BROKEN) and attempts[row.position] < _MAX_ATTEMPTS:
                 return None
-            made = errored(error, f"req_{turn_id.removeprefix('msg_')}")
+            made = errored(error, request_id)
         status = str(made.__struct_config__.tag)
         kept = await asyncio.to_thread(_compressed, made)
         return Result(position=row.position, status=status, result=kept)
 
-    async def _message(self, batch: Batch, row: BatchItem, turn_id: TurnId) -> Message:
+    async def _message(
+        self, batch: Batch, row: BatchItem, turn_id: TurnId, origin: Origin
+    ) -> Message:
         """Run the row's turn, for the workspace as it is now."""
         principal = self._keyring.principal(batch.workspace_id, batch.key_id)
         version = next(known for known in VERSIONS if known == batch.version)
@@ -223,7 +230,7 @@ class BatchRunner:
             version,
             line="rows of batches",
         )
-        return await whole(self._turns.run(ask, turn_id), ask, turn_id)
+        return await whole(self._turns.run(ask, turn_id, origin), ask, turn_id)
 
 
 def _compressed(result: BatchResult) -> bytes:

@@ -18,7 +18,7 @@ from gateway.dialects.openai.errors import body_of
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.writer import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of
+from gateway.http.errors import origin_of, request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -57,7 +57,7 @@ class ChatCompletionsController(Controller):
         ask = await prepared(request, services, len(body), read, make)
         items, writer = await _begin(request, services, ask, ChatWriter)
         if ask.stream:
-            return streamed(_stream(items, writer), items)
+            return streamed(_stream(items, writer, request_id(request.scope)), items)
         return answered(collect_chat(await while_present(request, _chunks(items, writer))))
 
 
@@ -80,7 +80,7 @@ class CompletionsController(Controller):
         ask = await prepared(request, services, len(body), read, make)
         items, writer = await _begin(request, services, ask, TextWriter)
         if ask.stream:
-            return streamed(_stream(items, writer), items)
+            return streamed(_stream(items, writer, request_id(request.scope)), items)
         return answered(collect_completion(await while_present(request, _chunks(items, writer))))
 
 
@@ -116,7 +116,9 @@ async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
     ]
 
 
-async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    items: Items, writer: ChatWriter | TextWriter, request_id: str
+) -> AsyncGenerator[bytes, None]:
     """Yield the stream's events; frames that came together go out together.
 
     After an error the stream ends without its last line, because nothing was completed.
@@ -131,4 +133,4 @@ async def _stream(items: Items, writer: ChatWriter | TextWriter) -> AsyncGenerat
             yield b"".join(sse.data(chunk) for frame in item for chunk in writer.write(frame))
         yield sse.DONE
     except GatewayError as error:
-        yield sse.data(body_of(error))
+        yield sse.data(body_of(error, request_id))

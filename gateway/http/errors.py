@@ -7,6 +7,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Message, Scope
+from structlog.contextvars import bind_contextvars
 
 from gateway.base.errors import (
     Forbidden,
@@ -54,10 +55,11 @@ _LIMITED = {"/v1/messages", "/v1/chat/completions", "/v1/completions", "/v1/resp
 
 
 def request_id(scope: Scope) -> str:
-    """The id of this request. It is made at the first call."""
+    """The id of this request. It is made at the first call, and is in every log line after it."""
     state: dict[str, Any] = scope["state"]
     if "request_id" not in state:
         state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
+        bind_contextvars(request_id=state["request_id"])
     made: str = state["request_id"]
     return made
 
@@ -129,15 +131,15 @@ def _detail(error: HTTPException) -> str:
     return "; ".join(reasons) or "invalid request"
 
 
-def stream_error(error: GatewayError) -> StreamError:
-    return StreamError(detail_of(error))
+def stream_error(error: GatewayError, request_id: str) -> StreamError:
+    return StreamError(detail_of(error), request_id)
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     failure = as_gateway_error(error)
     dialect = dialect_of(request.scope)
     if dialect != "anthropic":
-        status, envelope = _enveloped(failure, dialect)
+        status, envelope = _enveloped(failure, dialect, request_id(request.scope))
         _remember(request.scope, failure, status)
         return Response(
             envelope,
@@ -180,10 +182,11 @@ def _remember(scope: Scope, failure: GatewayError, status: int) -> None:
     )
 
 
-def _enveloped(failure: GatewayError, dialect: Dialect) -> tuple[int, Any]:
+def _enveloped(failure: GatewayError, dialect: Dialect, made: str) -> tuple[int, Any]:
+    """The status and the body. `made` is the request's id."""
     if dialect == "gemini":
-        return gemini.status_of(failure), gemini.body_of(failure)
-    return openai.status_of(failure), openai.body_of(failure)
+        return gemini.status_of(failure), gemini.body_of(failure, made)
+    return openai.status_of(failure), openai.body_of(failure, made)
 
 
 def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str], bytes]:
@@ -194,7 +197,7 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str]
     if dialect == "anthropic":
         body = msgspec.json.encode(ErrorBody(detail_of(failure), made))
     else:
-        body = msgspec.json.encode(_enveloped(failure, dialect)[1])
+        body = msgspec.json.encode(_enveloped(failure, dialect, made)[1])
     headers = {
         name: made,
         "content-type": "application/json",

@@ -19,7 +19,7 @@ from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
 from gateway.dialects.gemini.writer import GeminiWriter, collect
 from gateway.http.cached_contents import held_by
-from gateway.http.errors import origin_of
+from gateway.http.errors import origin_of, request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -53,9 +53,10 @@ async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIRes
     items, writer = await _begin(request, services, ask)
     if method == _GENERATE:
         return answered(collect(await while_present(request, _chunks(items, writer))))
+    made = request_id(request.scope)
     if request.query_params.get("alt") == "sse":
-        return streamed(_events(items, writer), items)
-    return streamed(_array(items, writer), items, "application/json")
+        return streamed(_events(items, writer, made), items)
+    return streamed(_array(items, writer, made), items, "application/json")
 
 
 async def _asked(
@@ -128,16 +129,20 @@ async def _written(
             yield [chunk for frame in item for chunk in writer.write(frame)]
 
 
-async def _events(items: Items, writer: GeminiWriter) -> AsyncGenerator[bytes, None]:
+async def _events(
+    items: Items, writer: GeminiWriter, request_id: str
+) -> AsyncGenerator[bytes, None]:
     """After an error the stream ends, because nothing was completed."""
     try:
         async for chunks in _written(items, writer):
             yield b"".join(map(sse.data, chunks)) or sse.BLANK
     except GatewayError as error:
-        yield sse.data(body_of(error))
+        yield sse.data(body_of(error, request_id))
 
 
-async def _array(items: Items, writer: GeminiWriter) -> AsyncGenerator[bytes, None]:
+async def _array(
+    items: Items, writer: GeminiWriter, request_id: str
+) -> AsyncGenerator[bytes, None]:
     """One JSON list over the whole stream. Blanks keep the connection alive."""
     separator = b"["
     try:
@@ -148,5 +153,5 @@ async def _array(items: Items, writer: GeminiWriter) -> AsyncGenerator[bytes, No
                 separator = b",\r\n"
             yield b"".join(pieces) or b"\n"
     except GatewayError as error:
-        yield separator + _encode(body_of(error))
+        yield separator + _encode(body_of(error, request_id))
     yield b"]"

@@ -25,7 +25,7 @@ from gateway.dialects.anthropic.request import (
 from gateway.dialects.anthropic.response import Message, TokenCount
 from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of, stream_error
+from gateway.http.errors import origin_of, request_id, stream_error
 from gateway.http.findings import compared, diagnostics_of
 from gateway.http.generation import (
     Items,
@@ -78,7 +78,7 @@ class MessagesController(Controller):
         if not ask.stream:
             return answered(await while_present(request, whole(items, ask, turn_id)))
         writer = await while_present(request, _begin(items, ask, turn_id))
-        return streamed(_stream(items, writer), items)
+        return streamed(_stream(items, writer, request_id(request.scope)), items)
 
     @post("/count_tokens", status_code=200)
     async def count_tokens(
@@ -144,7 +144,9 @@ async def whole(items: Items, ask: Ask, turn_id: TurnId) -> Message:
     return collector.message()
 
 
-async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    items: Items, writer: EventWriter, request_id: str
+) -> AsyncGenerator[bytes, None]:
     """Yield the stream's events; frames that came together go out together."""
     has_pinged = False
     try:
@@ -158,7 +160,7 @@ async def _stream(items: Items, writer: EventWriter) -> AsyncGenerator[bytes, No
             # A heartbeat, or thinking that is not shown: keep the connection alive.
             yield b"".join(pieces) if pieces else sse.COMMENT
     except GatewayError as error:
-        yield sse.event("error", stream_error(error))
+        yield sse.event("error", stream_error(error, request_id))
 
 
 def _events(item: Taken | list[Frame], writer: EventWriter) -> Iterator[Event]:

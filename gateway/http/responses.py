@@ -33,7 +33,7 @@ from gateway.dialects.responses.response import AppliedCacheOptions, Response, e
 from gateway.dialects.responses.thoughts import seal
 from gateway.dialects.responses.writer import ResponseWriter
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of
+from gateway.http.errors import origin_of, request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
@@ -72,7 +72,7 @@ class ResponsesController(Controller):
             taken = await while_present(request, until_taken(items))
             writer = _writer(services, made, turn_id, taken.findings)
             if made.ask.stream:
-                return streamed(_stream(items, writer), items)
+                return streamed(_stream(items, writer, request_id(request.scope)), items)
             return answered(await while_present(request, _whole(items, writer)))
         except (PromptTooLong, DemandRefused) as error:
             raise in_own_names(error, [slot.path for slot in made.ask.plan.slots]) from None
@@ -147,14 +147,16 @@ async def _whole(items: Items, writer: ResponseWriter) -> Response:
     return response
 
 
-async def _stream(items: Items, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    items: Items, writer: ResponseWriter, request_id: str
+) -> AsyncGenerator[bytes, None]:
     """Yield the stream's events; frames that came together go out together."""
     try:
         async for item in items:
             pieces = [_framed(event) for event in _events(item, writer)]
             yield b"".join(pieces) if pieces else sse.COMMENT
     except GatewayError as error:
-        yield _framed(writer.fail(in_own_names(error, writer.paths)))
+        yield _framed(writer.fail(in_own_names(error, writer.paths), request_id))
 
 
 def _events(item: Taken | list[Frame], writer: ResponseWriter) -> Iterator[Event]:

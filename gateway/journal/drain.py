@@ -97,7 +97,12 @@ class Drain:
         except LedgerRefused as error:
             if len(turns) > 1:
                 return [turn for one in turns for turn in await self._store([one])]
-            self._log.error("turn_set_aside", turn=turns[0].id, error=repr(error.__cause__))
+            self._log.error(
+                "turn_set_aside",
+                turn=turns[0].id,
+                request_id=turns[0].http_request_id,
+                error=repr(error.__cause__),
+            )
             await self._journal.set_aside([turns[0].id], "refused by the ledger")
             self._metrics.turns_set_aside.inc()
             return []

@@ -11,7 +11,7 @@ AGENT_CHARACTERS = 64
 class Origin:
     """`request_id` is the id in the response's `request-id` header; `user_agent` is the client's.
 
-    Both are None for a turn of a batch.
+    A turn of a batch has the id that an error in its result would have, and no user agent.
     """
 
     request_id: str | None = None

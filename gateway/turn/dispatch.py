@@ -296,7 +296,11 @@ class Dispatcher:
             # A full engine is not broken. It is asked again when it may have room.
             dispatch.tried.remove(engine.url)
         get_logger("dispatch").info(
-            "attempt_failed", turn=request_id, engine=engine.name, reason=_reason(error)
+            "attempt_failed",
+            turn=dispatch.record.id,
+            attempt=dispatch.record.attempt,
+            engine=engine.name,
+            reason=_reason(error),
         )
 
 

@@ -26,7 +26,7 @@ from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.ignored import Ignored
 from gateway.prompt.origin import NO_ORIGIN, Origin
 from gateway.routing.engine import Engine
-from gateway.turn.answers import ERROR_CHARACTERS, status_of
+from gateway.turn.answers import kept_text, status_of
 from gateway.turn.diagnostics import Comparison, Diagnosis, PromptComparer
 from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
 from gateway.turn.ids import Ids
@@ -147,7 +147,7 @@ class TurnService:
                     yield whole
             except GatewayError as error:
                 turn.outcome = error.type
-                turn.record.error = str(error)[:ERROR_CHARACTERS]
+                turn.record.error = kept_text(error)
                 turn.record.status = _OK if turn.is_streaming else status_of(error, ask.dialect)
                 raise
             finally:
@@ -182,7 +182,7 @@ class TurnService:
             # The record may be on disk all the same, and nothing else would close it.
             record.outcome = getattr(error, "type", CLIENT_LEFT)
             if isinstance(error, JournalUnavailable):
-                record.error, record.status = str(error), status_of(error, ask.dialect)
+                record.error, record.status = kept_text(error), status_of(error, ask.dialect)
             self.billing.charge(record)
             self.journal.close_soon(record)
             raise

@@ -122,3 +122,4 @@ class ErrorBody(msgspec.Struct, frozen=True, tag="error"):
 
 class StreamError(msgspec.Struct, frozen=True, tag="error"):
     error: ErrorDetail
+    request_id: str

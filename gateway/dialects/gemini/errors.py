@@ -43,7 +43,7 @@ _PATH = re.compile(r"^([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """`details` are Google's own types: BadRequest, ErrorInfo, RetryInfo."""
+    """`details` are Google's own types: BadRequest, ErrorInfo, RetryInfo, RequestInfo."""
 
     code: int
     message: str
@@ -65,9 +65,14 @@ def status_of(failure: GatewayError) -> int:
             return failure.status
 
 
-def body_of(failure: GatewayError) -> ErrorBody:
+def message_of(failure: GatewayError) -> str:
+    return _explained(failure)[0]
+
+
+def body_of(failure: GatewayError, request_id: str) -> ErrorBody:
     code = status_of(failure)
     message, details = _explained(failure)
+    details.append({"@type": f"{_TYPES}RequestInfo", "requestId": request_id})
     return ErrorBody(ErrorDetail(code, message, _STATUSES.get(code, "UNKNOWN"), details))
 
 

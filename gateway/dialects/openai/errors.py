@@ -7,6 +7,7 @@ and 402 are the other dialect's own.
 import re
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.base.errors import (
     DemandRefused,
@@ -27,10 +28,13 @@ _PATH = re.compile(r"^([a-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
+    """`request_id` is an addition: SDKs print the whole body, but no header, of a failed stream."""
+
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    request_id: str | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -47,11 +51,15 @@ def status_of(failure: GatewayError) -> int:
             return failure.status
 
 
-def body_of(failure: GatewayError) -> ErrorBody:
-    return ErrorBody(_detail(failure))
+def body_of(failure: GatewayError, request_id: str) -> ErrorBody:
+    return ErrorBody(msgspec.structs.replace(detail_of(failure), request_id=request_id))
 
 
-def _detail(failure: GatewayError) -> ErrorDetail:
+def message_of(failure: GatewayError) -> str:
+    return detail_of(failure).message
+
+
+def detail_of(failure: GatewayError) -> ErrorDetail:
     kind, message = "invalid_request_error", str(failure)
     field = failure.param or "messages"
     match failure:

@@ -43,6 +43,7 @@ class Error(_Event, frozen=True, kw_only=True, tag="error"):
     code: str | None
     message: str
     param: str | None = None
+    request_id: str
 
 
 class ItemAdded(_Event, frozen=True, kw_only=True, tag="response.output_item.added"):

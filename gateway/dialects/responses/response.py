@@ -110,6 +110,7 @@ def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> Usa
 class Failure(msgspec.Struct, frozen=True):
     code: str
     message: str
+    request_id: str
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):

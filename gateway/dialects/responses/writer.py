@@ -25,7 +25,7 @@ from engine.protocol import (
 )
 from gateway.base.errors import EngineFailed, GatewayError
 from gateway.dialects.extension import Found, extension_of
-from gateway.dialects.openai.errors import body_of
+from gateway.dialects.openai.errors import detail_of
 from gateway.dialects.openai.response import written_tokens
 from gateway.dialects.responses import events
 from gateway.dialects.responses.diagnostics import Diagnostics
@@ -107,18 +107,19 @@ class ResponseWriter:
             case Done():
                 yield self._done(frame)
 
-    def fail(self, failure: GatewayError) -> Event:
+    def fail(self, failure: GatewayError, request_id: str) -> Event:
         """The last event of a response that failed."""
-        detail = body_of(failure).error
+        detail = detail_of(failure)
         if not self._has_begun:
             return events.Error(
                 sequence_number=self._next(),
                 code=detail.code or detail.type,
                 message=detail.message,
                 param=detail.param,
+                request_id=request_id,
             )
         code = detail.code if detail.code == "rate_limit_exceeded" else "server_error"
-        failed = self._state("failed", error=Failure(code, detail.message))
+        failed = self._state("failed", error=Failure(code, detail.message, request_id))
         return events.Failed(sequence_number=self._next(), response=failed)
 
     @property

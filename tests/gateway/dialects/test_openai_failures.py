@@ -18,7 +18,8 @@ def test_what_is_wrong_around_a_turn_has_openais_envelope(stack: Stack) -> None:
         assert reply.status_code == status
         assert reply.headers["x-request-id"].startswith("req_")
         detail: dict[str, Any] = reply.json()["error"]
-        assert set(detail) == {"message", "type", "param", "code"}
+        assert set(detail) == {"message", "type", "param", "code", "request_id"}
+        assert detail["request_id"] == reply.headers["x-request-id"]
         return detail
 
     body = {"model": MODEL, "messages": MESSAGES}

@@ -144,8 +144,8 @@ class Endpoint:
             assert headers["x-request-id"].startswith("req_")
         elif self.is_openai:
             assert set(envelope) == {"error"}
-            assert set(envelope["error"]) == {"message", "type", "param", "code"}
-            assert headers["x-request-id"].startswith("req_")
+            assert set(envelope["error"]) == {"message", "type", "param", "code", "request_id"}
+            assert envelope["error"]["request_id"] == headers["x-request-id"]
         else:
             assert (envelope["type"], envelope["request_id"]) == ("error", headers["request-id"])
         assert 0 < len(envelope["error"]["message"]) < 2000
