@@ -30,23 +30,24 @@ from typing import Any
 
 import uvloop
 
-from scripts.bench.gateway_load import RawRequest, drive, post, rss_bytes
+from scripts.bench.gateway_load import RawRequest, drive, post
 from scripts.bench.gateway_profile import profile
 from scripts.bench.gateway_servers import (
     OTHER_CORE,
     PinnedServer,
     engine_stub,
     libraries,
-    litellm,
     our_gateway,
-    rust_router,
+    peer,
 )
-from scripts.bench.load import Measured, marked
+from scripts.bench.load import Measured, marked, rss_bytes
+from scripts.bench.routers import litellm, rust_router
 from scripts.options import parse
-from scripts.stack import ROOT, cpu_seconds
+from scripts.stack import cpu_seconds, family
 
 CONNECTIONS, STREAMS = 32, 64
 NUM_CHUNKS = 200
+PEERS = ("vllm-router", "sglang-router")
 Rounds = list[dict[str, float]]
 """A subject's measurements, a value a round; CPU in seconds, rates by second."""
 SENTENCE = "Leases end when their time is over, and no sooner. "
@@ -88,7 +89,6 @@ def main() -> int:
         only=(str, "measure only what has this in its name"),
     )
     os.sched_setaffinity(0, {OTHER_CORE})
-    os.chdir(ROOT)
     with (
         TemporaryDirectory(prefix="bench-gateway-", dir=options.data) as directory,
         engine_stub() as engine,
@@ -117,11 +117,11 @@ def _subjects(engine: PinnedServer, peers: Path | None, data: Path) -> list[Subj
         Subject("Litestar, aiohttp alone", partial(libraries, engine)),
     ]
     if peers is not None:
-        found += [
-            Subject("vllm-router", partial(rust_router, "vllm-router", engine, peers)),
-            Subject("sglang-router", partial(rust_router, "sglang-router", engine, peers)),
-            Subject("litellm", partial(litellm, engine, peers, data), is_slow=True),
-        ]
+        routers = {name: rust_router(name, venv=peers, key="") for name in PEERS}
+        found += [Subject(name, partial(peer, router, engine, data))
+                  for name, router in routers.items()]  # fmt: skip
+        slow = litellm("holdfast-demo", venv=peers, key="none")
+        found.append(Subject("litellm", partial(peer, slow, engine, data), is_slow=True))
     return found
 
 
@@ -240,7 +240,7 @@ def _row(name: str, rounds: Rounds, direct: Measured, server: PinnedServer) -> s
     return (
         f"{name:28}{seen['cpu'] * 1e6:8.0f}{seen['rate']:8.0f}{p50 * 1e3:11.2f}"
         f"{p99 * 1e3:8.2f}{seen['chunks']:10.0f}{seen['paced'] * 1e6:8.1f}"
-        f"{seen['large'] * 1e3:9.2f}{rss_bytes(server.pid) / 1e6:7.0f}"
+        f"{seen['large'] * 1e3:9.2f}{rss_bytes(family(server.pid)) / 1e6:7.0f}"
     )
 
 

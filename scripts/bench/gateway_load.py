@@ -5,14 +5,11 @@ measurement.
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scripts.bench.load import Measured, closed_loop
-from scripts.stack import family
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +91,6 @@ def post(
     lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return RawRequest("\r\n".join([*lines, "", ""]).encode() + body, mark, num_marks)
-
-
-def rss_bytes(pid: int) -> int:
-    """Memory of a process and its descendants that is in RAM."""
-    pages = [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in family(pid)]
-    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _content_length(head: bytes) -> int:

@@ -11,10 +11,9 @@ from pathlib import Path
 import httpx
 
 from scripts import stack
-from scripts.bench import routers
+from scripts.bench.routers import Router
 from scripts.stack import API_HEADERS, free_port, gateway_environment, python, run, url_of
 
-LITELLM_KEY = "sk-a-key-for-benchmarks-only"
 SERVER_CORE, OTHER_CORE = 0, 1
 
 
@@ -61,22 +60,11 @@ def libraries(engine: PinnedServer) -> Iterator[PinnedServer]:
 
 
 @contextmanager
-def litellm(engine: PinnedServer, peers: Path, data: Path) -> Iterator[PinnedServer]:
-    """One worker, a master key, nothing stored: it has no database here."""
+def peer(router: Router, engine: PinnedServer, folder: Path) -> Iterator[PinnedServer]:
     port = free_port()
-    command = routers.litellm(port, "holdfast-demo", [url_of(engine.port)], data, peers)
-    settings = routers.LITELLM_ENVIRONMENT | {"LITELLM_MASTER_KEY": LITELLM_KEY}
-    headers = {"authorization": f"Bearer {LITELLM_KEY}"}
-    with _serving(command, port, settings, headers, ready="/health/liveliness") as server:
-        yield server
-
-
-@contextmanager
-def rust_router(name: str, engine: PinnedServer, peers: Path) -> Iterator[PinnedServer]:
-    """`vllm-router` or `sglang-router`, routing by prefix."""
-    port = free_port()
-    command = routers.rust_router(name, port, [url_of(engine.port)], "cache_aware", peers)
-    with _serving(command, port, ready="/health") as server:
+    command = router.command(port, [url_of(engine.port)], folder)
+    headers = {"authorization": f"Bearer {router.key}"} if router.key else {}
+    with _serving(command, port, router.environment, headers, ready=router.ready) as server:
         yield server
 
 

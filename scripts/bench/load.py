@@ -6,9 +6,12 @@ and `ask_now`, another by giving its lines to `Answer.take`.
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -220,3 +223,12 @@ async def closed_loop(
     await asyncio.gather(*map(work, askers))
     measured.wall_seconds = time.perf_counter() - begun
     return measured
+
+
+def rss_bytes(pids: Iterable[int]) -> int:
+    """Memory in RAM of those of the processes that still run."""
+    pages = 0
+    for pid in pids:
+        with suppress(OSError):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

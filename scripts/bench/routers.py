@@ -1,13 +1,15 @@
 """Other people's routers, as their own documentation starts them for plain OpenAI workers.
 
-They come from PyPI (dependency group `peers` of pyproject.toml) and run in `.venv-peers`. What is
-set besides addresses stands here; everything else is the default of that version.
+They come from PyPI (dependency group `peers` of pyproject.toml) and run in `.venv-peers`, or in
+another virtual environment. What is set besides addresses stands here; everything else is the
+default of that version.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.stack import ROOT, free_port
@@ -16,7 +18,7 @@ VENV = ROOT / ".venv-peers"
 PEERS_PYTHON = VENV / "bin" / "python"
 # LiteLLM pins releases of these that are as new as itself, which not every index has yet.
 OVERRIDES = ("certifi", "litellm-enterprise", "litellm-proxy-extras")
-LITELLM_ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+LITELLM_KEY = "sk-a-key-for-benchmarks-only"
 MODULES = {
     "sglang-router": "sglang_router.launch_router",
     "vllm-router": "vllm_router.launch_router",
@@ -24,38 +26,59 @@ MODULES = {
 }
 
 
-def rust_router(
-    name: str, port: int, engines: Sequence[str], policy: str, venv: Path = VENV, key: str = ""
-) -> list[str]:
-    """The command of a router of MODULES: all three descend from one command line."""
-    program = [str(venv / "bin" / "python"), "-m", *MODULES[name].split()]
-    listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    workers = ["--worker-urls", *engines, *(["--api-key", key] if key else [])]
-    return [*program, *listen, *workers, "--policy", policy, "--log-level", "error"]
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Somebody else's router. `key` is what clients send, `ready` the path of its probe.
+
+    `command` takes its port, the engines' URLs and a folder of its own.
+    """
+
+    command: Callable[[int, Sequence[str], Path], list[str]]
+    key: str
+    ready: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def rust_router(name: str, policy: str = "cache_aware", *, venv: Path = VENV, key: str) -> Router:
+    """One of MODULES: all three descend from one command line. `key` is the engines' too."""
+
+    def command(port: int, engines: Sequence[str], _folder: Path) -> list[str]:
+        program = [str(venv / "bin" / "python"), "-m", *MODULES[name].split()]
+        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+        workers = ["--worker-urls", *engines, *(["--api-key", key] if key else [])]
+        return [*program, *listen, *workers, "--policy", policy, "--log-level", "error"]
+
+    return Router(command, key, "/health")
 
 
 def litellm(
-    port: int,
-    model: str,
-    engines: Sequence[str],
-    folder: Path,
-    venv: Path = VENV,
-    key: str = "none",
-    settings: Mapping[str, object] | None = None,
-) -> list[str]:
-    """The command of LiteLLM's proxy with one worker; its configuration goes to `folder`."""
-    parameters = {"model": f"openai/{model}", "api_key": key}
-    configuration = {
-        "model_list": [
-            {"model_name": model, "litellm_params": parameters | {"api_base": f"{url}/v1"}}
-            for url in engines
-        ],
-        "router_settings": dict(settings or {}),
+    model: str, *, venv: Path = VENV, key: str, settings: Mapping[str, object] | None = None
+) -> Router:
+    """LiteLLM's proxy with one worker, a master key, and nothing stored: it has no database here.
+
+    `key` is the engines', `settings` are those of its router.
+    """
+
+    def command(port: int, engines: Sequence[str], folder: Path) -> list[str]:
+        parameters = {"model": f"openai/{model}", "api_key": key}
+        configuration = {
+            "model_list": [
+                {"model_name": model, "litellm_params": parameters | {"api_base": f"{url}/v1"}}
+                for url in engines
+            ],
+            "router_settings": dict(settings or {}),
+        }
+        path = folder / "litellm.yaml"  # which JSON is
+        path.write_text(json.dumps(configuration))
+        program = [str(venv / "bin" / "litellm"), "--config", str(path), "--host", "127.0.0.1"]
+        return [*program, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
+
+    environment = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MASTER_KEY": LITELLM_KEY,
     }
-    path = folder / "litellm.yaml"  # which JSON is
-    path.write_text(json.dumps(configuration))
-    program = [str(venv / "bin" / "litellm"), "--config", str(path), "--host", "127.0.0.1"]
-    return [*program, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
+    return Router(command, LITELLM_KEY, "/health/liveliness", environment)
 
 
 def install() -> None:

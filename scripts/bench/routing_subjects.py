@@ -3,14 +3,14 @@
 What is set besides addresses stands in `SUBJECTS` and in `routers.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from scripts.bench import routers
+from scripts.bench.routers import Router, litellm, rust_router
 from scripts.bench.routing_load import Marks
 from scripts.stack import (
     API_KEY,
@@ -23,9 +23,6 @@ from scripts.stack import (
     serving_gateway,
     wait_for,
 )
-
-Command = Callable[[int, Sequence[str], Path], list[str]]
-"""From a port, the engines' URLs and a folder of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +60,18 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    command: Command
+    router: Router
     marks: Marks = "none"
     is_ours: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
-    key: str = ENGINE_SECRET
 
     @contextmanager
     def running(self, engines: Sequence[str], folder: Path) -> Iterator[RunningRouter]:
         """Raises StartError where it ends or does not get ready."""
-        port, log = free_port(), folder / "peer.log"
-        command = self.command(port, engines, folder)
-        with serving(command, self.environment, port, log=log) as server:
-            wait_for(lambda: _passes_on(server.url, self.key), server.process, log)
-            yield RunningRouter([server.url], self.key, [server.process])
+        port, log, key = free_port(), folder / "peer.log", self.router.key
+        command = self.router.command(port, engines, folder)
+        with serving(command, self.router.environment, port, log=log) as server:
+            wait_for(lambda: _passes_on(server.url, key), server.process, log)
+            yield RunningRouter([server.url], key, [server.process])
 
 
 def _passes_on(url: str, key: str) -> Readiness:
@@ -105,21 +100,12 @@ def running_engines(number: int, num_blocks: int, folder: Path) -> Iterator[list
         yield [server.wait().url for server in servers]
 
 
-def _router(name: str, policy: str = "cache_aware") -> Command:
-    return lambda port, engines, _folder: routers.rust_router(
-        name, port, engines, policy, key=ENGINE_SECRET
-    )
+def _router(name: str, policy: str = "cache_aware") -> Peer:
+    return Peer(rust_router(name, policy, key=ENGINE_SECRET))
 
 
 def _litellm(marks: Marks = "none", **settings: object) -> Peer:
-    return Peer(
-        lambda port, engines, folder: routers.litellm(
-            port, "synthetic", engines, folder, key=ENGINE_SECRET, settings=settings
-        ),
-        marks=marks,
-        environment=routers.LITELLM_ENVIRONMENT | {"LITELLM_MASTER_KEY": f"sk-{API_KEY}"},
-        key=f"sk-{API_KEY}",
-    )
+    return Peer(litellm("synthetic", key=ENGINE_SECRET, settings=settings), marks)
 
 
 SUBJECTS: dict[str, Ours | Peer] = {
@@ -127,12 +113,12 @@ SUBJECTS: dict[str, Ours | Peer] = {
     "ours, events, marked": Ours("conversation"),
     "ours, learned": Ours("none", events=False),
     "ours, learned, marked": Ours("conversation", events=False),
-    "sglang-router": Peer(_router("sglang-router")),
-    "vllm-router": Peer(_router("vllm-router")),
-    "smg": Peer(_router("smg")),
+    "sglang-router": _router("sglang-router"),
+    "vllm-router": _router("vllm-router"),
+    "smg": _router("smg"),
     "litellm": _litellm(),
     "litellm, prompt_caching": _litellm("system", optional_pre_call_checks=["prompt_caching"]),
-    "round robin": Peer(_router("sglang-router", "round_robin")),
+    "round robin": _router("sglang-router", "round_robin"),
 }
 TWO_GATEWAYS: dict[str, Ours | Peer] = {
     "ours, events": Ours("none"),

@@ -23,19 +23,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil  # type: ignore[import-untyped]
 
-from scripts.bench.load import Answer
+from scripts.bench.load import Answer, rss_bytes
 from scripts.faults.attacks import idle_socket, neighbour_of
 from scripts.faults.houses import House, Victim, running_house
 from scripts.faults.mixes import ALL_KINDS
-from scripts.stack import ADMIN_KEY, ENGINE_SECRET, ROOT, python
+from scripts.options import parse
+from scripts.stack import ADMIN_KEY, ENGINE_SECRET, ROOT, family, python
 
 MIB = 1 << 20
 LEDGER_SECONDS = 180
@@ -136,29 +135,17 @@ async def watch_memory(house: House, most: dict[str, float], until: float) -> No
 
 def memory(house: House) -> dict[str, float]:
     """Resident MiB of the gateway and of the largest engine, and of the children of each."""
+    own, workers = _family_mib(house.gateway.pid)
     engines = [_family_mib(process.pid) for process in house.processes]
-    own, children = _family_mib(house.gateway.pid)
-    return {
-        "gateway": own,
-        "gateway's workers": children,
-        "engine": max(engine for engine, _ in engines),
-        "engine's workers": max(workers for _, workers in engines),
-    }
+    largest, most_workers = map(max, zip(*engines, strict=True))
+    names = ("gateway", "gateway's workers", "engine", "engine's workers")
+    return dict(zip(names, (own, workers, largest, most_workers), strict=True))
 
 
 def _family_mib(pid: int) -> tuple[float, float]:
-    """Of the process, and of its children together; 0 of those that have just ended."""
-    try:
-        process = psutil.Process(pid)
-        own = process.memory_info().rss
-        children = process.children(True)
-    except psutil.NoSuchProcess:
-        return 0.0, 0.0
-    held = 0
-    for child in children:
-        with suppress(psutil.NoSuchProcess):
-            held += child.memory_info().rss
-    return own / MIB, held / MIB
+    """Of the process, and of its children together."""
+    _, *children = family(pid)
+    return rss_bytes([pid]) / MIB, rss_bytes(children) / MIB
 
 
 async def run_seed(house: House, seed: int, options: argparse.Namespace) -> SeedResult:
@@ -228,14 +215,10 @@ def check_ledger(house: House) -> list[str]:
 
 
 async def compare_with_ledger(house: House, workspace: str, told: Told) -> list[str]:
-    """What the ledger says otherwise than the victim's answers did, once nothing is open."""
+    """What the ledger says otherwise than the victim's answers did, once all turns are in it."""
     headers = {"x-api-key": ADMIN_KEY}
-    deadline = time.monotonic() + LEDGER_SECONDS
     async with httpx.AsyncClient(base_url=house.gateway.url, headers=headers, timeout=60) as client:
         rows = await _turns(client, workspace)
-        while set(told.usage) - set(rows) and time.monotonic() < deadline:
-            await asyncio.sleep(1)
-            rows = await _turns(client, workspace)
     problems = [f"{turn} is not in the ledger" for turn in set(told.usage) - set(rows)]
     for turn in set(told.usage) & set(rows):
         row, usage = rows[turn], told.usage[turn]
@@ -261,33 +244,32 @@ async def _turns(client: httpx.AsyncClient, workspace: str) -> dict[str, dict[st
 
 
 def report(outcome: SeedResult) -> str:
+    """Of the attacks, requests of each kind by status; 0: the client left, or was cut off."""
     told = outcome.told
     mib = ", ".join(f"{k} {low:.0f} → {high:.0f} MiB" for k, (low, high) in outcome.mib.items())
-    return (
-        f"seed {outcome.seed}: {len(told.usage)} whole turns of the victim, {len(told.broken)} not"
-        f" whole, {dict(told.statuses)}; {len(outcome.kills)} kills; {mib};"
-        f" {len(outcome.problems)} problems\n{_attacks(outcome)}"
-    )
-
-
-def _attacks(outcome: SeedResult) -> str:
-    """Requests of each kind by status; 0 where the client left, or was cut off."""
     by_kind: dict[str, list[str]] = {}
     for (name, status), number in sorted(outcome.attacks.items()):
         by_kind.setdefault(name, []).append(f"{status}: {number}")
-    return "\n".join(f"    {name}: {', '.join(found)}" for name, found in by_kind.items())
+    head = (
+        f"seed {outcome.seed}: {len(told.usage)} whole turns of the victim, {len(told.broken)} not"
+        f" whole, {dict(told.statuses)}; {len(outcome.kills)} kills; {mib};"
+        f" {len(outcome.problems)} problems"
+    )
+    lines = (f"    {name}: {', '.join(found)}" for name, found in by_kind.items())
+    return "\n".join([head, *lines])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--minutes", type=float, default=5, help="for each seed")
-    parser.add_argument("--engines", type=int, default=3)
-    parser.add_argument("--kill-seconds", type=float, default=45)
-    parser.add_argument("--most-mib", type=float, default=1024, help="that a process may grow by")
-    parser.add_argument("--backend", default="native")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        seeds=20,
+        first=(1, "the first seed"),
+        minutes=(5.0, "for each seed"),
+        engines=3,
+        kill_seconds=45.0,
+        most_mib=(1024.0, "that a process may grow by"),
+        backend="native",
+    )
     good = True
     for seed in range(options.first, options.first + options.seeds):
         with (

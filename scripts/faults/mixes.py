@@ -15,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
+from scripts.bench.load import marked
 from scripts.faults.attacks import DAY_MS, Kind, Neighbour, get, post
 from scripts.faults.attacks import KINDS as ATTACKS
 from scripts.faults.houses import WORDS, text
@@ -121,33 +122,6 @@ def _thinking(who: Neighbour, rng: random.Random, body: Json) -> None:
     body["messages"] += [{"role": "assistant", "content": blocks}, _hello(rng)]
 
 
-def _form(who: Neighbour, rng: random.Random, body: Json) -> None:
-    made = drawn_schema(who, rng)
-    body["output_config"] = {"format": {"type": "json_schema", "schema": made}}
-
-
-def _stops(who: Neighbour, rng: random.Random, body: Json) -> None:
-    count = size(rng, who.bounds.max_stop_sequences)
-    length = size(rng, who.bounds.max_stop_characters)
-    body["stop_sequences"] = [f"{rng.random()}{'x' * length}"[:length] for _ in range(count)]
-
-
-def _previous(who: Neighbour, rng: random.Random, body: Json) -> None:
-    body["diagnostics"] = {"previous_message_id": f"msg_{rng.getrandbits(112):028x}"}
-
-
-def _metadata(who: Neighbour, rng: random.Random, body: Json) -> None:
-    body["metadata"] = {"user_id": f"{rng.random()}" * size(rng, 64)}
-
-
-def _unknown(who: Neighbour, rng: random.Random, body: Json) -> None:
-    body[f"field_{rng.getrandbits(32):x}"] = [None] * size(rng, 50_000)
-
-
-def _other_model(who: Neighbour, rng: random.Random, body: Json) -> None:
-    body["model"] = f"model-{rng.getrandbits(64):x}" * size(rng, 100)
-
-
 _FEATURES: tuple[tuple[float, Feature], ...] = (
     (0.4, _system),
     (0.3, _long_prompt),
@@ -156,13 +130,31 @@ _FEATURES: tuple[tuple[float, Feature], ...] = (
     (0.3, _tools),
     (0.2, _calls),
     (0.2, _thinking),
-    (0.15, _form),
-    (0.3, _stops),
-    (0.2, _previous),
-    (0.2, _metadata),
-    (0.05, _unknown),
-    (0.05, _other_model),
 )
+_FIELDS: dict[str, tuple[float, Callable[[Neighbour, random.Random], Any]]] = {
+    "output_config": (
+        0.15,
+        lambda who, rng: {"format": {"type": "json_schema", "schema": drawn_schema(who, rng)}},
+    ),
+    "stop_sequences": (0.3, lambda who, rng: _stops(who, rng)),
+    "diagnostics": (
+        0.2,
+        lambda _, rng: {"previous_message_id": f"msg_{rng.getrandbits(112):028x}"},
+    ),
+    "metadata": (0.2, lambda _, rng: {"user_id": f"{rng.random()}" * size(rng, 64)}),
+    "field_{nonce}": (0.05, lambda _, rng: [None] * size(rng, 50_000)),
+    "model": (0.05, lambda _, rng: f"model-{rng.getrandbits(64):x}" * size(rng, 100)),
+}
+"""Fields of a body that depend on no other: how often each is there, and what draws it.
+
+A field that nobody knows has another name each time.
+"""
+
+
+def _stops(who: Neighbour, rng: random.Random) -> list[str]:
+    count = size(rng, who.bounds.max_stop_sequences)
+    length = size(rng, who.bounds.max_stop_characters)
+    return [f"{rng.random()}{'x' * length}"[:length] for _ in range(count)]
 
 
 def composed(who: Neighbour, rng: random.Random) -> Json:
@@ -173,6 +165,9 @@ def composed(who: Neighbour, rng: random.Random) -> Json:
     for chance, feature in _FEATURES:
         if rng.random() < chance:
             feature(who, rng, body)
+    for name, (chance, draw) in _FIELDS.items():
+        if rng.random() < chance:
+            body[name.format(nonce=f"{rng.getrandbits(32):x}")] = draw(who, rng)
     return body
 
 
@@ -198,17 +193,22 @@ async def mixed_chat(who: Neighbour, rng: random.Random) -> int:
         "n": rng.choice((1, 1, 2, size(rng, who.bounds.max_choices))),
         "stream": rng.random() < 0.6,
     }
+    form = {"name": "form", "schema": drawn_schema(who, rng)}
+    functions = [
+        {
+            "type": "function",
+            "function": {"name": f"f{number}", "parameters": drawn_schema(who, rng)},
+        }
+        for number in range(size(rng, 16))
+    ]
     extras: list[Json] = [
         {"stop": ["x" * size(rng, 1024)] * rng.randrange(6)},
         {"seed": rng.getrandbits(63), "temperature": rng.uniform(0, 2)},
         {"prompt_cache_key": f"{rng.random()}" * size(rng, 50)},
         {"stream_options": {"include_usage": True}},
         {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": _named_schema(who, rng)}},
-        {
-            "tools": [_function(who, rng, n) for n in range(size(rng, 16))],
-            "tool_choice": "required",
-        },
+        {"response_format": {"type": "json_schema", "json_schema": form}},
+        {"tools": functions, "tool_choice": "required"},
         {"ignore_eos": True, "min_tokens": 50},
         {"user": "u" * size(rng, 5000), "metadata": {f"{rng.random()}": "v"}},
     ]
@@ -217,21 +217,11 @@ async def mixed_chat(who: Neighbour, rng: random.Random) -> int:
     return await _leaving(who, rng, "/v1/chat/completions", body)
 
 
-def _named_schema(who: Neighbour, rng: random.Random) -> Json:
-    return {"name": "form", "schema": drawn_schema(who, rng)}
-
-
-def _function(who: Neighbour, rng: random.Random, number: int) -> Json:
-    function = {"name": f"f{number}", "parameters": drawn_schema(who, rng)}
-    return {"type": "function", "function": function}
-
-
 async def mixed_completion(who: Neighbour, rng: random.Random) -> int:
     """A raw prompt, of up to twice the context."""
-    prompt = text(rng, size(rng, who.context))
     body = {
         "model": who.model,
-        "prompt": prompt,
+        "prompt": text(rng, size(rng, who.context)),
         "max_tokens": size(rng, 100),
         "n": rng.choice((1, size(rng, 16))),
         "stream": rng.random() < 0.5,
@@ -241,12 +231,9 @@ async def mixed_completion(who: Neighbour, rng: random.Random) -> int:
 
 async def leases(who: Neighbour, rng: random.Random) -> int:
     """Four one-hour entries of prefixes that nobody sends again."""
-    system = [{"type": "text", "text": text(rng, 300), **_HOUR} for _ in range(4)]
+    system = [block for _ in range(4) for block in marked(text(rng, 300), "1h")]
     body = {"model": who.model, "max_tokens": 1, "system": system, "messages": [_hello(rng)]}
     return await post(who, "/v1/messages", body)
-
-
-_HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
 async def damaged_body(who: Neighbour, rng: random.Random) -> int:
@@ -279,18 +266,8 @@ async def wrong_routes(who: Neighbour, rng: random.Random) -> int:
     """Methods and paths that there are not, or not for this key."""
     method = rng.choice(("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"))
     path = rng.choice(
-        (
-            "/",
-            "/v1/models",
-            "/v1/models/" + "m" * 3000,
-            "/v1/messages/batches",
-            "/metrics",
-            "/admin/v1/keys",
-            "/admin/v1/workspaces",
-            f"/{rng.random()}",
-            "/v1/messages",
-            "/readyz",
-        )
+        "/ /readyz /metrics /v1/models /v1/messages /v1/messages/batches /admin/v1/keys"
+        f" /admin/v1/workspaces /{rng.random()} /v1/models/{'m' * 3000}".split()
     )
     reply = await who.client.request(method, path, content=b"{" * rng.choice((0, 10, 100_000)))
     return reply.status_code
@@ -298,9 +275,10 @@ async def wrong_routes(who: Neighbour, rng: random.Random) -> int:
 
 async def odd_lines(who: Neighbour, rng: random.Random) -> int:
     """Request heads that are too long, too many, half or nonsense; then the client waits."""
+    many = [b"x-%d: v\r\n" % number for number in range(size(rng, 20_000))]
     heads = (
         b"GET /" + b"a" * size(rng, 200_000) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /readyz HTTP/1.1\r\nhost: x\r\n" + b"".join(_headers(size(rng, 20_000))) + b"\r\n",
+        b"GET /readyz HTTP/1.1\r\nhost: x\r\n" + b"".join(many) + b"\r\n",
         b"GET /readyz HTTP/1.1\r\nhost: x\r\nx: " + b"v" * size(rng, 500_000) + b"\r\n\r\n",
         b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n" * size(rng, 500),
         b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n",
@@ -308,10 +286,6 @@ async def odd_lines(who: Neighbour, rng: random.Random) -> int:
         b"POST /v1/messages HTTP/1.1\r\n" + rng.randbytes(size(rng, 5000)),
     )
     return await _raw(who, rng, [rng.choice(heads)], rng.uniform(0, 3))
-
-
-def _headers(count: int) -> list[bytes]:
-    return [b"x-%d: v\r\n" % number for number in range(count)]
 
 
 async def slow_body(who: Neighbour, rng: random.Random) -> int:
