@@ -1,19 +1,19 @@
 """Write gateway/LICENCES.md: every package that an installation brings, and its licence.
 
-What needs what, and the licences, are what the installed packages say of themselves. Run it after a
-change of dependencies, where all extras but vLLM are installed; tests/scripts/test_licences.py
-fails when it was forgotten. Ends with 1 when a package names no licence, or is not installed.
+What needs what stands in requirements.lock, and the licences are what the installed packages say of
+themselves. Run it after a change of dependencies, where all extras but vLLM are installed;
+tests/scripts/test_licences.py fails when it was forgotten. Ends with 1 when a package names no
+licence, or is not installed.
 """
 
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from scripts.setup.install_needs import is_unhashed, read_lock, read_project, requirements_of
 from scripts.stack import ROOT
 
 FILE = ROOT / "gateway" / "LICENCES.md"
@@ -41,13 +41,6 @@ class Package:
     parts: frozenset[str]
 
 
-def declared() -> dict[str, list[str]]:
-    """Requirements by the part that needs them: `base` and the extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras: Mapping[str, list[str]] = project["optional-dependencies"]
-    return {"base": project["dependencies"], **{name: extras[name] for name in EXTRAS}}
-
-
 def installed(name: str) -> Distribution:
     try:
         return distribution(name)
@@ -55,26 +48,14 @@ def installed(name: str) -> Distribution:
         raise Unknown(f"{name} is not installed") from None
 
 
-def closure(requirements: Iterable[str]) -> set[str]:
-    """Canonical names of everything that these need on this platform."""
-    found: set[str] = set()
-    waiting = [(Requirement(text), frozenset[str]()) for text in requirements]
-    seen: set[tuple[str, frozenset[str]]] = set()
-    while waiting:
-        requirement, asked = waiting.pop()
-        if requirement.marker and not any(
-            requirement.marker.evaluate({"extra": extra}) for extra in asked or {""}
-        ):
-            continue
-        name = canonicalize_name(requirement.name)
-        key = (name, frozenset(requirement.extras))
-        if key in seen:
-            continue
-        seen.add(key)
-        found.add(name)
-        for text in installed(name).requires or []:
-            waiting.append((Requirement(text), frozenset({"", *requirement.extras})))
-    return found
+def packages_of(need: str) -> set[str]:
+    """Canonical names of all that the base or an extra brings on this platform."""
+    pins = [entry.partition(" \\")[0] for entry in read_lock()[need]]
+    pins += [text for text in requirements_of(need, read_project()) if is_unhashed(text)]
+    wanted = map(Requirement, pins)
+    return {
+        canonicalize_name(one.name) for one in wanted if not one.marker or one.marker.evaluate()
+    }
 
 
 def licence_of(name: str) -> str:
@@ -98,8 +79,8 @@ def licence_of(name: str) -> str:
 
 def packages() -> list[Package]:
     parts: dict[str, set[str]] = {}
-    for part, requirements in declared().items():
-        for name in closure(requirements):
+    for part in ("base", *EXTRAS):
+        for name in packages_of(part):
             parts.setdefault(name, set()).add(part)
     return [
         Package(name, licence_of(name), frozenset({"base"} if "base" in needed else needed))

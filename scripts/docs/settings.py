@@ -1,4 +1,4 @@
-"""Write the settings to `.env.example`, and as a table beside each `settings.py`.
+"""Write the programs' settings to `.env.example`, and as a table beside each `settings.py`.
 
 Run it after a change of settings; tests/test_layout.py fails when it was forgotten.
 """
@@ -23,37 +23,9 @@ PAGES = {
 }
 # Defaults that depend on where the program is installed.
 PLACED = {"ENGINE_MODEL": "engine/demo_model"}
-COMPOSE = """# Settings for docker compose, and all others with their defaults.
-# scripts/compose_env makes .env of this, with secrets.
-# scripts/run needs none of this: it makes its secrets and keeps them in its data directory.
-
-# docker compose: default, gpu, attach or scale
-COMPOSE_PROFILES=default
-
-# Required by docker compose; POSTGRES_PASSWORD in letters and digits only
-HOLDFAST_API_KEY=
-HOLDFAST_ADMIN_KEY=
-HOLDFAST_ENGINE_SECRET=
-HOLDFAST_MASTER_SECRET=
-POSTGRES_PASSWORD=
-
-# docker compose: ports on 127.0.0.1
-#PUBLISHED_GATEWAY_PORT=8080
-#PUBLISHED_DASHBOARD_PORT=8501
-#PUBLISHED_PROMETHEUS_PORT=9090
-# docker compose: what the engine may take (profile gpu: 48g, 8)
-#COMPOSE_ENGINE_MEMORY=4g
-#COMPOSE_ENGINE_CPUS=2
-# docker compose, profile gpu: number of GPUs, and more flags of `vllm serve`
-#COMPOSE_ENGINE_GPUS=1
-#COMPOSE_VLLM_FLAGS=--max-model-len 32768
-# docker compose: other people's images; a release names each by its digest, as in name@sha256:...
-#COMPOSE_PYTHON_IMAGE=python:3.11.14-slim-bookworm
-#COMPOSE_POSTGRES_IMAGE=postgres:17.6-bookworm
-#COMPOSE_PROMETHEUS_IMAGE=prom/prometheus:v3.5.0
-#COMPOSE_NGINX_IMAGE=nginx:1.28.0
-#COMPOSE_VLLM_IMAGE=vllm/vllm-openai:v0.32.0
-"""
+ENV_EXAMPLE = ROOT / ".env.example"
+GENERATED = "\n\n# The gateway\n"
+"""Where the written part of `.env.example` begins; what docker compose reads before it is not."""
 
 
 def default_of(name: str, field: FieldInfo) -> str | None:
@@ -82,7 +54,8 @@ def rows() -> list[tuple[str, str, str | None, str]]:
 
 
 def env_example() -> str:
-    lines = [COMPOSE]
+    by_hand = ENV_EXAMPLE.read_text("utf-8").partition(GENERATED)[0]
+    lines = [by_hand, "\n"]
     for program, _ in PROGRAMS:
         lines.append(f"\n# The {program}\n")
         for owner, name, default, description in rows():
@@ -111,7 +84,7 @@ def page(program: str) -> str:
 
 
 def main() -> None:
-    (ROOT / ".env.example").write_text(env_example(), "utf-8")
+    ENV_EXAMPLE.write_text(env_example(), "utf-8")
     for program, path in PAGES.items():
         (ROOT / path).write_text(page(program), "utf-8")
 

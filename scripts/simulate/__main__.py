@@ -22,9 +22,8 @@ from scripts.options import new_parser
 from scripts.simulate.engine import SimulatedEngine, SimulatedRequest, TimeModel
 from scripts.simulate.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.simulate.traces import (
-    AGENTIC_UNIT,
-    CONVERSATION_UNIT,
     TENANT_UNIT,
+    TRACE_UNIT,
     Units,
     agentic,
     conversation,
@@ -47,16 +46,10 @@ def main() -> int:
 
 def simulate(args: argparse.Namespace, policy: str) -> Result:
     clockwork = Clockwork()
-    unit = TENANT_UNIT if args.workload == "tenants" else CONVERSATION_UNIT
-    assert AGENTIC_UNIT == CONVERSATION_UNIT
+    unit = TENANT_UNIT if args.workload == "tenants" else TRACE_UNIT
+    times = TimeModel(prefill_us_per_token=args.prefill_us, decode_ms_per_token=args.decode_ms)
     engines = [
-        SimulatedEngine(
-            args.capacity,
-            unit,
-            TimeModel(prefill_us_per_token=args.prefill_us, decode_ms_per_token=args.decode_ms),
-            clockwork.at,
-            lease_share=args.lease_share,
-        )
+        SimulatedEngine(args.capacity, unit, times, clockwork.at, lease_share=args.lease_share)
         for _ in range(args.engines)
     ]
     weights = Weights(
@@ -76,10 +69,9 @@ def simulate(args: argparse.Namespace, policy: str) -> Result:
 
 
 def _requests(args: argparse.Namespace) -> list[SimulatedRequest]:
-    units = Units()
     if args.workload == "tenants":
         return tenants(Workload(seed=args.seed), marked=args.marked)
-    requests = _replayed(args, units)
+    requests = _replayed(args)
     for request in requests:
         request.ttl = args.ttl
         request.is_marked = bool(request.marks)
@@ -88,8 +80,8 @@ def _requests(args: argparse.Namespace) -> list[SimulatedRequest]:
     return requests[: args.limit] if args.limit else requests
 
 
-def _replayed(args: argparse.Namespace, units: Units) -> list[SimulatedRequest]:
-    requests: list[SimulatedRequest] = []
+def _replayed(args: argparse.Namespace) -> list[SimulatedRequest]:
+    units, requests = Units(), list[SimulatedRequest]()
     if args.workload in ("conversation", "mix"):
         marked = args.marked and args.workload == "conversation"
         requests += conversation(args.trace, limit=args.limit, marked=marked, units=units)
@@ -106,31 +98,28 @@ def _replayed(args: argparse.Namespace, units: Units) -> list[SimulatedRequest]:
 def _report(policy: str, result: Result, num_engines: int, seconds: float) -> None:
     total = result.total()
     loads = [result.loads[number] for number in range(num_engines)]
-    mean = sum(loads) / num_engines or 1
+    computed, least = total.prompt - total.reused, total.prompt - total.ideal
+    p50, p95 = (percentile(result.waits, share) for share in (0.5, 0.95))
+    lines = {
+        "hit rate": f"{_share(total.reused, total.prompt)} of the prompt tokens "
+        f"(ideal {_share(total.ideal, total.prompt)})",
+        "captured": f"{_share(total.reused, total.ideal)} of the available reuse",
+        "prefill": f"{computed:,} tokens, {computed / max(least, 1):.3f} of the ideal",
+        "load max/mean": f"{max(loads) * num_engines / (sum(loads) or 1):.3f}",
+        "first token": f"p50 {p50:.3f} s, p95 {p95:.3f} s",
+    }
+    for kind, counts in sorted(result.counts.items()):
+        kept = f", 5-minute promise {_share(counts.honoured, counts.promised)}"
+        lines[kind] = (
+            f"{counts.requests:,} requests, hit rate {_share(counts.reused, counts.prompt)}"
+            f"{kept if counts.promised else ''}"
+        )
     print(
         f"\n{policy}: {total.requests:,} requests, {result.refused} refused, "
         f"{result.seconds:,.0f} s simulated in {seconds:.1f} s"
     )
-    print(
-        f"  hit rate           {_share(total.reused, total.prompt)} of the prompt tokens "
-        f"(ideal {_share(total.ideal, total.prompt)})"
-    )
-    print(f"  captured           {_share(total.reused, total.ideal)} of the available reuse")
-    print(
-        f"  prefill            {total.prompt - total.reused:,} tokens, "
-        f"{(total.prompt - total.reused) / max(total.prompt - total.ideal, 1):.3f} of the ideal"
-    )
-    print(f"  load max/mean      {max(loads) / mean:.3f}")
-    print(
-        f"  first token        p50 {percentile(result.waits, 0.5):.3f} s, "
-        f"p95 {percentile(result.waits, 0.95):.3f} s"
-    )
-    for kind, counts in sorted(result.counts.items()):
-        kept = f", 5-minute promise {_share(counts.honoured, counts.promised)}"
-        print(
-            f"  {kind:18} {counts.requests:,} requests, hit rate "
-            f"{_share(counts.reused, counts.prompt)}{kept if counts.promised else ''}"
-        )
+    for name, told in lines.items():
+        print(f"  {name:18} {told}")
 
 
 def _share(part: int, whole: int) -> str:

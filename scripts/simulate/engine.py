@@ -44,7 +44,6 @@ class SimulatedRequest:
     ttl: Ttl = "5m"
     is_marked: bool = False
     next: "SimulatedRequest | None" = None
-    think_seconds: float = 0.0
 
     def tokens_of(self, start: int, end: int) -> int:
         """How many tokens the units from `start` to `end` have; the last one may be short."""
@@ -64,7 +63,6 @@ class SimulatedTurn:
     found: Found
     table: BlockTable
     written: CacheResult | None = None
-    began_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +130,10 @@ class SimulatedEngine:
                     self._refuse(job, now)
                 continue
             self._queue.popleft()
-            self._is_busy, job.began_at = True, now
+            self._is_busy = True
             self._num_running += 1
-            units = len(job.query.tokens) - job.found.reused
-            tokens = self._computed_tokens(job, units)
+            # What is reused is at the front but for holes, which are as long as other units.
+            tokens = job.request.tokens_of(job.found.reused, len(job.request.units))
             seconds = tokens * self._times.prefill_us_per_token / 1e6
             self._at(now + seconds, partial(self._prefilled, job))
 
@@ -153,11 +151,6 @@ class SimulatedEngine:
         self._cache.take_back(job.found)
         self.num_refused += 1
         self.ended(job, now)
-
-    def _computed_tokens(self, job: SimulatedTurn, units: int) -> int:
-        """What is reused is at the front but for holes, which are as long as other units."""
-        request = job.request
-        return request.tokens_of(len(request.units) - units, len(request.units))
 
     def _prefilled(self, job: SimulatedTurn, now: float) -> None:
         for start, end in list(job.table.gaps(len(job.query.tokens))):

@@ -3,7 +3,7 @@
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from itertools import count
@@ -32,8 +32,6 @@ class Counts:
     requests: int = 0
     prompt: int = 0
     ideal: int = 0
-    held: int = 0
-    chosen: int = 0
     reused: int = 0
     promised: int = 0
     honoured: int = 0
@@ -48,11 +46,7 @@ class Result:
     refused: int = 0
 
     def total(self) -> Counts:
-        total = Counts()
-        for counts in self.counts.values():
-            for name in Counts.__dataclass_fields__:
-                setattr(total, name, getattr(total, name) + getattr(counts, name))
-        return total
+        return Counts(*map(sum, zip(*map(astuple, self.counts.values()), strict=True)))
 
 
 class Clockwork:
@@ -102,8 +96,8 @@ class SimulatedGateway:
             self._seqs[engine] += 1
             holdings.apply(msgspec.structs.replace(event, seq=self._seqs[engine]), now)
 
-    def choose(self, request: SimulatedRequest, turn: str, now: float) -> tuple[int, int, int]:
-        """The engine, what is held there, and the most held anywhere; in tokens."""
+    def choose(self, request: SimulatedRequest, turn: str, now: float) -> int:
+        """The engine's number."""
         ends = [
             PrefixEnd(name.digest, request.tokens_of(0, name.tokens)) for name in request.names()
         ]
@@ -116,7 +110,7 @@ class SimulatedGateway:
         candidate.load.assign(turn, int(placement.offer.to_prefill), now)
         candidate.holdings.touch(ends)
         candidate.holdings.expect(ends, now)
-        return placement.chosen, placement.offer.coverage.held, placement.available
+        return placement.chosen
 
     def started(
         self, engine: int, turn: str, job: SimulatedTurn, computed: int, now: float
@@ -162,9 +156,9 @@ class Simulation:
         self._computed: Counter[int] = Counter()
         self.result = Result()
         for number, engine in enumerate(engines):
-            engine.started = self._on_started(number)
-            engine.ended = self._on_ended(number)
-            engine.tell = self._on_events(number)
+            engine.started = partial(self._on_started, number)
+            engine.ended = partial(self._on_ended, number)
+            engine.tell = partial(self._on_events, number)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> Result:
         if self._in_flight is None:
@@ -200,23 +194,21 @@ class Simulation:
         counts.requests += 1
         counts.prompt += request.tokens
         counts.ideal += self._ideal(request)
-        engine, held, available = self._choose(request, turn, gateway, number, now)
-        counts.chosen += held
-        counts.held += available
+        engine = self._choose(request, turn, gateway, number, now)
         self._turns[id(request)] = (turn, gateway, engine)
         self._engines[engine].take(request, now)
 
     def _choose(
         self, request: SimulatedRequest, turn: str, gateway: int, number: int, now: float
-    ) -> tuple[int, int, int]:
+    ) -> int:
         size = len(self._engines)
         if self._policy == "round_robin":
-            return number % size, 0, 0
+            return number % size
         if self._policy == "session":
-            return _hash(request.session) % size, 0, 0
+            return _hash(request.session) % size
         if self._policy == "first_bytes":
             depth = min(FIRST_TOKENS // request.unit_tokens, len(request.units))
-            return _hash(str(request.units[depth - 1])) % size, 0, 0
+            return _hash(str(request.units[depth - 1])) % size
         return self._gateways[gateway].choose(request, turn, now)
 
     def _ideal(self, request: SimulatedRequest) -> int:
@@ -228,20 +220,17 @@ class Simulation:
         self._seen.update(request.units)
         return request.tokens_of(0, min(known, len(request.units) - 1))
 
-    def _on_started(self, engine: int) -> Callable[[SimulatedTurn, float], None]:
-        def started(job: SimulatedTurn, now: float) -> None:
-            request = job.request
-            reused = request.tokens_of(0, job.found.reused)
-            turn, gateway, _ = self._turns[id(request)]
-            counts = self.result.counts[request.kind]
-            counts.reused += reused
-            self.result.loads[engine] += request.tokens - reused + request.output_tokens
-            self._computed[engine] += request.tokens - reused
-            self.result.waits.append(now - job.arrived_at)
-            self._keep_promise(job, counts)
-            self._gateways[gateway].started(engine, turn, job, request.tokens - reused, now)
-
-        return started
+    def _on_started(self, engine: int, job: SimulatedTurn, now: float) -> None:
+        request = job.request
+        reused = request.tokens_of(0, job.found.reused)
+        turn, gateway, _ = self._turns[id(request)]
+        counts = self.result.counts[request.kind]
+        counts.reused += reused
+        self.result.loads[engine] += request.tokens - reused + request.output_tokens
+        self._computed[engine] += request.tokens - reused
+        self.result.waits.append(now - job.arrived_at)
+        self._keep_promise(job, counts)
+        self._gateways[gateway].started(engine, turn, job, request.tokens - reused, now)
 
     def _keep_promise(self, job: SimulatedTurn, counts: Counts) -> None:
         request, at = job.request, job.arrived_at
@@ -256,25 +245,17 @@ class Simulation:
         for unit in request.units:
             self._used_at[unit] = at
 
-    def _on_ended(self, engine: int) -> Callable[[SimulatedTurn, float], None]:
-        def ended(job: SimulatedTurn, now: float) -> None:
-            turn, gateway, _ = self._turns.pop(id(job.request))
-            self._gateways[gateway].candidates[engine].load.ended(turn)
-            following = job.request.next
-            if following is not None:
-                at = now + following.think_seconds
-                self._clock.at(at, partial(self._send, following))
-            elif self._in_flight is not None:
-                self._next_talk(now)
+    def _on_ended(self, engine: int, job: SimulatedTurn, now: float) -> None:
+        turn, gateway, _ = self._turns.pop(id(job.request))
+        self._gateways[gateway].candidates[engine].load.ended(turn)
+        if job.request.next is not None:
+            self._clock.at(now, partial(self._send, job.request.next))
+        elif self._in_flight is not None:
+            self._next_talk(now)
 
-        return ended
-
-    def _on_events(self, engine: int) -> Callable[[list[Event], float], None]:
-        def tell(events: list[Event], now: float) -> None:
-            for gateway in self._gateways:
-                self._clock.at(now + EVENT_SECONDS, partial(gateway.hear, engine, events))
-
-        return tell
+    def _on_events(self, engine: int, events: list[Event], now: float) -> None:
+        for gateway in self._gateways:
+            self._clock.at(now + EVENT_SECONDS, partial(gateway.hear, engine, events))
 
 
 def _hash(text: str) -> int:

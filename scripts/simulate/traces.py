@@ -10,9 +10,8 @@ from engine.backends.synthetic import BYTES_PER_TOKEN
 from scripts.bench.routing_load import QUESTION_BYTES, SYSTEM_BYTES, Workload
 from scripts.simulate.engine import SimulatedRequest
 
-CONVERSATION_UNIT = 512
-AGENTIC_UNIT = 512
-TENANT_UNIT = 16
+TRACE_UNIT, TENANT_UNIT = 512, 16
+"""Tokens of a unit of a prompt: in the published traces, and in conversations made up here."""
 SHARED_SHARE = 0.75
 """Of tools and system prompt, the same in all sessions: the agentic trace's own model."""
 
@@ -44,16 +43,17 @@ def conversation(
             chain = units.chain(("conversation", piece) for piece in row["hash_ids"])
             known = next((i for i, unit in enumerate(chain) if unit not in seen), len(chain))
             seen.update(chain)
+            ends = sorted({known, len(chain)} - {0})
             yield SimulatedRequest(
                 at=row["timestamp"] / 1e3,
                 kind="chat",
                 session=str(chain[min(1, len(chain) - 1)]),
                 units=chain,
-                unit_tokens=CONVERSATION_UNIT,
+                unit_tokens=TRACE_UNIT,
                 tokens=row["input_length"],
                 output_tokens=row["output_length"],
-                ends=sorted({known, len(chain)} - {0}),
-                marks=[len({known, len(chain)} - {0}) - 1] if marked else [],
+                ends=ends,
+                marks=[len(ends) - 1] if marked else [],
             )
 
 
@@ -75,10 +75,10 @@ def agentic(
 def _session(
     session: dict[str, Any], name: str, start: float, marked: bool, units: Units
 ) -> list[SimulatedRequest]:
-    group = AGENTIC_UNIT // session["block_size"]
+    group = TRACE_UNIT // session["block_size"]
     num_shared = int(SHARED_SHARE * (session["tool_tokens"] + session["system_tokens"]))
-    num_shared //= AGENTIC_UNIT
-    system = (session["tool_tokens"] + session["system_tokens"]) // AGENTIC_UNIT
+    num_shared //= TRACE_UNIT
+    system = (session["tool_tokens"] + session["system_tokens"]) // TRACE_UNIT
     requests: list[SimulatedRequest] = []
     before: list[int] = []
     for row in session["requests"]:
@@ -92,6 +92,7 @@ def _session(
         common = next((i for i, (a, b) in enumerate(zip(chain, before, strict=False)) if a != b), 0)
         common = common or min(len(before), len(chain))
         ends = sorted({min(system, len(chain)), common, len(chain)} - {0})
+        marks = sorted({ends.index(min(system, len(chain))), len(ends) - 1})
         before = chain
         requests.append(
             SimulatedRequest(
@@ -99,13 +100,11 @@ def _session(
                 kind="agentic",
                 session=name,
                 units=chain,
-                unit_tokens=AGENTIC_UNIT,
-                tokens=min(row["in"], len(chain) * AGENTIC_UNIT),
+                unit_tokens=TRACE_UNIT,
+                tokens=min(row["in"], len(chain) * TRACE_UNIT),
                 output_tokens=row["out"],
                 ends=ends,
-                marks=sorted({ends.index(min(system, len(chain))), len(ends) - 1})
-                if marked
-                else [],
+                marks=marks if marked else [],
             )
         )
     return requests
