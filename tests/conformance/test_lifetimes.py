@@ -220,13 +220,16 @@ def test_an_entry_with_a_lifetime_of_its_own_lives_that_long_whatever_is_read(
 ) -> None:
     for wait, is_found in ((own - TICK, True), (own, False)):
         scope, text = engine.scope(), engine.text(60)
+        # Words differ in tokens: two entries of one length would be one entry.
+        later = prompt(text, engine.text(5 + 4 * engine.description.granularity))
+        assert engine.ends(later)[0] < engine.ends(later)[1]
         asked = engine.ask(prompt(text, engine.text(5)), scope, (0, "1h"), seconds=own)
         (report,) = asked.started.breakpoints
         assert report.expires_in_seconds == own
         assert asked.usage.cache_write_1h_tokens > 0
         engine.advance(own / 2)
         # A later breakpoint reads it. That refreshes an entry of a TTL, and not this one.
-        engine.ask(prompt(text, engine.text(5)), scope, 1)
+        engine.ask(later, scope, 1)
         engine.advance(wait - own / 2)
         assert (read(engine, text, scope).usage.cache_read_tokens > 0) == is_found
 

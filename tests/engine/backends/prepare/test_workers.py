@@ -224,6 +224,14 @@ async def test_steps_of_the_engine_have_the_processor_before_workers() -> None:
             assert os.getpgid(child) != os.getpgid(0), "a terminal's signals are the engine's"
 
 
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+async def test_workers_start_in_the_event_loop_that_vllms_server_runs_in() -> None:
+    async with backend() as engine:
+        assert type(asyncio.get_running_loop()).__module__ == "uvloop"
+        await finish(engine, ask())
+        assert all(os.getpgid(child) == child for child in children())
+
+
 async def test_another_scope_is_served_while_one_holds_all_the_workers_it_may_have() -> None:
     text = "hello world this is some text 123 " * 40_000
     async with backend(prepare_seconds=60, prepare_wait_seconds=60) as engine:
