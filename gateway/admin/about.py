@@ -18,17 +18,21 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """`workspace` is the only workspace that this key sees; None is all.
 
     `workspaces`, `engines` and `models` are the values of the filters: those that exist, and those
-    of turns of the last 31 days. `sample`: the ledger holds made-up turns. `may_send`: this key can
-    call the model APIs here.
+    of turns of the last 31 days. `served` are the models that engines have now. `sample`: the
+    ledger holds made-up turns. `may_send`: this key can call the model APIs here.
+    `has_placeholder_prices`: the operator gave no prices, so money counts the shipped reference
+    price.
     """
 
     now_ms: int
     workspace: str | None
     sample: bool
     may_send: bool
+    has_placeholder_prices: bool
     workspaces: list[str]
     engines: list[str]
     models: list[str]
+    served: list[str]
     definitions: dict[str, Definition]
 
 
@@ -55,8 +59,10 @@ class AboutController(AdminController):
             workspace=own,
             sample=services.keyring.is_sample,
             may_send=request.user.may_send and not services.keyring.is_sample,
+            has_placeholder_prices=services.prices.is_placeholder,
             workspaces=sorted(workspaces),
             engines=sorted(engines),
             models=sorted({model for _, _, model in found}),
+            served=sorted(services.fleet.served),
             definitions=DEFINITIONS,
         )

@@ -31,7 +31,7 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
 
     Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
-    longest prefix with this turn. `earlier` is None where there is no such turn.
+    longest prefix with this turn. `earlier` is None where no turn shares anything with it.
 
     `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
     `block` are the same place, counted within tools, system or messages. `characters` is the offset
@@ -96,14 +96,17 @@ async def _turn(services: Services, turn_id: str, workspace: str | None) -> tupl
 async def _nearest(
     services: Services, turn: Turn, later: Fingerprint
 ) -> tuple[str, Fingerprint] | None:
-    """The earlier turn that shares the longest prefix with this one; of equals the latest."""
+    """The earlier turn that shares the longest prefix with this one; of equals the latest.
+
+    A prompt that shares nothing explains nothing, and is not compared.
+    """
     best: tuple[int, str, Fingerprint] | None = None
     for turn_id, packed in await queries_turns.earlier(
         services.queries.ledger, turn, _MAX_CANDIDATES
     ):
         candidate = unpack(packed)
         shared = shared_bytes(candidate, later)
-        if best is None or shared > best[0]:
+        if shared and (best is None or shared > best[0]):
             best = shared, turn_id, candidate
     return None if best is None else (best[1], best[2])
 

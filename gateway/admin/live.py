@@ -58,7 +58,8 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the prompts of `turns` sampled turns. `engine` None is all engines.
 
     `available_tokens` were held by some engine, `captured_tokens` by the chosen one, and
-    `delivered_tokens` were reused.
+    `delivered_tokens` were reused. What was reused was there: a turn's reuse that the gateway did
+    not foresee counts as captured and as available.
     """
 
     engine: str | None
@@ -167,12 +168,16 @@ def attributions(samples: Sequence[Sample]) -> list[Attribution]:
 
 
 def _attribution(engine: str | None, samples: Sequence[Sample]) -> Attribution:
+    captured = [max(each.captured_tokens or 0, each.delivered_tokens) for each in samples]
+    available = [
+        max(each.available_tokens or 0, held) for each, held in zip(samples, captured, strict=True)
+    ]
     return Attribution(
         engine=engine,
         turns=len(samples),
         prompt_tokens=sum(each.prompt_tokens for each in samples),
-        available_tokens=sum(each.available_tokens or 0 for each in samples),
-        captured_tokens=sum(each.captured_tokens or 0 for each in samples),
+        available_tokens=sum(available),
+        captured_tokens=sum(captured),
         delivered_tokens=sum(each.delivered_tokens for each in samples),
     )
 

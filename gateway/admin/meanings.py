@@ -35,7 +35,17 @@ _OF_TURNS: dict[str, Definition] = {
     "prompt_tokens": _of(
         "Prompt tokens", "tokens", "input + cache_read + cache_write_5m + cache_write_1h"
     ),
-    "input_tokens": _of("Uncached", "tokens", "prompt tokens neither read nor written"),
+    "input_tokens": _of(
+        "Uncached",
+        "tokens",
+        "prompt tokens neither read nor written; in charts without the automatically reused ones",
+    ),
+    "automatic_input_tokens": _of(
+        "Automatically reused",
+        "tokens",
+        "uncached prompt tokens that were in memory all the same: max(automatic - written, 0) of"
+        " each turn",
+    ),
     "cache_read_tokens": _of(
         "Read from cache", "tokens", "prompt tokens whose KV was reused from a marked prefix"
     ),
@@ -89,6 +99,11 @@ _OF_TURNS: dict[str, Definition] = {
         "hours",
         "prefill_seconds_avoided / 3600, an engine counted as one GPU",
     ),
+    "compared_first_token": _of(
+        "First token, cached or not",
+        "seconds",
+        "medians of turns with and without a read, of the one prompt length that most of both had",
+    ),
     "first_token_seconds": _of(
         "Time to first token",
         "seconds",
@@ -137,6 +152,12 @@ _OF_TURNS: dict[str, Definition] = {
 # What engines hold and did, as they tell it now.
 _OF_ENGINES: dict[str, Definition] = {
     "leases": _of("Leases", "entries", "entries whose KV blocks are held until their TTL is over"),
+    "leases_kept": _of(
+        "Leases kept",
+        "share of leases that ended",
+        "expired / (expired + sacrificed + yielded + dropped) leases of the engines that answer,"
+        " since they started",
+    ),
     "leased_tokens": _of(
         "Tokens held", "tokens", "tokens of leased entries; what two of them share counts twice"
     ),
@@ -197,7 +218,7 @@ _OF_ENGINES: dict[str, Definition] = {
         "Where hits are lost",
         "share of prompt tokens",
         "of sampled turns: tokens that some engine held (available), that the chosen one held"
-        " (captured), that were reused (delivered)",
+        " (captured), that were reused (delivered); what was reused counts as held",
     ),
     "restart_lost": _of(
         "Written again",

@@ -200,6 +200,7 @@ class TurnRollupRow(Base):
     cache_write_5m_tokens: Mapped[int]
     cache_write_1h_tokens: Mapped[int]
     automatic_tokens: Mapped[int]
+    automatic_input_tokens: Mapped[int] = mapped_column(server_default="0")
     computed_tokens: Mapped[int]
     output_tokens: Mapped[int]
     thinking_tokens: Mapped[int]

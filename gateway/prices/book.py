@@ -25,6 +25,11 @@ class PriceBook:
         self._stamps = [_stamp(path) for path in self._paths]
         self.own, self.hosted = (load_prices(path) for path in self._paths)
 
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether the operator's prices are the shipped ones, which are nobody's costs."""
+        return self._paths[0] == SHIPPED
+
     def find(self, model: str, on: date) -> Price | None:
         """The operator's own price of a model. Published prices make no cost."""
         return self.own.find(model, on)

@@ -9,6 +9,7 @@ from sqlalchemy import func, select, text, union_all
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.ranges import Part, Range, parts_of, widen_to_days
+from gateway.ledger.reads.totals import bucket_seconds
 from gateway.ledger.schema import LatencyRollupRow, TurnRow
 from gateway.ledger.sums.horizon import horizon_ms
 from gateway.ledger.sums.rollups import (
@@ -49,7 +50,8 @@ class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """`bucket_seconds` is the width of the series' intervals: an hour, or a day in long ranges."""
+    """`bucket_seconds` is the width of the series' intervals: a minute to an hour in ranges of up
+    to two days, a day in longer ones."""
 
     hits: Percentiles
     misses: Percentiles
@@ -64,7 +66,7 @@ async def latency(ledger: Ledger, of: Range) -> Latency:
         # Before the horizon there are no turns, so even a short range is read from the sums.
         has_turns = of.since_ms >= await horizon_ms(connection)
         is_short = has_turns and of.seconds <= _MAX_RAW_SECONDS
-        step = (3600 if is_short else DAY_SECONDS) * 1000
+        step = (max(bucket_seconds(int(of.seconds)), 60) if is_short else DAY_SECONDS) * 1000
         parts = parts_of(of.since_ms, of.until_ms, [] if is_short else [DAY_SECONDS])
         selects = [_select(of, part, step) for part in parts]
         rows = (await connection.execute(union_all(*selects))).all() if selects else []

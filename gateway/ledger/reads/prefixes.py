@@ -1,12 +1,13 @@
 """Prefixes that were sent more than once: whether their writes paid off, and the better TTL."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from gateway.ledger.database import Ledger
+from gateway.ledger.reads.looks import PrefixLook, looks_of
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.schema import PrefixRow
 from gateway.prices.sheets import PriceSheets
@@ -25,7 +26,7 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     `nano_with_5m` and `nano_with_1h` are the costs of its marked tokens with each TTL, given those
     gaps. `better_ttl` is the cheaper one. `better_ttl_saves_nano` is what it would have saved, 0 if
     the prefix has that TTL already. `reads_to_pay_back` is the fewest reads whose discount exceeds
-    the premium of one write.
+    the premium of one write. `look` is what a person can tell it by; None where its turns are gone.
     """
 
     workspace: str
@@ -48,6 +49,7 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     better_ttl: str | None
     better_ttl_saves_nano: int | None
     reads_to_pay_back: int | None
+    look: PrefixLook | None
 
 
 async def prefixes(
@@ -55,22 +57,31 @@ async def prefixes(
 ) -> list[PrefixReport]:
     """The prefixes that were last used in the range, by requests.
 
-    The engine filter does not apply.
+    Each workspace has its most used ones among them, before any has its next. The engine filter
+    does not apply.
     """
-    query = (
-        select(*PrefixRow.__table__.columns)
+    order = (PrefixRow.requests.desc(), PrefixRow.prefix)
+    rank = func.row_number().over(partition_by=PrefixRow.workspace_id, order_by=order)
+    found = (
+        select(*PrefixRow.__table__.columns, rank.label("rank"))
         .where(PrefixRow.requests > 1, PrefixRow.last_ms >= of.since_ms)
         .where(PrefixRow.last_ms < of.until_ms)
-        .order_by(PrefixRow.requests.desc(), PrefixRow.workspace_id, PrefixRow.prefix)
-        .limit(limit)
     )
     if of.workspace is not None:
-        query = query.where(PrefixRow.workspace_id == of.workspace)
+        found = found.where(PrefixRow.workspace_id == of.workspace)
     if of.model is not None:
-        query = query.where(PrefixRow.model == of.model)
+        found = found.where(PrefixRow.model == of.model)
+    ranked = found.subquery()
+    query = (
+        select(ranked)
+        .order_by(ranked.c.rank, ranked.c.requests.desc(), ranked.c.workspace_id)
+        .limit(limit)
+    )
     async with ledger.snapshot() as connection:
         rows = (await connection.execute(query)).mappings().all()
-    return [_report(row, prices) for row in rows]
+        looks = await looks_of(connection, [(row["workspace_id"], row["prefix"]) for row in rows])
+    reports = [_report(row, prices, looks) for row in rows]
+    return sorted(reports, key=lambda report: (-report.requests, report.workspace, report.prefix))
 
 
 async def named(
@@ -85,12 +96,18 @@ async def named(
                 PrefixRow.workspace_id.in_(sorted({workspace for workspace, _ in keys})),
                 PrefixRow.prefix.in_(names[start : start + _BATCH]),
             )
-            for row in (await connection.execute(query)).mappings().all():
-                found[row["workspace_id"], row["prefix"]] = _report(row, prices)
+            rows = (await connection.execute(query)).mappings().all()
+            looks = await looks_of(
+                connection, [(row["workspace_id"], row["prefix"]) for row in rows]
+            )
+            for row in rows:
+                found[row["workspace_id"], row["prefix"]] = _report(row, prices, looks)
     return {key: report for key, report in found.items() if key in keys}
 
 
-def _report(row: Any, prices: PriceSheets) -> PrefixReport:
+def _report(
+    row: Any, prices: PriceSheets, looks: Mapping[tuple[str, str], PrefixLook]
+) -> PrefixReport:
     values = {name: row[name] for name in PrefixReport.__struct_fields__ if name in row}
     saved = None if row["unpriced"] else row["cost_without_cache_nano"] - row["cost_nano"]
     with_5m, with_1h = _costs_of_ttls(row, prices)
@@ -109,6 +126,7 @@ def _report(row: Any, prices: PriceSheets) -> PrefixReport:
         better_ttl=better,
         better_ttl_saves_nano=None if own is None or best is None else own - best,
         reads_to_pay_back=_reads_to_pay_back(row, prices),
+        look=looks.get((row["workspace_id"], row["prefix"])),
     )
 
 

@@ -20,6 +20,7 @@ _BUCKETS_SECONDS = (5, 10, 30, 60, 300, 900, 3600, 10800, 86400)
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over turns. `saved_nano` = without cache − actual; `unpriced` turns are in neither.
 
+    `automatic_input_tokens` are those of `input_tokens` that were reused from memory all the same.
     `prefill_tokens` were computed in `prefill_us` microseconds, by turns whose prefill was timed.
     """
 
@@ -32,6 +33,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_5m_tokens: int = 0
     cache_write_1h_tokens: int = 0
     automatic_tokens: int = 0
+    automatic_input_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
     cost_nano: int = 0

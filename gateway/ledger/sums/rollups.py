@@ -85,6 +85,16 @@ def dimensions() -> dict[str, ColumnElement[Any]]:
     }
 
 
+def _automatic_input() -> ColumnElement[int]:
+    """The tokens of a turn's uncached input that were reused from memory all the same.
+
+    Automatic reuse goes on where the read ends, so the tokens that are written come first.
+    """
+    written: Any = TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens
+    reused: Any = TurnRow.automatic_tokens
+    return case((reused > written, reused - written), else_=0)
+
+
 def measures() -> dict[str, ColumnElement[int]]:
     """The measures, as sums over many turns."""
     return {
@@ -93,6 +103,7 @@ def measures() -> dict[str, ColumnElement[int]]:
         "errors": func.count().filter(TurnRow.outcome.endswith("_error", autoescape=True)),
         "unpriced": func.count().filter(TurnRow.cost_nano.is_(None)),
         **{name: _total(getattr(TurnRow, name)) for name in _TOKENS},
+        "automatic_input_tokens": _total(_automatic_input()),
         "cost_nano": _total(TurnRow.cost_nano),
         "cost_without_cache_nano": _total(TurnRow.cost_without_cache_nano),
         # The computed tokens and the time of turns whose prefill was timed.
