@@ -10,7 +10,6 @@ import json
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import httpx
@@ -18,43 +17,13 @@ import httpx
 from scripts.bench.load import marked
 from scripts.faults.attacks import DAY_MS, Kind, Neighbour, get, post
 from scripts.faults.attacks import KINDS as ATTACKS
-from scripts.faults.houses import WORDS, text
+from scripts.faults.dialects import DIALECTS
+from scripts.faults.drawing import Json, drawn_schema, leaving, size, words_of
+from scripts.faults.houses import text
 from tests.gateway.damage import mutant
 
-Json = dict[str, Any]
 Feature = Callable[[Neighbour, random.Random, Json], None]
 """Adds one feature to a body, in place."""
-
-_PATIENCE_SECONDS = 60.0
-
-
-def size(rng: random.Random, most: int) -> int:
-    """Between 1 and a little more than `most`: each order of magnitude is as likely."""
-    drawn: float = most ** rng.uniform(0, 1.02)
-    return max(1, min(round(drawn), most + rng.choice((0, 0, 0, 1))))
-
-
-def schema(rng: random.Random, num_properties: int, depth: int) -> Json:
-    kinds = ({"type": "string"}, {"type": "integer"}, {"enum": ["a", "b"]}, {"type": "boolean"})
-    names = [f"{rng.choice(WORDS)}{number}" for number in range(num_properties)]
-    made: Json = {
-        "type": "object",
-        "properties": {name: rng.choice(kinds) for name in names},
-        "required": rng.sample(names, rng.randrange(len(names) + 1)),
-        "additionalProperties": rng.random() < 0.5,
-    }
-    for _ in range(depth // 2):
-        made = {"type": "object", "properties": {rng.choice(WORDS): made}}
-    return made
-
-
-def drawn_schema(who: Neighbour, rng: random.Random) -> Json:
-    most = who.bounds.max_schema_properties if rng.random() < 0.3 else 40
-    return schema(rng, size(rng, most), size(rng, who.bounds.max_schema_depth))
-
-
-def words_of(who: Neighbour, rng: random.Random) -> str:
-    return text(rng, size(rng, who.context // 3))
 
 
 def marker(rng: random.Random) -> Json:
@@ -180,8 +149,8 @@ async def mixed_messages(who: Neighbour, rng: random.Random) -> int:
     body = composed(who, rng)
     if rng.random() < 0.15:
         body = {name: body[name] for name in ("model", "messages", "tools") if name in body}
-        return await _leaving(who, rng, "/v1/messages/count_tokens", body)
-    return await _leaving(who, rng, "/v1/messages", body)
+        return await leaving(who, rng, "/v1/messages/count_tokens", body)
+    return await leaving(who, rng, "/v1/messages", body)
 
 
 async def mixed_chat(who: Neighbour, rng: random.Random) -> int:
@@ -214,7 +183,7 @@ async def mixed_chat(who: Neighbour, rng: random.Random) -> int:
     ]
     for extra in rng.sample(extras, rng.randrange(4)):
         body |= extra
-    return await _leaving(who, rng, "/v1/chat/completions", body)
+    return await leaving(who, rng, "/v1/chat/completions", body)
 
 
 async def mixed_completion(who: Neighbour, rng: random.Random) -> int:
@@ -226,7 +195,7 @@ async def mixed_completion(who: Neighbour, rng: random.Random) -> int:
         "n": rng.choice((1, size(rng, 16))),
         "stream": rng.random() < 0.5,
     }
-    return await _leaving(who, rng, "/v1/completions", body)
+    return await leaving(who, rng, "/v1/completions", body)
 
 
 async def leases(who: Neighbour, rng: random.Random) -> int:
@@ -239,7 +208,7 @@ async def leases(who: Neighbour, rng: random.Random) -> int:
 async def damaged_body(who: Neighbour, rng: random.Random) -> int:
     """A mixture with a few of its bytes changed."""
     path = rng.choice(("/v1/messages", "/v1/chat/completions", "/v1/completions"))
-    return await _leaving(who, rng, path, mutant(rng, json.dumps(composed(who, rng)).encode()))
+    return await leaving(who, rng, path, mutant(rng, json.dumps(composed(who, rng)).encode()))
 
 
 async def admin_reads(who: Neighbour, rng: random.Random) -> int:
@@ -331,16 +300,6 @@ async def _raw(who: Neighbour, rng: random.Random, pieces: list[bytes], pause: f
     return int(head[1]) if len(head) > 1 and head[1].isdigit() else 0
 
 
-async def _leaving(who: Neighbour, rng: random.Random, path: str, body: Json | bytes) -> int:
-    """Send; a third of the clients leave at some moment."""
-    seconds = rng.uniform(0, 4) if rng.random() < 0.33 else _PATIENCE_SECONDS
-    try:
-        async with asyncio.timeout(seconds):
-            return await post(who, path, body)
-    except TimeoutError:
-        return 0
-
-
 MIXES: dict[str, Kind] = {
     "mixtures in Messages": Kind(mixed_messages, 4),
     "mixtures in Chat Completions": Kind(mixed_chat, 4),
@@ -353,4 +312,4 @@ MIXES: dict[str, Kind] = {
     "slow bodies": Kind(slow_body, 4),
     "stalled readers": Kind(stalled_reader, 4),
 }
-ALL_KINDS: dict[str, Kind] = {**ATTACKS, **MIXES}
+ALL_KINDS: dict[str, Kind] = {**ATTACKS, **MIXES, **DIALECTS}
