@@ -10,6 +10,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import httpx
