@@ -30,7 +30,7 @@ default. A step of the model takes the lock anew for each of its hundreds of ope
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
-    parser.add_argument("--backend", choices=["native", "synthetic", "vllm"])
+    parser.add_argument("--backend", choices=["native", "synthetic", "vllm", "upstream"])
     backend = parser.parse_args(arguments).backend
     try:
         settings = Settings(**({"backend": backend} if backend else {}))
@@ -74,6 +74,10 @@ def backend_factory(settings: Settings) -> Callable[[ServedEngine], Backend]:
         from engine.backends.vllm.backend import VllmBackend
 
         return lambda host: VllmBackend(settings, clock, host.crash, host.supervisor)
+    if settings.backend == "upstream":
+        from engine.backends.upstream.backend import UpstreamBackend
+
+        return lambda host: UpstreamBackend(settings, clock, host.crash, host.supervisor)
     load_parts = _load_parts(settings)
     return lambda host: LoopedBackend(settings, clock, load_parts, host.crash)
 

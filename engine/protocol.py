@@ -45,8 +45,10 @@ MissReason = Literal[
     "dropped",
     "lookback_exceeded",
     "in_progress_race",
+    "not_told",
 ]
-BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host"]
+BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host", "no_hold"]
+GuaranteeName = Literal["exact_read", "exact_write", "hold", "isolation", "events", "forced_tools"]
 ErrorCode = Literal[
     "invalid_request",
     "unauthorized",
@@ -464,6 +466,19 @@ class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
 # Reports.
 
 
+class Guarantee(msgspec.Struct, frozen=True):
+    """Whether an engine keeps one promise of this protocol, and by what, or why not.
+
+    `exact_read` and `exact_write`: the counts are what the memory did. `hold`: a lease keeps its
+    content until it expires. `isolation`: no scope reads or times another's content. `events`: what
+    leaves the memory is told. `forced_tools`: forced calls are guaranteed.
+    """
+
+    name: GuaranteeName
+    is_kept: bool
+    note: str = ""
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
 
@@ -472,10 +487,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     `max_running` sequences are computed together at most, 0 where the engine does not tell: what is
     sent beyond waits there. `longest_token_bytes` of text, as UTF-8, become one token at most, so a
     prompt of n bytes has n / that many tokens at least; 0 where the engine does not tell, or where
-    its tokenizer leaves text out.
+    its tokenizer leaves text out. `upstream` is the kind of the server that an engine of the
+    backend `upstream` stands in front of. `guarantees` has each name once.
     """
 
-    backend: Literal["native", "vllm", "synthetic"]
+    backend: Literal["native", "vllm", "synthetic", "upstream"]
     model: str
     epoch: str
     max_context_tokens: int
@@ -494,6 +510,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     ttl_scale: float = 1.0
     max_running: int = 0
     longest_token_bytes: int = 0
+    upstream: str | None = None
+    guarantees: list[Guarantee] = []
     protocol_version: int = PROTOCOL_VERSION
 
 

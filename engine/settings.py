@@ -24,7 +24,9 @@ class Settings(BaseSettings):
     grace_seconds: int = Field(
         10, ge=0, description="For how many seconds running generations may go on after SIGTERM"
     )
-    backend: Literal["native", "synthetic", "vllm"] = Field("native", description="What computes")
+    backend: Literal["native", "synthetic", "vllm", "upstream"] = Field(
+        "native", description="What computes"
+    )
     model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Type of weights and KV memory"
@@ -142,6 +144,26 @@ class Settings(BaseSettings):
         description="vLLM engine: any of vLLM's engine arguments, as JSON",
         validate_default=False,
     )
+    upstream: str = Field(
+        "",
+        description="Upstream engine: the URL of an unmodified model server, such as "
+        "http://127.0.0.1:8000; ENGINE_MODEL must name the directory of the model that it serves",
+    )
+    upstream_kind: Literal["auto", "vllm", "sglang", "llamacpp", "trtllm", "tgi", "openai"] = Field(
+        "auto", description="Upstream engine: what the server is; default: what its answers show"
+    )
+    upstream_model: str = Field(
+        "", description="Upstream engine: the server's name of the model; default: its only one"
+    )
+    upstream_key: SecretStr = Field(
+        SecretStr(""), description="Upstream engine: the server's API key, where it wants one"
+    )
+    upstream_silence_seconds: float = Field(
+        300.0,
+        gt=0,
+        le=3600,
+        description="Upstream engine: seconds without a byte after which a request has failed",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line that is written"
     )
@@ -155,6 +177,12 @@ class Settings(BaseSettings):
             return date.fromisoformat(value).isoformat()
         except ValueError:
             raise ValueError("must be `session`, `today` or a day as YYYY-MM-DD") from None
+
+    @model_validator(mode="after")
+    def _upstream_has_a_url(self) -> "Settings":
+        if self.backend == "upstream" and not self.upstream.startswith(("http://", "https://")):
+            raise ValueError("ENGINE_BACKEND=upstream needs a URL in ENGINE_UPSTREAM")
+        return self
 
     @model_validator(mode="after")
     def _manual_clock_stays_home(self) -> "Settings":

@@ -50,6 +50,10 @@ ADVICE = {
         "Another request was still computing the same prefix when this one came.",
         "Wait for the first answer to begin before sending the others of a batch.",
     ),
+    "not_told": Advice(
+        "The server behind the engine does not say what it reused, so nothing counts as read.",
+        "Start it so that it tells: the engine's guarantees in Fleet say how.",
+    ),
     "engine_restart": Advice(
         "It stood on an engine that has been restarted since.",
         "Nothing in the prompt. Pre-warm after restarts; see Fleet.",

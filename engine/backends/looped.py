@@ -16,6 +16,7 @@ import structlog
 from engine.backends.base import Body, Parts, Progress, Renderer
 from engine.backends.events import EventLog
 from engine.backends.generation import QueuedGeneration
+from engine.backends.guarantees import own_guarantees
 from engine.backends.memory import MemoryScan
 from engine.backends.prepare.composition import as_json, decode_prepared, new_preparation
 from engine.backends.prepare.pool import PreparePool
@@ -261,12 +262,15 @@ class LoopedBackend:
         return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
 
     def _whole(self, description: Description) -> Description:
-        """With this start's epoch and what the clock can do."""
+        """With this start's epoch, what the clock can do, and what of the promises is kept."""
         capabilities = list(description.capabilities)
         if isinstance(self._clock, ManualClock):
             capabilities.append("manual_clock")
         return msgspec.structs.replace(
-            description, epoch=self._events.epoch, capabilities=capabilities
+            description,
+            epoch=self._events.epoch,
+            capabilities=capabilities,
+            guarantees=description.guarantees or own_guarantees(capabilities),
         )
 
     def _ready(self) -> "Loaded":

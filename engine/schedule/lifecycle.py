@@ -132,10 +132,13 @@ class Lifecycle:
                     self._finish(sequence)
         return True
 
-    def fail(self, sequence: SequenceState, message: str) -> None:
-        """End a choice that the engine can't compute, and its request if that has not begun."""
+    def fail(self, sequence: SequenceState, message: str, code: ErrorCode = "internal") -> None:
+        """End a choice that the engine can't compute, and its request if that has not begun.
+
+        `code` is told where the request has not begun.
+        """
         if sequence.request.started_at is None:
-            self._fail(sequence.request, "internal", message)
+            self._fail(sequence.request, code, message)
         else:
             sequence.finish = "failed"
             self._finish(sequence)

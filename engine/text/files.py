@@ -38,7 +38,7 @@ def read_prompt_files(model: str) -> PromptFiles:
     # Lengths are the engine's business: a tokenizer that cuts or pads would lie about offsets.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    settings = _read_json(model, "tokenizer_config.json")
+    settings = read_json(model, "tokenizer_config.json")
     special_tokens = {
         name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name)))
     }
@@ -96,7 +96,7 @@ def _templates(model: str, setting: Any) -> dict[str, str]:
         return {"default": setting, **_more_templates(model)}
     if isinstance(setting, list):
         return {str(named["name"]): str(named["template"]) for named in setting}
-    processor = _read_json(model, "chat_template.json").get("chat_template")
+    processor = read_json(model, "chat_template.json").get("chat_template")
     if isinstance(processor, str):
         return {"default": processor}
     raise TemplateRefused(f"`model`: {model} has no chat template")
@@ -122,14 +122,14 @@ def _token_text(setting: Any) -> str | None:
 def _end_token_ids(model: str, tokenizer: Tokenizer, eos_token: str | None) -> frozenset[TokenId]:
     found: set[TokenId | None] = set()
     for name in ("generation_config.json", "config.json"):
-        declared = _read_json(model, name).get("eos_token_id")
+        declared = read_json(model, name).get("eos_token_id")
         found.update(declared if isinstance(declared, list) else [declared])
     if eos_token is not None:
         found.add(tokenizer.token_to_id(eos_token))
     return frozenset(token_id for token_id in found if token_id is not None)
 
 
-def _read_json(model: str, name: str) -> dict[str, Any]:
+def read_json(model: str, name: str) -> dict[str, Any]:
     path = _find_file(model, name)
     if path is None:
         return {}

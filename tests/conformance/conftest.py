@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from engine.protocol import Capability, EntryInfo
+from engine.protocol import Capability, EntryInfo, GuaranteeName
 from tests.conformance.engines import PROFILES, Engine, Settings, running_engine
 
 # Such as `vllm`, which needs an environment of its own: VLLM_PYTHON is its interpreter.
@@ -46,7 +46,7 @@ def settings_of(backend: str, profile: str) -> Settings:
     if backend != "synthetic":
         settings = {k: v for k, v in settings.items() if not k.startswith("SYNTHETIC_")}
         settings["THREADS"] = 1
-    if backend == "vllm":
+    if backend in ("vllm", "upstream"):
         # vLLM's attention on a CPU takes blocks of 32 tokens, and a context must fit into the pool.
         num_blocks = int(settings["NUM_BLOCKS"])
         longest = min(num_blocks * VLLM_BLOCK_SIZE, 16_384)
@@ -83,7 +83,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _names_what_is_declared(reason: str) -> bool:
     """`declares NAME …` or `does not declare NAME …`, with a name of the engine's description."""
     found = re.match(r"(?:declares|does not declare) (\w+)", reason)
-    return found is not None and found[1] in {*get_args(Capability), *DECLARED}
+    return found is not None and found[1] in {
+        *get_args(Capability),
+        *get_args(GuaranteeName),
+        *DECLARED,
+    }
 
 
 @pytest.fixture(params=BACKENDS)

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import httpx
 import msgspec
+import pytest
 
 from engine.protocol import (
     Breakpoint,
@@ -25,11 +26,13 @@ from engine.protocol import (
     Done,
     DropReply,
     EntryInfo,
+    EntryState,
     Failed,
     FinalCounts,
     Finished,
     Frame,
     GenerateRequest,
+    GuaranteeName,
     InputUsage,
     Message,
     Name,
@@ -159,6 +162,23 @@ class Engine:
 
     def has(self, capability: str) -> bool:
         return capability in self.description.capabilities
+
+    def keeps(self, guarantee: GuaranteeName) -> bool:
+        return any(g.name == guarantee and g.is_kept for g in self.description.guarantees)
+
+    def require(self, guarantee: GuaranteeName) -> None:
+        """Skip the test on an engine that does not keep this promise."""
+        if not self.keeps(guarantee):
+            pytest.skip(f"does not declare {guarantee}")
+
+    def promised(self, seconds: float) -> float | None:
+        """What a report says of an entry's end: only a lease promises one."""
+        return seconds if self.keeps("hold") else None
+
+    @property
+    def written_state(self) -> EntryState:
+        """What an entry is while there is room for its lease."""
+        return "leased" if self.keeps("hold") else "best_effort"
 
     def scope(self) -> str:
         return uuid4().hex
@@ -307,7 +327,11 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
     if backend == "vllm" and os.environ.get("VLLM_MOUNTED"):
         command, environment = mounted_vllm(port, settings)
         mount = MOUNT
-    with serving(command, environment, port, base=base) as server:
+    if backend == "upstream":
+        environment = {n: v for n, v in environment.items() if n[7:] not in OF_VLLM}
+    with ExitStack() as stack:
+        environment |= stack.enter_context(_upstream_of(backend, settings))
+        server = stack.enter_context(serving(command, environment, port, base=base))
         client = httpx.Client(
             base_url=server.url + mount,
             headers={"authorization": f"Bearer {SECRET}"},
@@ -318,9 +342,44 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
             yield Engine(server.url + mount, server.process, client)
 
 
+@contextmanager
+def _upstream_of(backend: str, settings: Settings) -> Iterator[dict[str, str]]:
+    """For the backend `upstream`: a `vllm serve` without our plugin, and where it is.
+
+    UPSTREAM_URL names a server that runs already.
+    """
+    if backend != "upstream" or "UPSTREAM" in settings:
+        yield {}
+        return
+    if url := os.environ.get("UPSTREAM_URL"):
+        yield {"ENGINE_UPSTREAM": url}
+        return
+    port = free_port()
+    command, environment = plain_vllm(port, settings)
+    with serving(command, environment, port, base=VLLM_ON_CPU | dict(os.environ)) as server:
+        wait_until_ready(server.url, server.process, "/health")
+        yield {"ENGINE_UPSTREAM": server.url}
+
+
+OF_VLLM = frozenset({"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS", "THREADS"})
+"""What sizes an engine: vLLM's own flags, where it is not ours to start."""
+
+
 def mounted_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """A `vllm serve` with the plugin: what sizes an engine are vLLM's own flags there."""
-    own = {"VLLM_ARGS", "NUM_BLOCKS", "BLOCK_SIZE", "MAX_STEP_TOKENS", "THREADS"}
+    """A `vllm serve` with the plugin."""
+    command = _vllm_serve(port, settings, {"kv-transfer-config": json.dumps(CONNECTOR)})
+    environment = {f"ENGINE_{name}": str(settings[name]) for name in settings.keys() - OF_VLLM}
+    environment |= {"VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": SECRET}
+    return command, environment
+
+
+def plain_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """A `vllm serve` without the plugin, which tells what it reused."""
+    command = _vllm_serve(port, settings, {})
+    return [*command, "--enable-prompt-tokens-details"], {"VLLM_PLUGINS": ""}
+
+
+def _vllm_serve(port: int, settings: Settings, more: Mapping[str, object]) -> list[str]:
     flags: dict[str, object] = {
         "served-model-name": "demo_model",
         "host": HOST,
@@ -330,14 +389,11 @@ def mounted_vllm(port: int, settings: Settings) -> tuple[list[str], dict[str, st
         "num-gpu-blocks-override": int(settings["NUM_BLOCKS"]) + 1,  # one is vLLM's null block
         "max-model-len": json.loads(str(settings["VLLM_ARGS"]))["max_model_len"],
         "max-num-seqs": 32,
-        "kv-transfer-config": json.dumps(CONNECTOR),
         "structured-outputs-config.backend": "guidance",
+        **more,
     }
     if "MAX_STEP_TOKENS" in settings:
         flags["max-num-batched-tokens"] = settings["MAX_STEP_TOKENS"]
     command = [str(Path(os.environ["VLLM_PYTHON"]).with_name("vllm")), "serve"]
     command += [str(ROOT / "engine" / "demo_model"), "--enforce-eager"]
-    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    environment = {f"ENGINE_{name}": str(settings[name]) for name in settings.keys() - own}
-    environment |= {"VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": SECRET}
-    return command, environment
+    return command + [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -132,7 +132,8 @@ def test_a_run_of_tool_uses_or_results_is_one_position(engine: Engine) -> None:
 def test_a_prefix_below_the_minimum_is_neither_written_nor_read(engine: Engine) -> None:
     scope, asked = engine.scope(), prompt(engine.text(50), engine.text(20))
     end = engine.ends(asked)[0]
-    for minimum, state, read in ((end + 1, "none", 0), (end, "leased", 0), (end, "leased", end)):
+    there = engine.written_state
+    for minimum, state, read in ((end + 1, "none", 0), (end, there, 0), (end, there, end)):
         started = engine.ask(asked, scope, 0, minimum=minimum).started
         (report,) = started.breakpoints
         assert (report.state, started.usage.cache_read_tokens) == (state, read)
@@ -147,7 +148,8 @@ def test_the_engines_own_minimum_holds_where_the_request_says_nothing(engine: En
     asked = prompt(engine.text(10), engine.text(60))
     below, above = engine.ends(asked)
     reports = engine.ask(asked, scope, 0, 1, minimum=None).started.breakpoints
-    assert [r.state for r in reports] == ["none" if below < 32 else "leased", "leased"]
+    there = engine.written_state
+    assert [r.state for r in reports] == ["none" if below < 32 else there, there]
     assert reports[1].tokens == above
 
 
@@ -223,6 +225,7 @@ def test_max_tokens_ends_the_answer_with_length(engine: Engine) -> None:
 
 
 def test_a_receipt_says_which_names_are_held_and_leased(engine: Engine) -> None:
+    engine.require("hold")
     scope, asked = engine.scope(), prompt(engine.text(80), engine.text(60))
     ends = engine.count(asked).segment_tokens
     names = (Name(scope[:16], 0), Name(scope[16:], 1))

@@ -44,6 +44,7 @@ def fill(engine: Engine, scope: str, share: float | None) -> None:
 def test_a_scopes_share_decides_who_yields(
     tiny_engine: Engine, rich: float | None, poor: float | None, expected: EntryState
 ) -> None:
+    tiny_engine.require("hold")
     rich_scope, poor_scope = tiny_engine.scope(), tiny_engine.scope()
     fill(tiny_engine, rich_scope, rich)
     before = leases(tiny_engine, rich_scope)
@@ -52,6 +53,7 @@ def test_a_scopes_share_decides_who_yields(
 
 
 def test_a_share_of_its_own_ends_with_the_next_request_that_names_none(tiny_engine: Engine) -> None:
+    tiny_engine.require("hold")
     rich, poor = tiny_engine.scope(), tiny_engine.scope()
     fill(tiny_engine, rich, 1.0)
     assert write(tiny_engine, poor, 40, None) == "best_effort"
@@ -60,11 +62,13 @@ def test_a_share_of_its_own_ends_with_the_next_request_that_names_none(tiny_engi
 
 
 def test_a_share_is_no_bound_while_nobody_else_asks(tiny_engine: Engine) -> None:
+    tiny_engine.require("hold")
     scope = tiny_engine.scope()
     assert write(tiny_engine, scope, 60, 0.0) == "leased"
 
 
 def test_what_leases_hold_and_may_hold_is_told(tiny_engine: Engine) -> None:
+    tiny_engine.require("hold")
     empty = tiny_engine.stats().leases
     assert empty is not None
     assert (empty.blocks, empty.max_blocks) == (0, tiny_engine.description.num_blocks // 2)

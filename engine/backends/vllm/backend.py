@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.backends.base import Progress
 from engine.backends.looped import Loaded, LoopedBackend
+from engine.backends.mirror_pool import MirrorPool
 from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import chat_renderer
@@ -17,7 +18,7 @@ from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.layers import kv_bytes
 from engine.backends.vllm.loop import VllmLoop
-from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
+from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import Clock

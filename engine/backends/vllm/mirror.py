@@ -8,51 +8,19 @@ rules of `engine.cache`. This module adds only the source of the facts.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from engine.backends.mirror_pool import MirrorPool
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
-from engine.cache.block import Block, Entry
-from engine.cache.digests import ChainHasher, PromptDigests
+from engine.cache.block import Entry
+from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndReason
 from engine.cache.lookup import longest_hit
-from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
 from engine.cache.table import BlockTable
 from engine.protocol import Breakpoint, BreakpointReport, MissReason
 
 _WATCH = "name:"
-
-
-class MirrorPool(BlockPool):
-    """Mirrors of blocks with entries or names. Other blocks have none."""
-
-    def mirror(self, digests: PromptDigests) -> list[Block]:
-        """The mirrors of a prompt's full blocks, each with one reference more."""
-        blocks = []
-        for index, digest in enumerate(digests.full):
-            packed = digests.block_tokens(index)
-            block = self.find(digest, packed)
-            if block is None:
-                block = self.allocate(index)
-                self.append(block, packed)
-                self.index(block, digest)
-            else:
-                self.acquire(block)
-            blocks.append(block)
-        return blocks
-
-    def lose(self, digest: Digest) -> None:
-        """vLLM has dropped this block, so its names are gone too."""
-        block = self._index.get(digest)
-        if block is not None:
-            self._evicted_names.extend(block.names)
-            block.names.clear()
-            self.requeue(block)
-
-    def _enqueue(self, block: Block, *, is_spent: bool = True) -> None:
-        if not block.names and not block.dependents:
-            self._forget_content(block)
-        super()._enqueue(block, is_spent=is_spent)
 
 
 class HeldEntries(Entries):

@@ -10,10 +10,11 @@ import httpx
 import msgspec
 import pytest
 
+from engine.backends.mirror_pool import MirrorPool
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.directive import LOSSES, CoreStats
 from engine.backends.vllm.loop import VllmLoop
-from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
+from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import ManualClock

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.backends.mirror_pool import MirrorPool
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, LossReason, Report
-from engine.backends.vllm.mirror import HeldCache, HeldEntries, MirrorPool
+from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Found

@@ -1,0 +1,287 @@
+"""An engine in front of a server that is not ours: it computes; books, text and API are ours."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from engine.backends.base import Progress
+from engine.backends.events import EventLog
+from engine.backends.looped import Loaded, LoopedBackend
+from engine.backends.mirror_pool import MirrorPool
+from engine.backends.prepare.composition import chat_worker, new_preparation
+from engine.backends.prepare.pool import PreparePool
+from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.upstream.books import UnheldEntries, UpstreamCache
+from engine.backends.upstream.guarantees import guarantees_of
+from engine.backends.upstream.kinds import new_server
+from engine.backends.upstream.loop import UpstreamLoop
+from engine.backends.upstream.model import ModelFacts, model_facts, probe_texts
+from engine.backends.upstream.probe import examined
+from engine.backends.upstream.server import Facts, Server, UpstreamError, UpstreamGone
+from engine.backends.upstream.turns import Turns
+from engine.cache.digests import ChainHasher
+from engine.clock import Clock
+from engine.errors import NotReady
+from engine.protocol import Capability, Counters, Description, LeaseStats, Memory, Stats
+from engine.schedule.books import Books, block_stats
+from engine.schedule.lifecycle import Lifecycle
+from engine.settings import Settings
+from engine.supervisor import Supervisor
+from engine.text.renderer import ChatRenderer
+from engine.text.tokens.longest import longest_token_bytes
+
+log = structlog.get_logger()
+
+FIND_SECONDS = 300.0
+"""How long a server may take to answer everything that is asked of it at the start."""
+WATCH_SECONDS = 2.0
+MISSES = 3
+"""A server that does not answer this often in a row is gone; one that refuses is at once."""
+DEFAULT_CONTEXTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """`description` lacks only the epoch."""
+
+    server: Server
+    facts: Facts
+    renderer: ChatRenderer
+    description: Description
+
+
+class UpstreamBackend(LoopedBackend):
+    """While the server is away every call is refused as NotReady; after it a new epoch begins."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+        supervisor: Supervisor,
+    ) -> None:
+        super().__init__(settings, clock, self._never, on_crash)
+        self._supervisor = supervisor
+        self._books = Books()
+        self._parts: _Parts | None = None
+        self._preparation: PreparePool | None = None
+        self._turns: Turns | None = None
+        self._is_suspect = asyncio.Event()
+        self._is_stopped = False
+
+    # Life.
+
+    def load(self, progress: Progress) -> None:
+        """Raises UpstreamRefused, TemplateRefused, and UpstreamError where none answers."""
+        progress("loading tokenizer", 0.1)
+        renderer = chat_renderer(chat_worker(self._settings))
+        model = model_facts(self._settings.model, renderer)
+        progress("asking the server", 0.5)
+        asking = asyncio.run_coroutine_threadsafe(self._ask(renderer, model), self._event_loop)
+        parts = self._parts = asking.result(FIND_SECONDS)
+        self._preparation = new_preparation(
+            renderer, chat_worker(self._settings), parts.description, self._settings, self._days
+        )
+        self._loaded = self._assemble_upstream(parts, self._preparation)
+        self._loaded.loop.start(self._on_crash)
+        self._event_loop.call_soon_threadsafe(
+            self._supervisor.start, "upstream", self._watch_server
+        )
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        is_away = self._loaded is None
+        await super().stop()
+        if is_away and self._preparation is not None:
+            await self._preparation.close()
+        if self._parts is not None:
+            await self._parts.server.close()
+
+    async def stats(self) -> Stats:
+        loaded, turns = self._ready(), self._turns
+        assert turns is not None
+        books, cache = loaded.books, loaded.cache
+        return Stats(
+            epoch=loaded.description.epoch,
+            uptime_seconds=self._clock.now() - self._born_at,
+            running=turns.running,
+            waiting=turns.num_unsent,
+            blocks=block_stats(cache),
+            counters=Counters(
+                **books.totals,
+                evicted_blocks=cache.pool.num_evicted,
+                evicted_entries=cache.entries.lifetimes.num_evicted,
+            ),
+            leases=LeaseStats(blocks=0, max_blocks=0),
+            num_entries=len(cache.entries),
+            unacknowledged=books.num_unacknowledged,
+            prefill_seconds=books.prefill_seconds,
+        )
+
+    async def memory(self) -> Memory:
+        """Without a map: nobody tells what is in the server's memory."""
+        loaded = self._ready()
+        return Memory(
+            epoch=loaded.description.epoch,
+            block_size=loaded.description.block_size,
+            lifetimes=loaded.cache.entries.lifetimes.report(),
+        )
+
+    # The server.
+
+    async def _ask(self, renderer: ChatRenderer, model: ModelFacts) -> _Parts:
+        settings = self._settings
+        server = await new_server(settings, model, renderer)
+        facts = await server.find_facts(probe_texts(renderer))
+        facts = await examined(server, facts, renderer, model)
+        if facts.isolation == "none":
+            log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
+        return _Parts(server, facts, renderer, self._description(facts, renderer, model))
+
+    async def _watch_server(self) -> None:
+        """Raises UpstreamGone while the server is away: a failing loop is no ready engine."""
+        parts = self._parts
+        assert parts is not None
+        if self._loaded is None:
+            await self._come_back(parts)
+        misses = 0
+        while not self._is_stopped:
+            try:
+                await asyncio.wait_for(self._is_suspect.wait(), WATCH_SECONDS)
+            except TimeoutError:
+                pass
+            was_suspect = self._is_suspect.is_set()
+            self._is_suspect.clear()
+            try:
+                fingerprint = await parts.server.fingerprint()
+            except UpstreamError as error:
+                misses += 1
+                if was_suspect or isinstance(error, UpstreamGone) or misses >= MISSES:
+                    await self._lose(str(error))
+                    raise
+                continue
+            misses = 0
+            if fingerprint != parts.facts.fingerprint:
+                await self._lose("the server was started anew")
+                await self._come_back(parts)
+
+    async def _lose(self, reason: str) -> None:
+        """Whatever the server held is gone. Requests fail; the final counts stay."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        log.error("the upstream server is gone", why=reason)
+        self._events.close()
+        assert isinstance(loaded.loop, UpstreamLoop)
+        await loaded.loop.end("the upstream server is gone", "not_ready")
+
+    async def _come_back(self, parts: _Parts) -> None:
+        """Raises UpstreamError while it is away; another server than before ends the process."""
+        facts = await parts.server.find_facts(probe_texts(parts.renderer))
+        if _lasting(facts) != _lasting(parts.facts):
+            self._on_crash(RuntimeError("the upstream server came back as another one"))
+            return
+        parts = self._parts = replace(
+            parts, facts=replace(parts.facts, fingerprint=facts.fingerprint)
+        )
+        self._events = EventLog(epoch=uuid4().hex)
+        assert self._preparation is not None
+        self._loaded = self._assemble_upstream(parts, self._preparation)
+        self._loaded.loop.start(self._on_crash)
+        log.info("the upstream server is back", epoch=self._events.epoch)
+
+    def _ready(self) -> Loaded:
+        if self._loaded is None and self._parts is not None:
+            raise NotReady("the upstream server is away")
+        return super()._ready()
+
+    # Inside.
+
+    def _assemble_upstream(self, parts: _Parts, preparation: PreparePool) -> Loaded:
+        settings, description = self._settings, self._whole(parts.description)
+        pool = MirrorPool(description.num_blocks, description.block_size)
+        entries = UnheldEntries(
+            pool, ttl_scale=settings.ttl_scale, grace_seconds=settings.arrival_grace_seconds
+        )
+        hasher = ChainHasher(os.urandom(32), description.block_size)
+        is_isolated = parts.facts.isolation != "none"
+        cache = UpstreamCache(pool, entries, hasher, is_isolated=is_isolated)
+        turns = self._turns = Turns(cache)
+        lifecycle = Lifecycle(
+            cache,
+            turns,
+            self._books,
+            self._clock,
+            epoch=description.epoch,
+            max_waiting=settings.max_waiting,
+            max_context_tokens=description.max_context_tokens,
+            publish=self._events.publish,
+        )
+        loop = UpstreamLoop(
+            parts.server,
+            parts.facts,
+            cache,
+            turns,
+            lifecycle,
+            self._clock,
+            self._event_loop,
+            self._supervisor,
+            self._is_suspect.set,
+        )
+        return Loaded(description, parts.renderer, preparation, cache, self._books, lifecycle, loop)
+
+    def _description(self, facts: Facts, renderer: ChatRenderer, model: ModelFacts) -> Description:
+        settings = self._settings
+        block_size = facts.block_size or settings.block_size
+        context = facts.max_context_tokens
+        num_blocks = settings.num_blocks or facts.num_blocks
+        return Description(
+            backend="upstream",
+            upstream=facts.kind,
+            model=Path(settings.model).name,
+            epoch="",
+            max_context_tokens=context,
+            block_size=block_size,
+            num_blocks=num_blocks or DEFAULT_CONTEXTS * context // block_size,
+            granularity=block_size,
+            min_cache_tokens=settings.min_cache_tokens,
+            capabilities=_capabilities(facts, renderer),
+            guarantees=guarantees_of(facts),
+            prefix_order=renderer.prefix_order,
+            tool_format=renderer.tool_format,
+            reasoning_format=renderer.reasoning_format,
+            default_temperature=model.temperature,
+            default_top_p=model.top_p,
+            default_top_k=model.top_k,
+            ttl_scale=settings.ttl_scale,
+            max_running=facts.max_running,
+            longest_token_bytes=longest_token_bytes(renderer.tokenizer),
+        )
+
+    @staticmethod
+    def _never(settings: Settings, progress: Progress) -> Any:
+        raise NotImplementedError("a server's parts are others")
+
+
+def _capabilities(facts: Facts, renderer: ChatRenderer) -> list[Capability]:
+    declared: dict[Capability, bool] = {
+        "multiple_choices": "multiple_choices" in facts.capabilities,
+        "tools": renderer.tool_format is not None,
+        "forced_tools": "forced_tools" in facts.capabilities,
+        "structured_output": "structured_output" in facts.capabilities,
+        "penalties": "penalties" in facts.capabilities,
+        "thinking": renderer.reasoning_format is not None,
+    }
+    return [capability for capability, is_there in declared.items() if is_there]
+
+
+def _lasting(facts: Facts) -> tuple[Any, ...]:
+    """What must be the same after a restart, for our description to stay true."""
+    return (facts.model, facts.version, facts.max_context_tokens, facts.block_size,
+            facts.num_blocks, facts.max_running)  # fmt: skip

@@ -1,0 +1,64 @@
+"""Which server it is, and how each kind is talked to."""
+
+import msgspec
+
+from engine.backends.upstream.model import ModelFacts
+from engine.backends.upstream.server import Kind, Server, UpstreamError, UpstreamRefused
+from engine.backends.upstream.vllm_server import VllmServer
+from engine.backends.upstream.wire import Wire
+from engine.settings import Settings
+from engine.text.renderer import ChatRenderer
+
+
+class _Owned(msgspec.Struct):
+    owned_by: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Owned] = []
+
+
+async def new_server(settings: Settings, model: ModelFacts, renderer: ChatRenderer) -> Server:
+    """Raises UpstreamRefused where it can't be told what the server is."""
+    wire = Wire(
+        settings.upstream,
+        settings.upstream_key.get_secret_value(),
+        settings.upstream_silence_seconds,
+    )
+    kind = settings.upstream_kind
+    found: Kind = await find_kind(wire) if kind == "auto" else kind
+    match found:
+        case "vllm":
+            return VllmServer(wire, settings.upstream_model, model)
+        case _:
+            raise UpstreamRefused(f"ENGINE_UPSTREAM_KIND={found} is not there yet")
+
+
+async def find_kind(wire: Wire) -> Kind:
+    """By what each kind alone answers. `/v1/models` names the owner on vLLM and llama.cpp."""
+    status, answer = await wire.get("/v1/models")
+    if status == 200:
+        try:
+            models = msgspec.json.decode(answer, type=_Models)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            models = _Models()
+        owners = {model.owned_by.lower() for model in models.data}
+        for owner, kind in _OWNERS.items():
+            if owner in owners:
+                return kind
+    for path, kind in _PATHS.items():
+        status, _ = await wire.get(path)
+        if status == 200:
+            return kind
+    if status in (401, 403):
+        raise UpstreamError("the server wants a key: ENGINE_UPSTREAM_KEY")
+    raise UpstreamRefused("ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it")
+
+
+_OWNERS: dict[str, Kind] = {
+    "vllm": "vllm",
+    "llamacpp": "llamacpp",
+    "sglang": "sglang",
+    "tensorrt_llm": "trtllm",
+}
+_PATHS: dict[str, Kind] = {"/props": "llamacpp", "/get_model_info": "sglang", "/info": "tgi"}

@@ -1,0 +1,259 @@
+"""An engine before a server of vLLM's shape: counts, isolation, what is sent, ends."""
+
+import time
+
+import msgspec
+import pytest
+
+from engine.protocol import BreakpointReport, Done, Failed, ToolChoice
+from tests.conformance.engines import Engine, Refused, prompt
+from tests.engine.backends.upstream.conftest import engine_before, wait_until
+from tests.engine.backends.upstream.scripted import (
+    ANSWER,
+    BLOCK_SIZE,
+    Fault,
+    Script,
+    serving_script,
+)
+
+
+def test_the_description_says_what_is_kept_and_what_is_not(engine: Engine) -> None:
+    told = engine.description
+    assert (told.backend, told.upstream, told.granularity) == ("upstream", "vllm", BLOCK_SIZE)
+    kept = {one.name: one.is_kept for one in told.guarantees}
+    assert kept == {
+        "exact_read": True,
+        "exact_write": True,
+        "hold": False,
+        "isolation": True,
+        "events": False,
+        "forced_tools": False,
+    }
+    assert all(one.note for one in told.guarantees)
+
+
+def test_a_prefix_is_written_and_then_read_as_far_as_the_server_reused_it(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    first, second = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
+    (end,) = engine.ends(asked)
+    assert first.usage.cache_write_5m_tokens == end == second.usage.cache_read_tokens
+    assert second.usage.cache_write_5m_tokens == 0
+    assert second.usage.computed_tokens == second.usage.prompt_tokens - end
+    assert isinstance(second.last, Done)
+
+
+def test_no_entry_is_ever_leased(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    for _ in range(2):
+        (report,) = engine.ask(asked, scope, (0, "1h")).started.breakpoints
+        assert (report.state, report.reason, report.ttl) == ("best_effort", "no_hold", "1h")
+        assert report.expires_in_seconds is None
+    (entry,) = engine.entries(scope)
+    assert (entry.state, entry.reason, entry.reads) == ("best_effort", "no_hold", 1)
+    stats = engine.stats()
+    assert (stats.num_leases, stats.blocks.leased) == (0, 0)
+    assert not any(chain.num_leased for chain in engine.snapshot().chains)
+
+
+def test_what_the_server_evicted_is_no_read_and_is_written_anew(
+    engine: Engine, script: Script
+) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    engine.ask(asked, scope, 0)
+    script.cached.clear()
+    again = engine.ask(asked, scope, 0)
+    assert again.usage.cache_read_tokens == 0
+    assert again.started.miss_reason == "best_effort_evicted"
+    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+
+
+def test_a_read_is_never_more_than_the_server_reused(engine: Engine, script: Script) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    engine.ask(asked, scope, 0)
+    kept = 2 * BLOCK_SIZE
+    script.cached = {(salt, tokens) for salt, tokens in script.cached if len(tokens) <= kept}
+    again = engine.ask(asked, scope, 0)
+    assert again.usage.cache_read_tokens == kept
+    assert again.usage.cache_write_5m_tokens == engine.ends(asked)[0] - kept
+    assert again.started.miss_reason == "best_effort_evicted"
+
+
+def test_a_read_is_never_more_than_the_entry(engine: Engine) -> None:
+    """The server reuses the whole prompt; only the marked prefix was bought."""
+    scope, head, tail = engine.scope(), engine.text(60), engine.text(60)
+    engine.ask(prompt(head, tail), scope, 0)
+    usage = engine.ask(prompt(head, tail), scope, 0).usage
+    assert usage.cache_read_tokens == engine.ends(prompt(head, tail))[0]
+    assert usage.automatic_tokens > 0
+
+
+def test_no_scope_reads_another_scopes_prefix(engine: Engine, script: Script) -> None:
+    asked = prompt(engine.text(100))
+    engine.ask(asked, engine.scope(), 0)
+    usage = engine.ask(asked, engine.scope(), 0).usage
+    assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+    salts = {body["cache_salt"] for body in script.completions()[-4:]}
+    assert len(salts) == 2, "each scope has a salt of its own"
+
+
+def test_the_server_gets_token_ids_and_every_wish(engine: Engine, script: Script) -> None:
+    asked = prompt(engine.text(40))
+    engine.ask(
+        asked, engine.scope(), max_tokens=3, top_p=0.5, top_k=7, seed=5, presence_penalty=0.25
+    )
+    body = script.completions()[-1]
+    assert len(body["prompt"]) == engine.count(asked).input_tokens
+    assert all(isinstance(token, int) for token in body["prompt"])
+    wishes = {key: body[key] for key in ("max_tokens", "top_p", "top_k", "seed", "ignore_eos")}
+    assert wishes == {"max_tokens": 3, "top_p": 0.5, "top_k": 7, "seed": 5, "ignore_eos": True}
+    assert body["presence_penalty"] == 0.25
+
+
+def test_the_answer_is_the_servers(engine: Engine) -> None:
+    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200)
+    assert answer.text() == ANSWER
+    (finished,) = answer.finished
+    assert finished.reason == "stop"
+
+
+def test_prewarming_computes_and_tells_nothing(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    warmed = engine.ask(asked, scope, 0, max_tokens=0)
+    assert (warmed.text(), warmed.finished[0].output_tokens) == ("", 0)
+    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+
+
+def test_choices_are_requests_of_their_own(engine: Engine) -> None:
+    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200, num_choices=3)
+    assert [answer.text(choice) for choice in range(3)] == [ANSWER] * 3
+
+
+def test_a_cancel_closes_the_connection_to_the_server(engine: Engine, script: Script) -> None:
+    script.token_seconds = 0.2
+    try:
+        with engine.stream(engine.request(prompt("Count."), engine.scope(), max_tokens=50)) as one:
+            one.start()
+            wait_until(lambda: script.open_streams == 1)
+            assert engine.cancel(one.request_id)
+            assert one.rest().finished[0].reason == "cancelled"
+        wait_until(lambda: script.open_streams == 0)
+        assert engine.unacknowledged()[one.request_id].reason == "cancelled"
+    finally:
+        script.token_seconds = 0.0
+
+
+def test_forced_calls_are_refused_where_the_server_takes_no_grammar(engine: Engine) -> None:
+    assert not engine.has("forced_tools") and not engine.has("structured_output")
+    asked = msgspec.structs.replace(
+        engine.request(prompt("Paint."), engine.scope()), tool_choice=ToolChoice(mode="any")
+    )
+    with pytest.raises(Refused) as refused, engine.stream(asked):
+        pass
+    assert refused.value.reply["code"] == "unsupported"
+    assert "forced_tools" in refused.value.reply["message"]
+
+
+WRONG = {
+    "no json": Fault(body=b"data: {nonsense\n\n", only_streams=True),
+    "another form": Fault(body=b'data: {"choices": 3}\n\n', only_streams=True),
+    "an error": Fault(body=b'data: {"error": {"message": "x"}}\n\n', only_streams=True),
+    "a token that is none": Fault(
+        body=b'data: {"choices": [{"token_ids": [99999999]}]}\n\n', only_streams=True
+    ),
+    "a negative token": Fault(body=b'data: {"choices": [{"token_ids": [-1]}]}\n\n'),
+    "more tokens than asked": Fault(
+        body=b'data: {"choices": [{"token_ids": [5, 5, 5, 5, 5, 5, 5, 5, 5]}]}\n\n',
+        only_streams=True,
+    ),
+    "an end without a reason": Fault(after=1, only_streams=True),
+    "an endless event": Fault(body=b"data: " + b"x" * (2**20 + 10), only_streams=True),
+    "endless comments": Fault(body=b": x\n" * (2**18 + 10), only_streams=True),
+    "another count of the prompt": Fault(usage={"prompt_tokens": 3}),
+    "more reused than there is": Fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
+    "less reused than nothing": Fault(usage={"prompt_tokens_details": {"cached_tokens": -1}}),
+    "a count that is none": Fault(usage={"prompt_tokens_details": {"cached_tokens": "many"}}),
+    "no word of what was reused": Fault(usage={"prompt_tokens_details": None}),
+    "an error before the stream": Fault(status=500),
+    "no room": Fault(status=503),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_answer_fails_the_request_and_counts_nothing_wrong(
+    engine: Engine, script: Script, what: str
+) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    script.fault = WRONG[what]
+    answer = engine.ask(asked, scope, 0, max_tokens=8)
+    counts = engine.unacknowledged()
+    final = list(counts.values())[-1]
+    if isinstance(answer.last, Failed):
+        assert answer.last.code == ("overloaded" if what == "no room" else "internal")
+        assert (final.reason, final.usage, engine.entries(scope)) == ("failed", None, [])
+    else:
+        assert answer.finished[0].reason == final.reason == "failed"
+        assert final.usage == answer.usage
+        assert answer.usage.cache_read_tokens == 0
+        assert final.output_tokens == answer.finished[0].output_tokens <= 8
+
+
+def test_comments_of_a_slow_server_are_no_answer_and_no_error(
+    engine: Engine, script: Script
+) -> None:
+    script.fault = Fault(comments=30, only_streams=True)
+    assert engine.ask(prompt("Count."), engine.scope(), max_tokens=200).text() == ANSWER
+
+
+def test_a_silent_server_fails_the_request_in_time() -> None:
+    script = Script()
+    with (
+        serving_script(script) as url,
+        engine_before(url, UPSTREAM_SILENCE_SECONDS=1) as engine,
+    ):
+        script.fault = Fault(pause=30)
+        since = time.monotonic()
+        answer = engine.ask(prompt("Count."), engine.scope())
+        assert isinstance(answer.last, Failed)
+        assert "said nothing in time" in answer.last.message
+        assert time.monotonic() - since < 25
+        script.fault = None
+        assert isinstance(engine.ask(prompt("Count."), engine.scope()).last, Done)
+
+
+def test_a_server_that_does_not_tell_gives_no_reads() -> None:
+    script = Script(tells=False)
+    with serving_script(script) as url, engine_before(url) as engine:
+        kept = {one.name: one for one in engine.description.guarantees}
+        assert not kept["exact_read"].is_kept and not kept["isolation"].is_kept
+        assert "not told" in kept["exact_read"].note
+        assert "--enable-prompt-tokens-details" in kept["exact_read"].note
+        scope, asked = engine.scope(), prompt(engine.text(100))
+        engine.ask(asked, scope, 0)
+        again = engine.ask(asked, scope, 0)
+        assert again.usage.cache_read_tokens == again.usage.automatic_tokens == 0
+        assert again.usage.cache_write_5m_tokens == engine.ends(asked)[0]
+        assert again.started.miss_reason == "not_told"
+        told: BreakpointReport = again.started.breakpoints[0]
+        assert (told.state, told.reason) == ("best_effort", "no_hold")
+        bodies = script.completions()[-2:]
+        assert all(body["stream"] for body in bodies), "no request only to be told"
+
+
+def test_a_server_that_mixes_scopes_is_found_out_and_tells_nobody_of_others() -> None:
+    script = Script(heeds_salts=False)
+    with serving_script(script) as url, engine_before(url) as engine:
+        isolation = next(g for g in engine.description.guarantees if g.name == "isolation")
+        assert not isolation.is_kept and "reused" in isolation.note
+        asked = prompt(engine.text(100))
+        engine.ask(asked, engine.scope(), 0)
+        usage = engine.ask(asked, engine.scope(), 0).usage
+        assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+
+
+def test_another_tokenizer_is_refused_at_the_start() -> None:
+    with (
+        serving_script(Script(other_tokenizer=True)) as url,
+        pytest.raises(BaseException, match="ended"),
+        engine_before(url),
+    ):
+        pass
