@@ -8,11 +8,11 @@ with the ledger in the end. Ends with 1 unless every row of the table is as it s
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from scripts.faults.forgery import Forgeries, untried, words
 from scripts.stack import (
     API_HEADERS,
     ENGINE_SECRET,
@@ -42,14 +43,13 @@ from tests.e2e.streams import Clients
 
 MODEL = "demo_model"
 NUM_BLOCKS, BLOCK_SIZE = 256, 32
+LOSS_SECONDS = 30
 SIZES: dict[str, str | int | float] = {
     "NUM_BLOCKS": NUM_BLOCKS,
     "BLOCK_SIZE": BLOCK_SIZE,
     "MIN_CACHE_TOKENS": 64,
     "VLLM_ARGS": '{"max_model_len": 4096}',
 }
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses",
-          "/inference/v1/generate")  # fmt: skip
 MODELS_TOML = f"""default = "{MODEL}"
 
 [[models]]
@@ -90,27 +90,26 @@ class Plugged:
         wait_until_ready(self.url, self.process, f"{MOUNT}/readyz", self._log)
 
     def stats(self) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        answer = httpx.get(f"{self.url}{MOUNT}/v1/stats", headers=headers, timeout=60)
-        stats: dict[str, Any] = answer.raise_for_status().json()
+        stats: dict[str, Any] = self._get("stats")
         return stats
+
+    def entries(self, state: str) -> int:
+        """How many the mounted engine says are so."""
+        return sum(entry["state"] == state for entry in self._get("entries"))
+
+    def _get(self, what: str) -> Any:
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        answer = httpx.get(f"{self.url}{MOUNT}/v1/{what}", headers=headers, timeout=60)
+        return answer.raise_for_status().json()
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
-def words(seed: int, count: int) -> str:
-    draw = random.Random(seed)
-    return " ".join(
-        f"{draw.choice('bcdfgklmnprst')}{draw.choice('aeiou')}{draw.randrange(99)}"
-        for _ in range(count)
-    )
-
-
-def marked_turn(gateway: str) -> dict[str, Any]:
+def marked_turn(gateway: str, seed: int = 1) -> dict[str, Any]:
     """A turn whose system prompt is marked; its usage."""
-    block = {"type": "text", "text": words(1, 250), "cache_control": {"type": "ephemeral"}}
+    block = {"type": "text", "text": words(seed, 250), "cache_control": {"type": "ephemeral"}}
     body = {
         "model": MODEL,
         "max_tokens": 8,
@@ -128,8 +127,15 @@ def look_at_leases(vllm: Plugged, gateway: str, findings: Findings) -> None:
     findings.note("turn 1 writes", written, written > 0)
     read = second["cache_read_input_tokens"]
     findings.note("turn 2 reads what turn 1 wrote", read, read == written)
+    flooded = flood(vllm, 3 * NUM_BLOCKS * BLOCK_SIZE)
+    read = marked_turn(gateway)["cache_read_input_tokens"]
+    findings.note(f"read after {flooded} tokens through vLLM's own route", read, read == written)
+
+
+def flood(vllm: Plugged, tokens: int) -> int:
+    """So many tokens of unmarked prompts through vLLM's own route; how many they were."""
     flooded = 0
-    while flooded < 3 * NUM_BLOCKS * BLOCK_SIZE:
+    while flooded < tokens:
         body = {
             "model": MODEL,
             "max_tokens": 4,
@@ -137,57 +143,41 @@ def look_at_leases(vllm: Plugged, gateway: str, findings: Findings) -> None:
         }
         answer = httpx.post(f"{vllm.url}/v1/chat/completions", json=body, timeout=300)
         flooded += answer.raise_for_status().json()["usage"]["prompt_tokens"]
-    read = marked_turn(gateway)["cache_read_input_tokens"]
-    findings.note(f"read after {flooded} tokens through vLLM's own route", read, read == written)
+    return flooded
 
 
-def forged(draw: random.Random) -> Any:
-    """`kv_transfer_params` as a client may forge them."""
-    want = {"key": "ab" * 16, "tokens": draw.choice([32, 992, 10**9]), "expires_at": 9e18}
-    ours: dict[str, Any] = {
-        "request_id": draw.choice(["forged", "x/1"]),
-        "scope": draw.choice(["x", ""]),
-        "wants": [want] * draw.choice([0, 1, 20]),
-        "watches": [{"key": "w", "tokens": 64}] * draw.choice([0, 2]),
-        "read": draw.choice([None, "ab" * 16]),
-        "token": draw.choice(["", "0" * 64, None, 7, "\ud800", ["x"]]),
-    }
-    for name in draw.sample(sorted(ours), draw.choice([0, 0, 1, 2])):
-        del ours[name]
-    return {"holdfast": draw.choice([ours, ours, ours, [ours], "x", 3])}
-
-
-def forged_body(route: str, params: Any, draw: random.Random) -> dict[str, Any]:
-    text = words(draw.randrange(50), 60)
-    messages = [{"role": "user", "content": text}]
-    common: dict[str, Any] = {"model": MODEL, "kv_transfer_params": params}
-    if route == "/v1/completions":
-        return {**common, "prompt": text, "max_tokens": 1}
-    if route == "/v1/responses":
-        return {**common, "input": text, "max_output_tokens": 1}
-    if route == "/inference/v1/generate":
-        ids = [20 + draw.randrange(3000) for _ in range(100)]
-        return {**common, "token_ids": ids, "sampling_params": {"max_tokens": 1}}
-    return {**common, "messages": messages, "max_tokens": 1}
+def look_at_losses(vllm: Plugged, gateway: str, findings: Findings) -> None:
+    """More entries than may be leased; others then take the blocks of those without a lease."""
+    for seed in range(2, 14):
+        marked_turn(gateway, seed)
+    leased, loose = vllm.entries("leased"), vllm.entries("best_effort")
+    findings.note("entries with a lease, and without", (leased, loose), leased > 0 < loose)
+    flood(vllm, 3 * NUM_BLOCKS * BLOCK_SIZE)
+    until = time.monotonic() + LOSS_SECONDS
+    while vllm.entries("best_effort") and time.monotonic() < until:
+        time.sleep(0.1)
+    left = vllm.entries("leased"), vllm.entries("best_effort")
+    findings.note("the same after a flood by others, without a turn", left, left == (leased, 0))
 
 
 def look_at_forgery(vllm: Plugged, count: int, findings: Findings) -> None:
-    draw, statuses = random.Random(5), dict.fromkeys(ROUTES, 0)
-    before, failed = vllm.stats(), 0
+    forgeries, before = Forgeries(), vllm.stats()
     with httpx.Client(base_url=vllm.url, timeout=120) as client:
-        for index in range(count):
-            route = ROUTES[index % len(ROUTES)]
-            body = json.dumps(forged_body(route, forged(draw), draw))
-            headers = {"content-type": "application/json"}
-            answer = client.post(route, content=body, headers=headers)
-            statuses[route] += answer.status_code == 200
-            if answer.status_code >= 500:
-                # vLLM itself fails on some of them, whoever they are for.
-                others = body.replace('"holdfast"', '"another"')
-                failed += client.post(route, content=others, headers=headers).status_code < 500
+        missing = untried(client)
+        forgeries.send(client, MODEL, count)
     after = vllm.stats()
-    findings.note("forged requests that vLLM answered, by route", statuses, any(statuses.values()))
-    findings.note("forged requests that failed with a 5xx for our key only", failed, failed == 0)
+    findings.note("routes that take kv_transfer_params and were not tried", missing, not missing)
+    answered = {
+        route: f"{forgeries.answered[route]} of {sent}" for route, sent in forgeries.sent.items()
+    }
+    findings.note(
+        "forged requests answered with 200, by route", answered, all(forgeries.answered.values())
+    )
+    findings.note(
+        "forged requests that failed with a 5xx for our key only",
+        forgeries.failed,
+        forgeries.failed == 0,
+    )
     more = after["leases"]["blocks"] - before["leases"]["blocks"]
     entries = after["num_entries"] - before["num_entries"]
     findings.note(
@@ -274,6 +264,7 @@ def main() -> int:
             ledger,
         ):
             look_at_leases(vllm, gateway.url, findings)
+            look_at_losses(vllm, gateway.url, findings)
             look_at_forgery(vllm, options.forged, findings)
             clients = Clients(gateway.url, MODEL, 30, random.Random(1))
             asyncio.run(under_load(vllm, gateway, options.kills, findings, clients))
