@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -176,6 +177,8 @@ def main() -> int:
         add=("", "a file of rounds: these are added to it, and all are reported"),
         seed=0,
     )
+    # Told to end, it still ends the servers that it started.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     draw, rounds = random.Random(options.seed or os.urandom(8)), list[Round]()
     with tempfile.TemporaryDirectory(prefix="plugin-") as work, ExitStack() as stack:
         servers = serving_vllm(Path(options.python).absolute(), (PLAIN, IDLE, PLUGIN), Path(work))

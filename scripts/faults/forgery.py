@@ -1,7 +1,8 @@
 """Requests through vLLM's own routes with `kv_transfer_params` that a client made up.
 
 Which routes take them is read from the server's own OpenAPI document, so that a route of a later
-version is noticed. Routes that take any body, or carry the parameter within another, are named.
+version is noticed. `/invocations` and `/v1/chat/completions/batch` tell of no such parameter, and
+pass bodies on to routes that take it. Places within another parameter are named one by one.
 """
 
 import json
@@ -81,8 +82,6 @@ WITHIN: dict[tuple[str, str], Callable[[Draw, Any], Body]] = {
     ("/inference/v1/generate", "sampling_params.extra_args"): _within_sampling,
     ("/v1/chat/completions", "vllm_xargs"): _within_xargs,
 }
-UNTYPED = {"/invocations", "/v1/chat/completions/batch"}
-"""Their documents name no such parameter; they pass bodies on to routes that take it."""
 
 
 def forged(draw: Draw) -> Any:

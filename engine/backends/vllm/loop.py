@@ -220,10 +220,11 @@ class VllmLoop:
         """Other clients of the server take blocks too, whether or not a request of ours runs.
 
         An error is a crash: vLLM tells a loss once, and no lease may stand on what is lost. The
-        connector answers with an error once it is off.
+        connector answers with an error once it is off, and the stat logger is asked for one.
         """
         while True:
             await asyncio.sleep(LOSS_SECONDS if self._served else IDLE_LOSS_SECONDS)
+            self._turns.check()
             self._cache.lose(await self._core.losses())
             self._tell()
 
