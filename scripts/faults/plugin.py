@@ -1,6 +1,6 @@
 """An engine mounted into `vllm serve`: leases, forgery, ends and kills, counted.
 
-    python -m scripts.faults.plugin --python .venv-vllm/bin/python [--kills 3] [--forged 1000]
+    python -m scripts.faults.plugin --python PYTHON [--kills 3] [--forged 1000] [--beside JSON]
 
 Starts `vllm serve` with the plugin, and a gateway before it. What the clients were told is compared
 with the ledger in the end. Ends with 1 unless every row of the table is as it should be.
@@ -8,6 +8,7 @@ with the ledger in the end. Ends with 1 unless every row of the table is as it s
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
@@ -37,7 +38,7 @@ from scripts.stack import (
     url_of,
     wait_until_ready,
 )
-from tests.conformance.engines import MOUNT, VLLM_ON_CPU, mounted_vllm
+from tests.conformance.engines import CONNECTOR, MOUNT, VLLM_ON_CPU, mounted_vllm
 from tests.e2e.kills import Killed, ledger_rows
 from tests.e2e.streams import Clients
 
@@ -73,9 +74,10 @@ class Findings:
 class Plugged:
     """A `vllm serve` with the plugin on one port, started again and again."""
 
-    def __init__(self, interpreter: str, log: Path) -> None:
+    def __init__(self, interpreter: str, log: Path, beside: str = "") -> None:
+        """`beside`: the `--kv-transfer-config` of a connector that stands in one with ours."""
         os.environ["VLLM_PYTHON"] = interpreter
-        self.port, self._log = free_port(), log
+        self.port, self._log, self._beside = free_port(), log, beside
         self.url = url_of(self.port)
         self.process: Process
         self.start()
@@ -84,6 +86,14 @@ class Plugged:
         command, environment = mounted_vllm(self.port, SIZES)
         environment["ENGINE_SECRET"] = ENGINE_SECRET
         command += ["--enable-prompt-tokens-details", "--enable-scale-out"]
+        if self._beside:
+            children = {"connectors": [CONNECTOR, json.loads(self._beside)]}
+            both = {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": children,
+            }
+            command += ["--kv-transfer-config", json.dumps(both)]
         self.process = start(
             command, VLLM_ON_CPU | environment, self._log, before_exec=lambda: None
         )
@@ -236,10 +246,10 @@ def compare(clients: Clients, ledger: str, findings: Findings) -> None:
 
 
 @contextmanager
-def stack(interpreter: str, folder: Path) -> Iterator[tuple[Plugged, Killed, str]]:
+def stack(interpreter: str, folder: Path, beside: str) -> Iterator[tuple[Plugged, Killed, str]]:
     models = folder / "models.toml"
     models.write_text(MODELS_TOML, "utf-8")
-    vllm = Plugged(interpreter, folder / "vllm.log")
+    vllm = Plugged(interpreter, folder / "vllm.log", beside)
     port, home = free_port(), folder / "gateway"
     settings = gateway_environment(port, home, [vllm.url + MOUNT], {"HOLDFAST_MODELS": str(models)})
     run([*python("gateway"), "migrate"], settings)
@@ -255,10 +265,12 @@ def main() -> int:
     parser.add_argument("--python", default=str(ROOT / ".venv-vllm" / "bin" / "python"))
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--forged", type=int, default=1000)
+    about = "the --kv-transfer-config of another connector, in a MultiConnector with ours"
+    parser.add_argument("--beside", default="", metavar="JSON", help=about)
     options = parser.parse_args()
     findings = Findings()
     with TemporaryDirectory(prefix="plugin-") as directory:
-        with stack(str(Path(options.python).absolute()), Path(directory)) as (
+        with stack(str(Path(options.python).absolute()), Path(directory), options.beside) as (
             vllm,
             gateway,
             ledger,

@@ -28,7 +28,8 @@ def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(hook)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
             switch: Switch = args[0].switch  # type: ignore[attr-defined]
-            return switch.run(lambda: hook(*args, **kwargs), otherwise)
+            answer: T = switch.run(lambda: hook(*args, **kwargs), otherwise)
+            return answer
 
         vars(run)["otherwise"] = otherwise
         return run
