@@ -35,6 +35,8 @@ LEASE_TOKENS = 16_000
 BATCH = 32
 VOCABULARY = 32_000
 NUM_SEGMENTS = 40
+SPARE_TOKENS = 512
+"""Room for what a sequence of the batch answers while the last prompts are still computed."""
 
 
 class Operations:
@@ -194,12 +196,12 @@ def measure_leases(operations: Operations) -> None:
 def measure_steps(context: int, operations: Operations) -> None:
     """32 sequences decode; every step is timed whole, and the scheduler's part of it."""
     repeats = operations.repeats
-    settings = synthetic_settings(BATCH * (context + repeats + 64) // BLOCK_SIZE + 64)
+    settings = synthetic_settings(BATCH * (context + repeats + SPARE_TOKENS) // BLOCK_SIZE)
     engine = SteppedEngine(settings, step_tokens=8192)
     text = numbered_text(f"context {context}", 4 * context // 60)[: 4 * context]
     for index in range(BATCH):
         scope = f"tenant {index}"  # nothing shared: the tables are as long as they get
-        engine.submit(new_request(f"r{index}", text, "?", max_tokens=repeats + 100, scope=scope))
+        engine.submit(new_request(f"r{index}", text, "?", max_tokens=100_000, scope=scope))
     while any(sequence.num_pending > 1 for sequence in engine.scheduler.running) or (
         engine.scheduler.waiting
     ):
