@@ -12,7 +12,8 @@ from dashboard.access.sessions import Session
 from dashboard.ui import filters, viewer
 from dashboard.views.catalogue import SECTIONS, entries
 
-STYLE = Path(__file__).parent / "ui" / "style.css"
+UI = Path(__file__).parent / "ui"
+NAME = "Holdfast"
 
 
 def pages() -> dict[str, list[Any]]:
@@ -42,14 +43,19 @@ def draw_viewer(session: Session) -> None:
 
 def draw() -> None:
     st.set_page_config(
-        page_title="Holdfast", page_icon="⚓", layout="wide", initial_sidebar_state=220
+        page_title=NAME,
+        page_icon=str(UI / "mark.png"),
+        layout="wide",
+        initial_sidebar_state=220,
     )
-    st.html(STYLE)
+    st.html(UI / "style.css")
+    st.logo(str(UI / "mark.svg"), size="medium")
     session = viewer.session()
     if session is None:
         st.navigation([st.Page(_signed_out, title="Signed out")], position="hidden").run()
         return
     page = st.navigation(pages(), position="sidebar")
+    st.set_page_config(page_title=f"{page.title} · {NAME}")
     draw_viewer(session)
     about = viewer.about(session)
     if about.sample:

@@ -15,6 +15,7 @@ import msgspec
 
 TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 # A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
+CALL_TIMEOUT = httpx.Timeout(300.0, connect=2.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
 # Tabs of one sign-in ask the same questions. One answer serves them all for this long.
 KEPT_SECONDS = 3.0
@@ -33,6 +34,10 @@ class KeyRefused(ClientError):
 
 class NotThere(ClientError):
     """The gateway answers 404: no such thing, or none that this key may see."""
+
+
+class Refused(ClientError):
+    """The gateway refuses a change; the message is its own, so it is shown as plain text only."""
 
 
 class AdminClient:
@@ -105,9 +110,25 @@ class AdminClient:
                 raise KeyRefused("The gateway refuses this key: sign in again with another one.")
             case 404:
                 raise NotThere("The gateway knows nothing of that.")
+            case 400 | 409 | 422 if method != "GET":
+                raise Refused(refusal(reply))
             case status if not 200 <= status < 300:
                 raise ClientError(f"The gateway answers {status}.")
         return reply
+
+    def call(
+        self, path: str, body: Any, headers: Mapping[str, str]
+    ) -> tuple[dict[str, Any], str | None]:
+        """A whole answer of a model API, and the id of its request. Raise ClientError with the
+        gateway's own words for a refusal."""
+        try:
+            reply = self._http.post(path, json=body, headers=dict(headers), timeout=CALL_TIMEOUT)
+        except (httpx.HTTPError, RuntimeError) as error:
+            raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
+        if reply.status_code != 200:
+            raise ClientError(refusal(reply))
+        found = reply.headers.get("request-id") or reply.headers.get("x-request-id")
+        return decoded(reply, dict[str, Any]), found
 
     def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> Iterator[str]:
         """The lines of a streamed answer. Raise ClientError with the gateway's own words for a

@@ -20,8 +20,8 @@ def attribution_chart(rows: Rows, colours: Palette) -> Any:
             x=alt.X(
                 "share:Q",
                 title="Share of prompt tokens (%)",
-                axis=alt.Axis(format=".0%", tickCount=5),
-                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
+                scale=alt.Scale(domain=[0, 1], nice=False),
             ),
             y=alt.Y("engine:N", title="Engine", sort=engines, axis=alt.Axis(labelLimit=200)),
             yOffset=alt.YOffset("stage:N", sort=list(STAGES)),

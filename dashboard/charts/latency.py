@@ -5,27 +5,30 @@ from typing import Any
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
-from dashboard.charts.style import Rows, legend, log_ticks, scale
+from dashboard.charts.axes import PLAIN_LABEL, SHORT_LABEL, decades
+from dashboard.charts.style import Rows, legend, scale
 from dashboard.ui.colours import Palette
 
 
 def scatter_chart(rows: Rows, colours: Palette) -> Any:
     """Time to first token against prompt length; both logarithmic, since both span decades."""
+    prompts = decades(row["prompt"] for row in rows)
+    seconds = decades(row["seconds"] for row in rows)
     return (
         alt.Chart(pd.DataFrame(rows))
-        .mark_circle(size=26, opacity=0.55)
+        .mark_circle(size=34, opacity=0.6)
         .encode(
             x=alt.X(
                 "prompt:Q",
                 title="Prompt length (tokens)",
-                scale=alt.Scale(type="log", nice=False, padding=12),
-                axis=alt.Axis(format="~s", values=log_ticks(100, 5)),
+                scale=prompts.scale(),
+                axis=alt.Axis(values=prompts.ticks, labelExpr=SHORT_LABEL),
             ),
             y=alt.Y(
                 "seconds:Q",
                 title="Time to first token (seconds)",
-                scale=alt.Scale(type="log", padding=8),
-                axis=alt.Axis(format="~g", values=log_ticks(0.001, 6)),
+                scale=seconds.scale(),
+                axis=alt.Axis(values=seconds.ticks, labelExpr=PLAIN_LABEL),
             ),
             color=alt.Color("kind:N", scale=scale(colours), legend=legend()),
             tooltip=[

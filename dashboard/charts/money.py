@@ -6,6 +6,7 @@ from typing import Any
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
+from dashboard.charts.axes import amounts
 from dashboard.charts.style import CHART_HEIGHT, legend, scale
 from dashboard.ui.colours import Palette
 
@@ -16,6 +17,7 @@ _LAST_WORD_BELOW = f"[slice(datum.label, 0, {_LAST_SPACE}), slice(datum.label, {
 def waterfall_chart(rows: Sequence[Mapping[str, Any]], colours: Palette, text: str) -> Any:
     """Bars from `bottom` to `top` with their amounts above; `text` is the colour of words."""
     frame = pd.DataFrame(rows)
+    axis = amounts((row[end] for row in rows for end in ("bottom", "top")), unit="$")
     steps = [row["step"] for row in rows]
     x = alt.X(
         "step:N",
@@ -25,16 +27,16 @@ def waterfall_chart(rows: Sequence[Mapping[str, Any]], colours: Palette, text: s
         axis=alt.Axis(labelAngle=0, grid=False, labelExpr=_LAST_WORD_BELOW, labelLimit=120),
     )
     bars = (
-        alt.Chart(frame)
+        alt.Chart(pd.DataFrame([row for row in rows if row["amount"]]))
         .mark_bar(cornerRadius=2)
         .encode(
             x=x,
-            y=alt.Y("bottom:Q", title="Dollars", axis=alt.Axis(format="$~s", tickCount=5)),
+            y=alt.Y("bottom:Q", title="Dollars", scale=axis.scale(), axis=axis.axis()),
             y2=alt.Y2("top:Q"),
             color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
             tooltip=[
                 alt.Tooltip("step:N", title="Step"),
-                alt.Tooltip("amount:Q", title="Dollars", format="$,.6f"),
+                alt.Tooltip("label:N", title="Amount"),
             ],
         )
     )

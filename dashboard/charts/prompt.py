@@ -5,30 +5,31 @@ from typing import Any
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
+from dashboard.charts.axes import amounts
 from dashboard.charts.style import Rows, legend, scale
 from dashboard.ui.colours import Palette
 
 
 def ribbon_chart(rows: Rows, colours: Palette) -> Any:
     """A prompt from its first token to its last, by what became of it."""
+    total = max([row["end"] for row in rows], default=1)
+    ticks = [tick for tick in amounts([total], whole=True).ticks if tick <= total]
     return (
         alt.Chart(pd.DataFrame(rows))
-        .mark_rect(cornerRadius=2)
+        .mark_bar(size=40)
         .encode(
             x=alt.X(
                 "start:Q",
                 title="Prompt (tokens)",
-                axis=alt.Axis(format=",d", tickCount=5),
-                scale=alt.Scale(nice=False),
+                axis=alt.Axis(format=",d", values=ticks, grid=False),
+                scale=alt.Scale(domain=[0, total], nice=False),
             ),
             x2=alt.X2("end:Q"),
-            y=alt.value(0),
-            y2=alt.value("height"),
-            color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
+            color=alt.Color("class:N", scale=scale(colours), legend=legend(2), sort=None),
             tooltip=[
                 alt.Tooltip("class:N", title="Class"),
                 alt.Tooltip("tokens:Q", title="Tokens", format=","),
             ],
         )
-        .properties(height=130)
+        .properties(height=200)
     )

@@ -22,18 +22,24 @@ def scale(colours: Palette) -> alt.Scale:
     return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 
-def legend() -> alt.Legend:
-    return alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
+def legend(columns: int = 0) -> alt.Legend:
+    """Above the chart; in so many columns where one line is too long for it."""
+    found = alt.Legend(title=None, orient="top", symbolType="square", labelLimit=240)
+    if columns:
+        found.columns = columns
+    return found
 
 
 def styled(drawn: Any, theme: Theme) -> Any:
     """Words and lines in colours that can be read: Streamlit's own are too faint for small text."""
     words, lines = SOFT_TEXT[theme], GRID[theme]
-    return drawn.configure_axis(
-        labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
-    ).configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
-
-
-def log_ticks(first: float, decades: int) -> list[float]:
-    """Where a logarithmic axis has its lines: 1 and 3 of each decade."""
-    return [first * 10**decade * step for decade in range(decades) for step in (1, 3)]
+    return (
+        drawn.configure_axis(
+            labelColor=words, titleColor=words, gridColor=lines, domainColor=lines, tickColor=lines
+        )
+        .configure_axisX(
+            # The first and the last label stay within the chart.
+            labelFlush=True
+        )
+        .configure_legend(labelColor=words, titleColor=words, symbolBaseStrokeColor=words)
+    )

@@ -1,25 +1,40 @@
 """Charts over time: stacked amounts, gains and losses, percentiles. Pure."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import altair as alt
 import pandas as pd  # type: ignore[import-untyped]
 
-from dashboard.charts.style import CHART_HEIGHT, Rows, legend, log_ticks, scale
+from dashboard.charts.axes import PLAIN_LABEL, Times, amounts, decades
+from dashboard.charts.style import CHART_HEIGHT, Rows, legend, scale
 from dashboard.ui.colours import Palette
 
 
-def time_axis(seconds: float) -> alt.Axis:
-    """Marks of a range that long, in UTC: hours of one day, days of many."""
-    form = "%H:%M" if seconds <= 36 * 3600 else "%d %b"
-    return alt.Axis(grid=False, format=form, tickCount=8, labelOverlap=True, title="Time (UTC)")
+def moment(field: str, span: Times) -> alt.X:
+    """The range as a time axis in UTC, whatever the browser's zone. It spans the whole range."""
+    axis = alt.Axis(
+        grid=False,
+        values=[_utc(tick) for tick in span.ticks],
+        format=span.form,
+        labelOverlap=True,
+        title="Time (UTC)",
+    )
+    ends = [_utc(span.since), _utc(span.until)]
+    return alt.X(f"{field}:T", axis=axis, scale=alt.Scale(type="utc", domain=ends, nice=False))
 
 
-def moment(field: str, seconds: float, **options: Any) -> alt.X:
-    """A time axis in UTC, whatever the browser's zone."""
-    kind = alt.Scale(type="utc")
-    return alt.X(f"{field}:T", axis=time_axis(seconds), scale=kind, **options)
+def _utc(each: datetime) -> alt.DateTime:
+    return alt.DateTime(
+        year=each.year,
+        month=each.month,
+        date=each.day,
+        hours=each.hour,
+        minutes=each.minute,
+        seconds=each.second,
+        utc=True,
+    )
 
 
 def per_bucket(bucket_seconds: int) -> str:
@@ -36,28 +51,30 @@ def stacked_over_time(
     colours: Palette,
     *,
     title: str,
-    seconds: float,
-    height: int = CHART_HEIGHT,
+    span: Times,
+    height: int = CHART_HEIGHT + 40,
 ) -> alt.Chart:
     """Stacked rectangles, one for each interval and class; a pause is a gap.
 
     Rows have `start`, `end`, `class`, `amount`, `bottom`, `top` and `part` (empty, or "partial
     interval"); an interval that the range cuts is drawn paler, as it looks low without being so.
     """
+    axis = amounts((row["top"] for row in rows), whole=True)
     drawn: alt.Chart = (
-        alt.Chart(pd.DataFrame(rows))
+        # A rectangle of no height is no mark.
+        alt.Chart(pd.DataFrame([row for row in rows if row["amount"]]))
         .mark_rect(strokeWidth=0)
         .encode(
-            x=moment("start", seconds),
+            x=moment("start", span),
             x2=alt.X2("end:T"),
-            y=alt.Y("bottom:Q", title=title, axis=alt.Axis(format="~s", tickCount=5)),
+            y=alt.Y("bottom:Q", title=title, scale=axis.scale(), axis=axis.axis()),
             y2=alt.Y2("top:Q"),
-            color=alt.Color("class:N", scale=scale(colours), legend=legend(), sort=None),
+            color=alt.Color("class:N", scale=scale(colours), legend=legend(2), sort=None),
             opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),
             tooltip=[
                 alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
                 alt.Tooltip("class:N", title="Class"),
-                alt.Tooltip("amount:Q", title="Amount", format=","),
+                alt.Tooltip("amount:Q", title="Tokens", format=","),
                 alt.Tooltip("part:N", title="Note"),
             ],
         )
@@ -67,16 +84,17 @@ def stacked_over_time(
 
 
 def signed_over_time(
-    rows: Sequence[Mapping[str, Any]], colours: Palette, *, title: str, seconds: float
+    rows: Sequence[Mapping[str, Any]], colours: Palette, *, title: str, span: Times
 ) -> alt.Chart:
     """Bars above and below zero, one for each interval: gains and losses in different colours."""
+    axis = amounts((row["amount"] for row in rows), unit="$")
     drawn: alt.Chart = (
-        alt.Chart(pd.DataFrame(rows))
+        alt.Chart(pd.DataFrame([row for row in rows if row["amount"]]))
         .mark_rect(strokeWidth=0)
         .encode(
-            x=moment("start", seconds),
+            x=moment("start", span),
             x2=alt.X2("end:T"),
-            y=alt.Y("amount:Q", title=title, axis=alt.Axis(format="$~s", tickCount=5)),
+            y=alt.Y("amount:Q", title=title, scale=axis.scale(), axis=axis.axis()),
             y2=alt.Y2("zero:Q"),
             color=alt.Color(
                 "class:N",
@@ -87,7 +105,7 @@ def signed_over_time(
             opacity=alt.condition("datum.part != ''", alt.value(0.55), alt.value(1)),
             tooltip=[
                 alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
-                alt.Tooltip("amount:Q", title="Net saved ($)", format="$,.4f"),
+                alt.Tooltip("said:N", title="Net saved"),
                 alt.Tooltip("part:N", title="Note"),
             ],
         )
@@ -101,7 +119,7 @@ def lines_over_time(
     *,
     field: str,
     title: str,
-    seconds: float,
+    span: Times,
     colours: Palette,
     kind: str | None = "kind",
     log: bool = True,
@@ -112,24 +130,28 @@ def lines_over_time(
     """
     only = next(iter(colours.values()))
     neutral = only if kind is None else "#7c8896"
-    options: dict[str, Any] = {"type": "log"} if log else {"zero": True}
-    drawn = alt.Chart(pd.DataFrame(rows)).encode(
-        x=moment("start", seconds),
-        y=alt.Y(
+    values = [row[field] for row in rows]
+    if log:
+        found = decades(values)
+        y = alt.Y(
             f"{field}:Q",
             title=title,
-            scale=alt.Scale(**options),
-            axis=alt.Axis(format="~g", values=log_ticks(0.001, 6))
-            if log
-            else alt.Axis(format="~g", tickCount=5),
-        ),
+            scale=found.scale(),
+            axis=alt.Axis(values=found.ticks, labelExpr=PLAIN_LABEL),
+        )
+    else:
+        linear = amounts(values)
+        y = alt.Y(f"{field}:Q", title=title, scale=linear.scale(), axis=linear.axis())
+    drawn = alt.Chart(pd.DataFrame(rows)).encode(
+        x=moment("start", span),
+        y=y,
         color=alt.Color(f"{kind}:N", scale=scale(colours), legend=legend())
         if kind
         else alt.value(only),
         tooltip=[
             alt.Tooltip("start:T", title="From (UTC)", format="%d %b %H:%M", formatType="utc"),
             alt.Tooltip("percentile:N", title="Percentile"),
-            alt.Tooltip(f"{field}:Q", title=title, format=".3~f"),
+            alt.Tooltip(f"{field}:Q", title=title, format=".2~r"),
         ],
     )
     dashes = alt.StrokeDash(
@@ -140,4 +162,4 @@ def lines_over_time(
         ),
     )
     lines = drawn.mark_line(strokeWidth=2).encode(strokeDash=dashes)
-    return alt.layer(lines, drawn.mark_circle(size=22, opacity=1)).properties(height=300)
+    return alt.layer(lines, drawn.mark_circle(size=34, opacity=1)).properties(height=300)

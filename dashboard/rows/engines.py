@@ -1,9 +1,17 @@
 """Rows of the engines: their state, their restarts, and where hits are lost. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from dashboard.admin.shapes.engines import Attribution, Blocks, EngineReport, Restart, Stats
+from dashboard.admin.shapes.engines import (
+    Attribution,
+    Blocks,
+    Counters,
+    EngineReport,
+    Restart,
+    Stats,
+)
 from dashboard.rows.row import Row
 from dashboard.ui import formats
 
@@ -19,7 +27,7 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "Epoch": engine.stats.epoch[:8] if engine.stats else None,
             "Running": engine.stats.running if engine.stats else None,
             "Waiting": engine.stats.waiting if engine.stats else None,
-            "Pool in use": _in_use(engine.stats.blocks) if engine.stats else None,
+            "Pool in use": in_use_share([engine.stats.blocks]) if engine.stats else None,
             "Foreign": foreign_share([engine.stats]) if engine.stats else None,
             "Foreign running": engine.stats.foreign_running if engine.stats else None,
             "Leases": engine.stats.num_leases if engine.stats else None,
@@ -32,8 +40,20 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
     ]
 
 
-def _in_use(blocks: Blocks) -> float:
-    return (blocks.active + blocks.leased) / max(blocks.total, 1)
+def in_use_share(found: Sequence[Blocks]) -> float | None:
+    """Blocks in use of all pools together; None without a pool. The pages share this sum."""
+    total = sum(blocks.total for blocks in found)
+    return sum(blocks.num_in_use for blocks in found) / total if total else None
+
+
+def leases_kept(found: Sequence[Counters]) -> tuple[float | None, dict[str, int]]:
+    """The share of ended leases that lived to their end, and how many others ended of what."""
+    expired = sum(counters.leases_expired for counters in found)
+    lost: Counter[str] = Counter()
+    for counters in found:
+        lost.update(counters.leases_lost)
+    ended = expired + sum(lost.values())
+    return (expired / ended if ended else None), {name: n for name, n in lost.items() if n}
 
 
 def foreign_share(found: Sequence[Stats]) -> float:
@@ -75,4 +95,5 @@ def attribution_rows(found: Sequence[Attribution]) -> list[Row]:
                 ("Delivered", each.delivered_tokens),
             )
         )
+        if tokens
     ]

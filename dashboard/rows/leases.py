@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dashboard.admin.shapes.leases import Lease
 from dashboard.rows.row import Row
+from dashboard.rows.savings import moment_of, prefix_label
 from dashboard.ui.formats import NANO
 
 TTL_SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -13,8 +14,10 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
     """One row for each lease. Prefixes that came once, or have no price, have no net savings."""
     return [
         {
-            "Prefix": (lease.entry.name or lease.entry.entry)[:16],
+            "Prefix": lease_label(lease),
             "Workspace": lease.workspace,
+            "Client": look.user_agent if look else None,
+            "Last used (UTC)": moment_of(look),
             "Engine": lease.engine,
             "State": lease.entry.state.replace("_", " "),
             "TTL left": _left(lease),
@@ -28,10 +31,19 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             "Net saved ($)": None
             if lease.prefix is None or lease.prefix.saved_nano is None
             else lease.prefix.saved_nano / NANO,
+            "Last request": look.last_turn if look else None,
+            "Prefix id": (lease.entry.name or lease.entry.entry)[:16],
             "Entry": lease.entry.entry,
         }
         for lease in found
+        for look in (lease.prefix.look if lease.prefix else None,)
     ]
+
+
+def lease_label(lease: Lease) -> str:
+    """What a person can tell it by; its digest where its last request is not known."""
+    look = lease.prefix.look if lease.prefix else None
+    return prefix_label((lease.entry.name or lease.entry.entry)[:16], look)
 
 
 def _left(lease: Lease) -> float:

@@ -59,6 +59,7 @@ def pool_rows(engines: Sequence[EngineMemory]) -> list[Row]:
         for engine in engines
         if engine.stats is not None
         for order, (name, key) in enumerate(STATES.items())
+        if getattr(engine.stats.blocks, key)
     ]
 
 

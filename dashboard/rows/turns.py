@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from dashboard.admin.shapes.turns import Turn
+from dashboard.admin.shapes.turns import Refusal, Turn
 from dashboard.rows.row import Row, in_dollars
+from dashboard.ui.advice import reason_title
 from dashboard.ui.formats import dollars, seconds
 
 
@@ -11,22 +12,43 @@ def turn_table(turns: Sequence[Turn]) -> list[Row]:
     return [
         {
             "Time (UTC)": each.opened.replace(tzinfo=None),
-            "Id": each.id,
+            "Outcome": each.outcome,
+            "Missed because": None if each.miss_reason is None else reason_title(each.miss_reason),
+            "HTTP": each.status,
             "Workspace": each.workspace,
             "Model": each.model,
-            "Engine": each.engine,
             "Read (tokens)": each.cache_read_tokens,
             "Written (tokens)": each.cache_write_5m_tokens + each.cache_write_1h_tokens,
             "Uncached (tokens)": each.input_tokens,
             "Output (tokens)": each.output_tokens,
             "First token (s)": each.first_token_seconds,
             "Duration (s)": each.duration_seconds,
-            "Outcome": each.outcome,
-            "Missed because": each.miss_reason,
             "Cost ($)": in_dollars(each.cost_nano),
             "Net saved ($)": in_dollars(each.saved_nano),
+            "Error": each.error,
+            "Engine": each.engine,
+            "Name": each.name,
+            "Client": each.user_agent,
+            "Id": each.id,
+            "Request id": each.http_request_id,
         }
         for each in turns
+    ]
+
+
+def refusal_table(found: Sequence[Refusal]) -> list[Row]:
+    return [
+        {
+            "Time (UTC)": each.at.replace(tzinfo=None),
+            "HTTP": each.status,
+            "Type": each.type,
+            "Error": each.message,
+            "Path": each.path,
+            "Workspace": each.workspace,
+            "Client": each.user_agent,
+            "Request id": each.request_id,
+        }
+        for each in found
     ]
 
 
@@ -58,6 +80,11 @@ def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
         ("API", turn.dialect),
         ("Streamed", "yes" if turn.stream else "no"),
         ("Outcome", turn.outcome),
+        ("HTTP status", None if turn.status is None else str(turn.status)),
+        ("Error", turn.error),
+        ("Request id", turn.http_request_id),
+        ("Client", turn.user_agent),
+        ("Name", turn.name),
         ("Stop reason", turn.stop_reason),
         ("Missed because", turn.miss_reason),
         ("Prefix", turn.prefix),

@@ -6,14 +6,16 @@ from itertools import accumulate
 
 from dashboard.admin.shapes.usage import Bucket, Group, Usage
 from dashboard.rows.row import Row
-from dashboard.ui.formats import NANO
+from dashboard.ui.advice import ADVICE, reason_title
+from dashboard.ui.formats import NANO, dollars
 
 # In the order in which they are stacked, from the bottom.
 TOKEN_CLASSES = {
     "Read from cache": "cache_read_tokens",
     "Written, 5 minutes": "cache_write_5m_tokens",
     "Written, 1 hour": "cache_write_1h_tokens",
-    "Uncached": "input_tokens",
+    "Automatically reused": "automatic_input_tokens",
+    "Uncached": "computed_input_tokens",
 }
 PARTIAL = "cut by the range"
 
@@ -64,6 +66,7 @@ def saved_over_time(usage: Usage) -> list[Row]:
                 "end": end,
                 "class": "Lost" if bucket.saved_nano < 0 else "Saved",
                 "amount": bucket.saved_nano / NANO,
+                "said": dollars(bucket.saved_nano),
                 "zero": 0,
                 "part": PARTIAL if bucket.is_partial else "",
             }
@@ -83,11 +86,20 @@ def running_savings(series: Sequence[Bucket]) -> list[float]:
 
 
 def miss_reason_table(reasons: Mapping[str, int]) -> list[Row]:
-    """The most frequent first, with each one's share of all misses."""
+    """The most frequent first, in plain words, with each one's share of all misses.
+
+    `Is known`: the plain words are ours, and no text from outside.
+    """
     whole = sum(reasons.values())
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return [
-        {"Reason": reason, "Requests": count, "Share": count / whole} for reason, count in ordered
+        {
+            "Reason": reason_title(reason),
+            "Requests": count,
+            "Share": count / whole,
+            "Is known": reason in ADVICE,
+        }
+        for reason, count in ordered
     ]
 
 

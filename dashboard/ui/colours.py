@@ -13,12 +13,14 @@ TOKENS: dict[Theme, Palette] = {
         "Read from cache": "#0f766e",
         "Written, 5 minutes": "#d97706",
         "Written, 1 hour": "#9a3412",
+        "Automatically reused": "#a8c3c8",
         "Uncached": "#64748b",
     },
     "dark": {
         "Read from cache": "#2dd4bf",
         "Written, 5 minutes": "#fbbf24",
         "Written, 1 hour": "#f97316",
+        "Automatically reused": "#4d6b73",
         "Uncached": "#8595a8",
     },
 }

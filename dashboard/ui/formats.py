@@ -55,6 +55,25 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value < 60 else duration(value)
 
 
+def rough_seconds(value: float | None) -> str:
+    """Write a time that is known to within 19 %: two digits, 220 ms, 1.2 s."""
+    if value is None:
+        return NO_VALUE
+    if value < 1:
+        return f"{float(f'{value * 1000:.2g}'):g} ms"
+    return f"{float(f'{value:.2g}'):g} s" if value < 60 else duration(value)
+
+
+def in_words(count: int) -> str:
+    """Write a large count as people say it: 950, 12 thousand, 1.8 million."""
+    size = float(count)
+    for word in ("", " thousand", " million", " billion"):
+        if abs(size) < 999.5:
+            return f"{size:,.0f}{word}" if word == "" or abs(size) >= 99.5 else f"{size:.2g}{word}"
+        size /= 1000
+    return f"{size:,.0f} trillion"
+
+
 def points(now: float | None, before: float | None, *, is_comparable: bool) -> str:
     """Write how a share changed, in percentage points.
 

@@ -55,12 +55,12 @@ def show(
         # The answer to another key or another selection is not shown.
         if kept and (kept.asked != chosen or session is None or kept.client is not session.client):
             kept = None
+        # Its place is there on every run: what follows keeps its own.
+        waiting = body.empty()
         if kept is None:
-            with body:
-                waiting = st.skeleton(height=skeleton_height)
+            waiting.skeleton(height=skeleton_height)
         seen, problem = _read(read, chosen, kept)
-        if kept is None:
-            waiting.empty()
+        waiting.empty()
         st.session_state[f"seen_{name}"] = seen
         with status:
             _draw_status(seen, problem)

@@ -14,8 +14,11 @@ import streamlit as st
 
 from dashboard.admin.shapes.about import Definition
 from dashboard.charts.style import styled
-from dashboard.ui import formats, viewer
+from dashboard.settings import settings
+from dashboard.ui import first_request, formats, viewer
+from dashboard.ui.advice import ADVICE, reason_of
 
+MAX_REASON = 32
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -79,9 +82,38 @@ def chart(drawn: Any, key: str, alt_text: str) -> None:
     st.altair_chart(styled(drawn, viewer.theme()), key=key, alt=alt_text)
 
 
-def empty(text: str, icon: str = ":material/hourglass_empty:") -> None:
-    """Say that there is nothing to show yet, and how that changes."""
+def empty(text: str, icon: str = ":material/hourglass_empty:", *, key: str | None = None) -> None:
+    """Say that there is nothing to show yet, and how that changes.
+
+    With a `key`, unique on its page, it shows the request that fills the page.
+    """
     st.info(text, icon=icon)
+    session = viewer.session()
+    if key is None or session is None or session.about.sample:
+        return
+    with st.container(key=f"first_{key}"):
+        st.caption("This request fills it. The second run reads what the first one wrote:")
+        model = next(iter(viewer.about(session).served), first_request.MODEL)
+        st.code(first_request.curl(settings().gateway_url, model), language=None)
+
+
+def hero(sentence: str) -> None:
+    """The page's answer in plain words, above its numbers. Takes no text from outside."""
+    with st.container(key="hero"):
+        st.markdown(sentence)
+
+
+def placeholder_prices() -> None:
+    """A badge that money is counted at a price which is nobody's."""
+    session = viewer.session()
+    if session is not None and session.about.has_placeholder_prices:
+        st.badge(
+            "Placeholder prices",
+            icon=":material/sell:",
+            color="orange",
+            help="No prices were given, so money counts the shipped reference price: $1 for a"
+            " million tokens. Set HOLDFAST_PRICES to a file with your own.",
+        )
 
 
 def table(
@@ -149,6 +181,28 @@ def _plain(value: Any) -> Any:
     return f"'{value}" if is_formula else value
 
 
+def reason_filter(unset: str) -> None:
+    """A choice of miss reasons in plain words; the words stand in the URL as `reason`."""
+    options = ["", *(advice.title for advice in ADVICE.values())]
+    linked = st.query_params.get("reason", "")
+    if linked not in options and len(linked) <= MAX_REASON:
+        options.append(linked)
+    st.selectbox(
+        "Missed because",
+        options,
+        format_func=lambda option: option or unset,
+        key="reason",
+        width=290,
+        bind="query-params",
+    )
+
+
+def chosen_reason() -> str | None:
+    """The reason of the filter, as the ledger has it; None for any."""
+    title = st.session_state.get("reason") or ""
+    return reason_of(title) if title else None
+
+
 def share_column() -> Any:
     """A share from 0 to 1 as a bar and a percentage."""
     return st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1)
@@ -164,6 +218,11 @@ def turn_columns() -> dict[str, Any]:
         "Cost ($)": number(format="%.6f"),
         "Net saved ($)": number(format="%.6f"),
     }
+
+
+def moment_column() -> Any:
+    """A moment in UTC, as the column's title says."""
+    return st.column_config.DatetimeColumn(format="D MMM HH:mm:ss")
 
 
 def money_column() -> Any:

@@ -7,7 +7,7 @@ import streamlit as st
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.engines import Attribution, EngineReport, FleetHistory, Restart
 from dashboard.charts.engines import attribution_chart
-from dashboard.rows.engines import attribution_rows, engine_table, restart_table
+from dashboard.rows.engines import attribution_rows, engine_table, in_use_share, restart_table
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import STAGES
 from dashboard.ui.selection import Selection
@@ -49,6 +49,11 @@ def draw_cards(view: View) -> None:
     stats = [engine.stats for engine in view.engines if engine.stats is not None]
     restarts, everything = view.history.restarts, view.history.attribution[:1]
     lost = sum(each.lost.written_tokens for each in restarts)
+    in_use = in_use_share([s.blocks for s in stats])
+    parts.hero(
+        f"**{ready} of {len(view.engines)} engines are ready**, and"
+        f" {formats.percent(in_use)} of their KV memory is in use."
+    )
     with st.grid(4, min_column_width=190, row_height=132):
         st.metric(
             "Engines ready",
@@ -78,7 +83,7 @@ def draw_cards(view: View) -> None:
         )
         parts.card(
             "attribution",
-            formats.percent(None if share is None else min(share, 1.0)),
+            formats.percent(share),
             label="Delivered of available",
         )
 
@@ -86,7 +91,7 @@ def draw_cards(view: View) -> None:
 def draw_attribution(found: list[Attribution]) -> None:
     parts.heading("Where hits are lost", "attribution")
     if not found:
-        parts.empty("No request in this range was routed by what engines hold.")
+        parts.empty("No request in this range was routed by what engines hold.", key="attribution")
         return
     drawn = attribution_chart(attribution_rows(found), STAGES[viewer.theme()])
     total = found[0]

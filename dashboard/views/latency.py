@@ -6,15 +6,19 @@ import streamlit as st
 
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.latency import Latency, LatencySamples
+from dashboard.charts.axes import times
 from dashboard.charts.latency import scatter_chart
 from dashboard.charts.time import lines_over_time
-from dashboard.rows.latency import latency_table, overhead_rows, percentiles_over_time, scatter_rows
+from dashboard.rows.latency import (
+    compared,
+    latency_table,
+    overhead_rows,
+    percentiles_over_time,
+    scatter_rows,
+)
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import HITS, PLAIN
 from dashboard.ui.selection import Selection
-
-MIN_TURNS = 5
-"""Medians of fewer turns are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,10 @@ def read(client: AdminClient, chosen: Selection) -> View:
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view)
     if not view.samples.samples:
-        parts.empty("No answered requests in this range. The first one appears within seconds.")
+        parts.empty(
+            "No answered requests in this range. The first one appears within seconds.",
+            key="latency",
+        )
         return
     draw_scatter(view)
     left, right = st.columns(2, gap="large")
@@ -43,7 +50,7 @@ def draw(view: View, chosen: Selection) -> None:
     with right:
         draw_overhead(view)
     parts.heading("By prompt length", "first_token_seconds")
-    seconds = st.column_config.NumberColumn(format="%.3f")
+    seconds = st.column_config.NumberColumn(format="localized")
     times = [f"{kind} {name} (s)" for kind in ("Hit", "Miss") for name in ("median", "95 %")]
     parts.table(
         latency_table(view.latency),
@@ -51,27 +58,34 @@ def draw(view: View, chosen: Selection) -> None:
         alt_text="Times to first token by prompt length, hits and misses side by side.",
         columns={
             **dict.fromkeys(times, seconds),
-            "Times shorter": st.column_config.NumberColumn(format="%.1f×"),
+            "Times shorter": st.column_config.NumberColumn(format="%g×"),
         },
     )
 
 
 def draw_cards(view: View) -> None:
-    hits, misses = view.latency.hits, view.latency.misses
-    best = _best(view.latency)
+    found = compared(view.latency)
+    if found is not None and found.times_sooner is not None:
+        parts.hero(
+            f"A cached prompt of {found.length} tokens answers"
+            f" **{found.times_sooner:.2g} times** as soon as one that is not."
+        )
     with st.grid(4, min_column_width=190, row_height=132):
-        for name, found in (("hits", hits), ("misses", misses)):
+        for name, side in (
+            ("cached", found.hits if found else None),
+            ("not cached", found.misses if found else None),
+        ):
             parts.card(
-                "first_token_seconds",
-                formats.seconds(found.p50),
+                "compared_first_token",
+                formats.rough_seconds(side.p50 if side else None),
                 label=f"First token, {name}",
-                delta=f"95 % within {formats.seconds(found.p95)}" if found.requests else None,
+                delta=f"95 % within {formats.rough_seconds(side.p95)}" if side else None,
             )
         parts.card(
-            "first_token_seconds",
-            f"{best[1]:.1f}×" if best else formats.NO_VALUE,
+            "compared_first_token",
+            f"{found.times_sooner:.2g}×" if found and found.times_sooner else formats.NO_VALUE,
             label="Sooner when cached",
-            delta=f"{best[0]} tokens" if best else None,
+            delta=f"{found.length} tokens" if found else "no prompt length has both",
         )
         ordered = sorted(view.samples.overhead, key=lambda each: each.p50)
         middle = ordered[len(ordered) // 2] if ordered else None
@@ -82,16 +96,6 @@ def draw_cards(view: View) -> None:
         )
 
 
-def _best(latency: Latency) -> tuple[str, float] | None:
-    """The longest prompts that came both ways: how many times sooner the cached ones answered."""
-    rows = [
-        row
-        for row in latency_table(latency)
-        if row["Times shorter"] is not None and min(row["Hits"], row["Misses"]) >= MIN_TURNS
-    ]
-    return (rows[-1]["Prompt tokens"], rows[-1]["Times shorter"]) if rows else None
-
-
 def draw_scatter(view: View) -> None:
     parts.heading("Time to first token against prompt length", "sampled_first_token")
     dots = scatter_rows(view.samples)
@@ -100,8 +104,8 @@ def draw_scatter(view: View) -> None:
         scatter_chart(dots, HITS[viewer.theme()]),
         "scatter",
         f"{len(dots)} sampled requests, {hits} of them hits. Median time to first token:"
-        f" hits {formats.seconds(view.latency.hits.p50)},"
-        f" misses {formats.seconds(view.latency.misses.p50)}.",
+        f" hits {formats.rough_seconds(view.latency.hits.p50)},"
+        f" misses {formats.rough_seconds(view.latency.misses.p50)}.",
     )
 
 
@@ -111,7 +115,7 @@ def draw_percentiles(view: View) -> None:
         percentiles_over_time(view.latency),
         field="seconds",
         title="Time to first token (seconds)",
-        seconds=(view.samples.until_ms - view.samples.since_ms) / 1000,
+        span=times(view.samples.since_ms, view.samples.until_ms),
         colours=HITS[viewer.theme()],
     )
     parts.chart(
@@ -131,7 +135,7 @@ def draw_overhead(view: View) -> None:
         overhead_rows(view.samples),
         field="ms",
         title="Added by the gateway (milliseconds)",
-        seconds=(view.samples.until_ms - view.samples.since_ms) / 1000,
+        span=times(view.samples.since_ms, view.samples.until_ms),
         colours={"Gateway": PLAIN[viewer.theme()]},
         kind=None,
         log=False,

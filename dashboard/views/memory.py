@@ -3,9 +3,10 @@
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.memory import EngineMemory
+from dashboard.admin.shapes.engines import Stats
+from dashboard.admin.shapes.memory import EngineMemory, Lifetimes
 from dashboard.charts.blocks import block_map, ending_chart, pool_chart, rest_chart
-from dashboard.rows.engines import foreign_share
+from dashboard.rows.engines import foreign_share, in_use_share
 from dashboard.rows.memory import cell_rows, ending_rows, pool_rows, pool_table, rest_rows
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import BLOCKS, HITS, MONEY
@@ -35,21 +36,32 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
         parts.heading("Pools", "pool_in_use")
         drawn = pool_chart(pool_rows(answering), palette)
         parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
-    for engine in answering:
-        draw_engine(engine)
+    draw_engine(_chosen(answering))
 
 
-def _in_use(engine: EngineMemory) -> float:
+def _chosen(engines: list[EngineMemory]) -> EngineMemory:
+    """The engine that is shown in full: one at a time, so that the page stays short."""
+    if len(engines) == 1:
+        return engines[0]
+    names = [engine.name for engine in engines]
+    name = st.selectbox("Engine in full", names, key="memory_engine", width=260)
+    return next((engine for engine in engines if engine.name == name), engines[0])
+
+
+def _in_use(engine: EngineMemory) -> float | None:
     assert engine.stats is not None
-    blocks = engine.stats.blocks
-    return (blocks.active + blocks.leased) / max(blocks.total, 1)
+    return in_use_share([engine.stats.blocks])
 
 
 def draw_cards(engines: list[EngineMemory]) -> None:
     found = [engine.stats for engine in engines if engine.stats is not None]
     total = max(sum(stats.blocks.total for stats in found), 1)
     leased = sum(stats.blocks.leased for stats in found)
-    active = sum(stats.blocks.active for stats in found)
+    in_use = in_use_share([stats.blocks for stats in found])
+    parts.hero(
+        f"**{formats.percent(in_use)}** of the KV memory is in use,"
+        f" **{formats.percent(leased / total)}** is promised to leases."
+    )
     host, host_used = (
         sum(stats.host_blocks for stats in found),
         sum(stats.host_blocks_used for stats in found),
@@ -58,7 +70,7 @@ def draw_cards(engines: list[EngineMemory]) -> None:
         foreign = foreign_share(found)
         parts.card(
             "pool_in_use",
-            formats.percent((leased + active) / total),
+            formats.percent(in_use),
             delta=f"{formats.percent(foreign)} by other clients" if foreign else None,
         )
         parts.card("pool_leased", formats.percent(leased / total))
@@ -111,26 +123,40 @@ def draw_engine(engine: EngineMemory) -> None:
         )
     left, right = st.columns(2, gap="large")
     with left:
-        parts.heading("How entries ended", "endings")
-        found = ending_rows(stats.counters)
-        told = ", ".join(f"{row['reason']} {row['entries']:,}" for row in found)
-        drawn = ending_chart(found, MONEY[viewer.theme()])
-        parts.chart(drawn, f"endings_{engine.name}", f"Entries by how they ended: {told}.")
+        draw_endings(engine.name, stats)
     with right:
-        parts.heading("How long entries rest", "entry_lifetimes")
-        gaps = sum(memory.lifetimes.reuse_gaps.counts)
-        evicted = sum(memory.lifetimes.idle_before_eviction.counts)
-        drawn = rest_chart(rest_rows(memory.lifetimes), HITS[viewer.theme()])
-        parts.chart(
-            drawn,
-            f"rests_{engine.name}",
-            f"{gaps:,} uses by the time since the one before, {evicted:,} evictions by idle time.",
-        )
+        draw_rests(engine.name, memory.lifetimes)
     parts.table(
         pool_table(engine),
         f"pool_{engine.name}",
         alt_text=f"Blocks of {engine.name} by what holds them.",
         columns={"Share": parts.share_column()},
+    )
+
+
+def draw_endings(name: str, stats: Stats) -> None:
+    parts.heading("How entries ended", "endings")
+    found = ending_rows(stats.counters)
+    if not any(row["entries"] for row in found):
+        parts.empty("No entry has ended since this engine started.")
+        return
+    told = ", ".join(f"{row['reason']} {row['entries']:,}" for row in found)
+    drawn = ending_chart(found, MONEY[viewer.theme()])
+    parts.chart(drawn, f"endings_{name}", f"Entries by how they ended: {told}.")
+
+
+def draw_rests(name: str, lifetimes: Lifetimes) -> None:
+    parts.heading("How long entries rest", "entry_lifetimes")
+    gaps = sum(lifetimes.reuse_gaps.counts)
+    evicted = sum(lifetimes.idle_before_eviction.counts)
+    if not gaps + evicted:
+        parts.empty("No entry has been used a second time, or evicted, since this engine started.")
+        return
+    drawn = rest_chart(rest_rows(lifetimes), HITS[viewer.theme()])
+    parts.chart(
+        drawn,
+        f"rests_{name}",
+        f"{gaps:,} uses by the time since the one before, {evicted:,} evictions by idle time.",
     )
 
 

@@ -9,7 +9,10 @@ from dashboard.admin.shapes.engines import EngineReport
 from dashboard.admin.shapes.latency import Latency
 from dashboard.admin.shapes.savings import Savings
 from dashboard.admin.shapes.usage import Usage
+from dashboard.charts.axes import times
 from dashboard.charts.time import per_bucket, stacked_over_time
+from dashboard.rows.engines import in_use_share, leases_kept
+from dashboard.rows.latency import compared
 from dashboard.rows.usage import hit_rates, miss_reason_table, running_savings, tokens_by_class
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import TOKENS
@@ -41,8 +44,10 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 
 def draw(view: View, chosen: Selection) -> None:
+    draw_hero(view, chosen)
     draw_cards(view)
     draw_tokens(view.usage)
+    draw_more_cards(view)
     left, right = st.columns(2, gap="large")
     with left:
         draw_reasons(view.usage)
@@ -50,11 +55,23 @@ def draw(view: View, chosen: Selection) -> None:
         draw_health(view.engines)
 
 
+def draw_hero(view: View, chosen: Selection) -> None:
+    read_tokens = view.usage.totals.cache_read_tokens
+    if not view.usage.totals.requests:
+        parts.hero("**Nothing has been asked yet** in this range.")
+        return
+    seconds = view.savings.prefill_seconds_avoided
+    spared = "" if seconds is None else f", which spared {formats.seconds(seconds)} of GPU time"
+    parts.hero(
+        f"**{formats.in_words(read_tokens).capitalize()} tokens were not computed again** in"
+        f" {chosen.words}{spared}."
+    )
+
+
 def draw_cards(view: View) -> None:
+    """One row that answers the page's question: reuse, GPU time, the promise kept, money."""
     usage, series = view.usage, view.usage.series
     now, before = usage.rates.token_hit_rate, usage.rates_before.token_hit_rate
-    saved = usage.saved_nano if usage.totals.is_priced else None
-    saved_before = usage.saved_nano_before if usage.before.is_priced else None
     is_comparable = usage.is_comparable
     with st.grid(4, min_column_width=190, row_height=176):
         parts.card(
@@ -66,28 +83,45 @@ def draw_cards(view: View) -> None:
             is_good=_is_good(now, before) if is_comparable else None,
         )
         parts.card(
-            "saved_nano",
-            formats.dollars(saved),
-            trend=running_savings(series),
-            delta=formats.change(saved, saved_before, is_comparable=is_comparable),
-            is_good=_is_good(saved, saved_before) if is_comparable else None,
-            is_loss=saved is not None and saved < 0,
-        )
-        parts.card(
-            "requests",
-            formats.compact(usage.totals.requests),
-            trend=[bucket.totals.requests for bucket in series if not bucket.is_partial],
-            chart="bar",
-            delta=f"{usage.totals.errors:,} failed",
-        )
-        parts.card(
             "prefill_seconds_avoided",
             formats.seconds(view.savings.prefill_seconds_avoided),
             trend=[bucket.totals.cache_read_tokens for bucket in series if not bucket.is_partial],
             chart="bar",
             delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
         )
-    draw_more_cards(view)
+        draw_leases_kept(view.engines)
+        draw_saved(view)
+    parts.placeholder_prices()
+
+
+def draw_leases_kept(engines: list[EngineReport] | None) -> None:
+    stats = [engine.stats for engine in engines or [] if engine.stats is not None]
+    share, lost = leases_kept([each.counters for each in stats])
+    told = ", ".join(f"{count:,} {reason}" for reason, count in lost.items())
+    delta = None
+    if engines is None:
+        delta = "an admin key shows it"
+    elif share is None:
+        delta = f"none has ended, {sum(each.num_leases for each in stats):,} held"
+    else:
+        delta = f"early: {told}" if told else "none ended early"
+    parts.card(
+        "leases_kept", formats.percent(share), delta=delta, is_good=not told if share else None
+    )
+
+
+def draw_saved(view: View) -> None:
+    usage = view.usage
+    saved = usage.saved_nano if usage.totals.is_priced else None
+    before = usage.saved_nano_before if usage.before.is_priced else None
+    parts.card(
+        "saved_nano",
+        formats.dollars(saved),
+        trend=running_savings(usage.series),
+        delta=formats.change(saved, before, is_comparable=usage.is_comparable),
+        is_good=_is_good(saved, before) if usage.is_comparable else None,
+        is_loss=saved is not None and saved < 0,
+    )
 
 
 def _is_good(now: float | None, before: float | None) -> bool | None:
@@ -97,14 +131,26 @@ def _is_good(now: float | None, before: float | None) -> bool | None:
 def draw_more_cards(view: View) -> None:
     usage = view.usage
     now, before, is_comparable = usage.rates, usage.rates_before, usage.is_comparable
-    with st.grid(4, min_column_width=190, row_height=132):
-        for title, found in (("hits", view.latency.hits), ("misses", view.latency.misses)):
+    found = compared(view.latency)
+    with st.grid(3, min_column_width=190, row_height=132):
+        parts.card(
+            "requests",
+            formats.compact(usage.totals.requests),
+            delta=f"{usage.totals.errors:,} failed",
+        )
+        for title, side in (
+            ("cached", found.hits if found else None),
+            ("not cached", found.misses if found else None),
+        ):
             parts.card(
-                "first_token_seconds",
-                formats.seconds(found.p50),
+                "compared_first_token",
+                formats.rough_seconds(side.p50 if side else None),
                 label=f"First token, {title}",
-                delta=f"95 % within {formats.seconds(found.p95)}",
+                delta=f"{found.length} tokens" if found else "no prompt length has both",
             )
+        if view.engines is not None:
+            stats = [engine.stats for engine in view.engines if engine.stats is not None]
+            parts.card("pool_in_use", formats.percent(in_use_share([s.blocks for s in stats])))
         parts.card(
             "cacheable_hit_rate",
             formats.percent(now.cacheable_hit_rate),
@@ -124,21 +170,25 @@ def draw_more_cards(view: View) -> None:
 def draw_tokens(usage: Usage) -> None:
     parts.heading("Prompt tokens by class", "prompt_tokens")
     totals = usage.totals
-    if not totals.requests:
-        parts.empty("No requests in this range. The first one appears here within seconds.")
+    if not totals.prompt_tokens:
+        parts.empty(
+            "No requests in this range. The first one appears here within seconds.", key="tokens"
+        )
         return
     drawn = stacked_over_time(
         tokens_by_class(usage),
         TOKENS[viewer.theme()],
         title=f"Prompt tokens {per_bucket(usage.bucket_seconds)}",
-        seconds=(usage.until_ms - usage.since_ms) / 1000,
+        span=times(usage.since_ms, usage.until_ms),
     )
     parts.chart(
         drawn,
         "tokens",
         f"Prompt tokens over time: {totals.cache_read_tokens:,} read,"
         f" {totals.cache_write_5m_tokens:,} written for 5 minutes,"
-        f" {totals.cache_write_1h_tokens:,} for 1 hour, {totals.input_tokens:,} uncached.",
+        f" {totals.cache_write_1h_tokens:,} for 1 hour,"
+        f" {totals.automatic_input_tokens:,} automatically reused,"
+        f" {totals.computed_input_tokens:,} uncached.",
     )
 
 
@@ -148,12 +198,14 @@ def draw_reasons(usage: Usage) -> None:
     if not found:
         parts.empty("Nothing missed in this range.", ":material/check_circle:")
         return
-    parts.table(
-        found[:NUM_REASONS],
-        "miss_reasons",
-        alt_text=f"The {min(len(found), NUM_REASONS)} most frequent reasons why prompts missed.",
-        columns={"Share": parts.share_column()},
-    )
+    for row in found[:NUM_REASONS]:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.page_link(
+                "views/requests.py",
+                label=row["Reason"] if row["Is known"] else "Another reason",
+                query_params={"reason": row["Reason"]},
+            )
+            st.text(f"{formats.percent(row['Share'])} · {row['Requests']:,} requests")
 
 
 def draw_health(engines: list[EngineReport] | None) -> None:
@@ -171,9 +223,7 @@ def draw_health(engines: list[EngineReport] | None) -> None:
                 "Up": formats.duration(engine.stats.uptime_seconds) if engine.stats else None,
                 "Running": engine.stats.running if engine.stats else None,
                 "Waiting": engine.stats.waiting if engine.stats else None,
-                "Pool in use": 1 - engine.stats.blocks.free / max(engine.stats.blocks.total, 1)
-                if engine.stats
-                else None,
+                "Pool in use": in_use_share([engine.stats.blocks]) if engine.stats else None,
             }
             for engine in engines
         ],

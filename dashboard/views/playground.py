@@ -1,51 +1,132 @@
-"""The playground: what does a breakpoint here do?
+"""The playground: what does a marker here do?
 
-It sends with the viewer's own key, as any client does. Typed text is shown as plain text.
+It sends with the viewer's own key, or as the workspace that an admin picks, as any client does.
+Typed text is shown as plain text.
 """
 
 from typing import Any
 
 import streamlit as st
 
-from dashboard.admin.client import AdminClient, ClientError
-from dashboard.charts.prompt import ribbon_chart
-from dashboard.playground.answer import PlaygroundAnswer, follow
-from dashboard.playground.prompt import TTLS, VERSION_HEADERS, PromptPart, request_body
-from dashboard.playground.spans import CLASSES, part_rows, prompt_spans
-from dashboard.ui import formats, parts, viewer
-from dashboard.ui.colours import TOKENS
+from dashboard.admin.client import AdminClient, ClientError, Refused
+from dashboard.playground import copy_as, paste
+from dashboard.playground.blocks import NotBlocks, blocks_of, body_of, in_order
+from dashboard.playground.paste import Pasted, Unreadable
+from dashboard.settings import settings
+from dashboard.ui import acting, compose, parts, sending, viewer
 
-HANDBOOK = (
-    "You keep the lighthouse. The lamp is lit at dusk and put out at dawn. In fog the horn sounds"
-    " every thirty seconds. Ships are greeted by name, and their positions are written into the"
-    " book together with wind, visibility and the state of the sea. "
-)
-RULES = "Answer in one short sentence. If you do not know, say so. "
-QUESTION = "What is done in fog?"
-_ANSWER = "playground_answer"
-_PREVIEW = 240
+_BLOCKS, _PASTED = "Blocks", "JSON or curl"
 
 
-def draw_prompt() -> tuple[list[PromptPart], int]:
-    """The three parts of a prompt, each with the marker at its end."""
-    found = []
-    texts = (
-        ("Handbook (system)", HANDBOOK * 24, 150, "1 hour"),
-        ("Rules (system)", RULES * 8, 100, "5 minutes"),
-        ("Question (user)", QUESTION, 68, "No marker"),
-    )
-    for number, (name, text, height, marker) in enumerate(texts):
-        written = st.text_area(name, text, key=f"part_{number}", height=height, max_chars=60_000)
-        ttl = st.segmented_control(
-            f"Breakpoint at the end of: {name}",
-            list(TTLS),
-            default=marker,
-            key=f"marker_{number}",
-            required=True,
+def draw_request(client: AdminClient, known: list[str]) -> Pasted | None:
+    """What is sent next; None where it can't be read."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        model = st.selectbox("Model", known, key="playground_model", width=220)
+        longest = st.number_input(
+            "Longest answer (tokens)", 1, 4096, 64, key="max_tokens", width=190
         )
-        found.append(PromptPart(name, written, TTLS[ttl or "No marker"]))
-    longest = st.number_input("Longest answer (tokens)", 1, 1024, 64, key="max_tokens")
-    return found, int(longest)
+    mode = st.segmented_control(
+        "Write it as", [_BLOCKS, _PASTED], default=_BLOCKS, key="playground_mode", required=True
+    )
+    if mode == _PASTED:
+        return draw_pasted(model or "")
+    compose.draw()
+    try:
+        return Pasted("messages", body_of(compose.blocks(), model or "", int(longest)))
+    except ValueError as error:
+        st.error("This can't be sent:", icon=":material/data_object:")
+        st.text(str(error))
+        return None
+
+
+def draw_pasted(model: str) -> Pasted | None:
+    dialects: list[Any] = [None, *paste.NAMES]
+    dialect = st.selectbox(
+        "API",
+        dialects,
+        format_func=lambda each: "told from what is pasted" if each is None else paste.NAMES[each],
+        key="pasted_dialect",
+    )
+    text = st.text_area(
+        "A JSON body, or a curl command, of any API",
+        key=compose.PASTED,
+        height=320,
+        max_chars=paste.MAX_CHARACTERS,
+        placeholder="curl … -d '{\"messages\": […]}'",
+    )
+    if not text.strip():
+        return None
+    try:
+        pasted = paste.read(text, dialect)
+    except Unreadable as error:
+        st.error("This is no request:", icon=":material/data_object:")
+        st.text(str(error))
+        return None
+    st.caption(f"{paste.NAMES[pasted.dialect]}, sent as one answer to the model chosen above.")
+    if pasted.dialect == "messages" and st.button("Take it apart into blocks", key="take_apart"):
+        try:
+            compose.replace(blocks_of(pasted.body))
+        except NotBlocks as error:
+            st.warning("It stays as it is: blocks show text and tools, and it has")
+            st.text(str(error))
+        else:
+            st.session_state[compose.NEXT_MODE] = _BLOCKS
+            st.rerun()
+    body = pasted.to_send(model)
+    return Pasted(pasted.dialect, body)
+
+
+def draw_sending(client: AdminClient) -> None:
+    known = models(client)
+    if not known:
+        parts.empty("No engine serves a model.", ":material/dns:")
+        return
+    if (mode := st.session_state.pop(compose.NEXT_MODE, None)) is not None:
+        st.session_state["playground_mode"] = mode
+    left, right = st.columns(2, gap="large")
+    with left:
+        asked = draw_request(client, known)
+        sends = st.button(
+            "Send", key="send", type="primary", width="stretch", disabled=asked is None
+        )
+        if asked is not None:
+            draw_copies(asked)
+    with right:
+        own = in_order(compose.blocks()) if _is_blocks() else []
+        if sends and asked is not None:
+            sending.send(client, asked, own, st.session_state["playground_model"])
+        sending.draw(_carry_on)
+
+
+def _is_blocks() -> bool:
+    return bool(st.session_state.get("playground_mode", _BLOCKS) == _BLOCKS)
+
+
+def _carry_on(asked: Pasted, answer: str) -> None:
+    """The next request: this one, its answer, and a place for the next question."""
+    if _is_blocks():
+        compose.carry_on(answer)
+        return
+    try:
+        body = paste.carried_on(asked, answer, "…")
+    except Unreadable:
+        return
+    compose.set_pasted(body)
+
+
+def draw_copies(asked: Pasted) -> None:
+    model = st.session_state.get("playground_model") or ""
+    told = settings().gateway_url, asked.path(model), asked.body
+    with st.expander("Copy as curl, Python or JavaScript", icon=":material/content_copy:"):
+        writers = {
+            "curl": copy_as.curl,
+            "Python": copy_as.python,
+            "JavaScript": copy_as.javascript,
+        }
+        for tab, write in zip(st.tabs(list(writers)), writers.values(), strict=True):
+            with tab:
+                # Plain: the colours of highlighted code can't be read on every ground.
+                st.code(write(*told), language=None, height=220)
 
 
 def models(client: AdminClient) -> list[str]:
@@ -53,90 +134,8 @@ def models(client: AdminClient) -> list[str]:
     return [str(each.get("id")) for each in listing.get("data", [])]
 
 
-def draw_sending(client: AdminClient) -> None:
-    left, right = st.columns(2, gap="large")
-    with left:
-        known = models(client)
-        if not known:
-            parts.empty("No engine serves a model.", ":material/dns:")
-            return
-        model = st.selectbox("Model", known, key="playground_model")
-        prompt, longest = draw_prompt()
-        sends = st.button("Send", key="send", type="primary", width="stretch")
-    with right:
-        parts.heading("Answer")
-        if sends:
-            st.session_state[_ANSWER] = prompt, send(client, model, prompt, longest)
-        elif _ANSWER in st.session_state:
-            st.text(st.session_state[_ANSWER][1].text or formats.NO_VALUE)
-        else:
-            parts.empty(
-                "Send it twice: the second time shows what the first one wrote.",
-                ":material/play_circle:",
-            )
-        if _ANSWER in st.session_state:
-            draw_usage(*st.session_state[_ANSWER])
-
-
-def send(
-    client: AdminClient, model: str, prompt: list[PromptPart], longest: int
-) -> PlaygroundAnswer:
-    """Stream the answer as it comes."""
-    answer, place = PlaygroundAnswer(), st.empty()
-    body = request_body(model, prompt[:-1], prompt[-1], longest)
-    try:
-        for _ in follow(client.stream("/v1/messages", body, VERSION_HEADERS), answer):
-            place.text(answer.text)
-    except ClientError as error:
-        answer.problem = str(error)
-    place.text(answer.text or formats.NO_VALUE)
-    return answer
-
-
-def draw_usage(prompt: list[PromptPart], answer: PlaygroundAnswer) -> None:
-    if answer.problem is not None:
-        st.error("The turn failed:", icon=":material/power_off:")
-        st.text(answer.problem)
-    message = answer.message
-    if message is None:
-        return
-    parts.heading("What became of the prompt")
-    spans = prompt_spans(message.usage)
-    told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
-    parts.chart(ribbon_chart(spans, TOKENS[viewer.theme()]), "ribbon", f"Prompt tokens: {told}.")
-    for number, row in enumerate(part_rows(prompt, message)):
-        with st.container(border=True, key=f"piece_{number}"):
-            with st.container(horizontal=True, vertical_alignment="center"):
-                st.text(row["part"].name)
-                for name in CLASSES:
-                    if row.get(name):
-                        about = "" if row["is_exact"] else "about "
-                        st.badge(f"{about}{row[name]:,} {name.lower()}", color=_COLOURS[name])
-            text = row["part"].text
-            st.text(text[:_PREVIEW] + ("…" if len(text) > _PREVIEW else ""))
-    found = message.holdfast
-    if found is not None:
-        facts = [("Engine", found.engine), ("Computed tokens", f"{found.computed_tokens:,}")]
-        facts += [("Reused unmarked", f"{found.automatic_tokens:,}")]
-        facts += [("Why the last marker missed", found.miss_reason or "it did not")]
-        facts += [("Output tokens", f"{answer.output_tokens:,}"), ("Request", message.id)]
-        parts.table(
-            [{"What": name, "Value": value} for name, value in facts],
-            "facts",
-            alt_text="What the engine said of this request.",
-        )
-
-
-_COLOURS: dict[str, Any] = {
-    "Read from cache": "green",
-    "Written, 5 minutes": "yellow",
-    "Written, 1 hour": "orange",
-    "Uncached": "gray",
-}
-
-
 def page() -> None:
-    parts.title("Playground", "What does a breakpoint here do?")
+    parts.title("Playground", "What does a marker here do?")
     session = viewer.session()
     if session is None:
         return
@@ -146,14 +145,24 @@ def page() -> None:
             ":material/science:",
         )
         return
-    if not session.about.may_send:
+    if session.workspace is not None and not session.about.may_send:
         parts.empty(
             "This key can't send prompts. Sign in with a workspace's key of scope inference.",
             ":material/key:",
         )
         return
     try:
-        draw_sending(session.client)
+        client = acting.sender(session)
+        if client is None:
+            parts.empty(
+                "Pick the workspace whose turn it will be: an admin key has none of its own.",
+                ":material/badge:",
+            )
+            return
+        draw_sending(client)
+    except Refused as error:
+        st.error("The gateway refuses that:", icon=":material/block:")
+        st.text(str(error))
     except ClientError as error:
         st.error(str(error), icon=":material/power_off:")
 

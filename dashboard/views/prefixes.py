@@ -7,7 +7,7 @@ import streamlit as st
 from dashboard.admin.client import AdminClient, ClientError, NotThere
 from dashboard.admin.shapes.leases import Dropped, Lease
 from dashboard.admin.shapes.savings import PrefixReport
-from dashboard.rows.leases import lease_table, time_left
+from dashboard.rows.leases import lease_label, lease_table, time_left
 from dashboard.rows.row import Row
 from dashboard.rows.savings import prefix_table
 from dashboard.ui import formats, live, parts, viewer
@@ -47,6 +47,11 @@ def draw_cards(leases: list[Lease]) -> None:
     known = [net for net in nets if net is not None]
     net = sum(known) if known else None
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
+    tokens = sum(lease.entry.tokens for lease in held)
+    parts.hero(
+        f"**{formats.in_words(len(held)).capitalize()} prefixes are promised** right now:"
+        f" {formats.in_words(tokens)} tokens that need not be computed again."
+    )
     with st.grid(4, min_column_width=190, row_height=132):
         parts.card(
             "leases",
@@ -66,6 +71,7 @@ def draw_leases(leases: list[Lease]) -> None:
         parts.empty(
             "Nothing is held: no engine is running, or no marked prompt came within its TTL.",
             ":material/lock_open:",
+            key="leases",
         )
         return
     number = st.column_config.NumberColumn
@@ -80,6 +86,7 @@ def draw_leases(leases: list[Lease]) -> None:
             "Tokens": number(format="localized"),
             "Net saved ($)": parts.money_column(),
             "Entry": None,
+            "Last used (UTC)": parts.moment_column(),
         },
         height=min(38 + 35 * len(leases), 420),
         picked=_doom if _is_admin() else None,
@@ -108,7 +115,7 @@ def draw_drop(leases: list[Lease]) -> None:
     (lease,) = found[:1]
     with st.container(border=True, key="drop"):
         st.text(
-            f"{(lease.entry.name or lease.entry.entry)[:16]} · {lease.entry.tokens:,} tokens on"
+            f"{lease_label(lease)} · {lease.entry.tokens:,} tokens on"
             f" {lease.engine}, ends by itself in {time_left(lease.entry.expires_in_seconds)}"
         )
         if lease.workspace is None:
@@ -148,7 +155,11 @@ def draw_prefixes(prefixes: list[PrefixReport], chosen: Selection) -> None:
         prefix_table(prefixes),
         "prefixes",
         alt_text=f"{len(prefixes)} prefixes with their reads, and whether each has paid back.",
-        columns={"Net ($)": parts.money_column(), "It would save ($)": parts.money_column()},
+        columns={
+            "Net ($)": parts.money_column(),
+            "It would save ($)": parts.money_column(),
+            "Last used (UTC)": parts.moment_column(),
+        },
         height=420 if len(prefixes) > 10 else "auto",
     )
 

@@ -6,13 +6,14 @@ from typing import Any
 import streamlit as st
 
 from dashboard.admin.client import AdminClient, NotThere, segment
-from dashboard.admin.shapes.turns import Turn, TurnPage
-from dashboard.rows.turns import turn_details, turn_table
+from dashboard.admin.shapes.turns import Refusal, Turn, TurnPage
+from dashboard.rows.turns import refusal_table, turn_details, turn_table
 from dashboard.ui import formats, live, parts
 from dashboard.ui.selection import Selection
 
 PAGE = 200
-NUM_ABOUT = 11  # of the details: who and what; the rest are tokens, times and money
+NUM_REFUSED = 50
+NUM_ABOUT = 16  # of the details: who and what; the rest are tokens, times and money
 ANY = ""
 OUTCOMES = [ANY, "error", "stop", "length", "stop_sequence", "tool_use", "client_disconnect"]
 # As the query of the admin API says it.
@@ -24,8 +25,10 @@ class View:
     """`is_missing`: there is no such request, or this key may not see it."""
 
     page: TurnPage
-    turn: Turn | None
-    is_missing: bool
+    refused: list[Refusal]
+    turn: Turn | None = None
+    refusal: Refusal | None = None
+    is_missing: bool = False
 
 
 def controls() -> None:
@@ -33,7 +36,7 @@ def controls() -> None:
         st.text_input(
             "Request id",
             key="request",
-            placeholder="msg_…",
+            placeholder="msg_… or req_…",
             max_chars=64,
             width=330,
             bind="query-params",
@@ -55,6 +58,7 @@ def controls() -> None:
             width=160,
             bind="query-params",
         )
+        parts.reason_filter("Any")
         if st.session_state.get("after"):
             st.button("Newest", key="newest", on_click=lambda: st.session_state.pop("after"))
 
@@ -65,17 +69,22 @@ def read(client: AdminClient, chosen: Selection) -> View:
         **chosen.params(),
         "outcome": state.get("outcome") or None,
         "has_read": HITS.get(state.get("hit") or ANY),
+        "miss_reason": parts.chosen_reason(),
         "after": state.get("after"),
         "limit": PAGE,
     }
     page = client.get("/admin/v1/turns/search", TurnPage, which)
+    own = {"workspace": chosen.workspace}
+    refused = client.get("/admin/v1/refusals", list[Refusal], {**own, "limit": NUM_REFUSED})
     wanted = (state.get("request") or "").strip()
     if not wanted:
-        return View(page, None, False)
+        return View(page, refused)
     try:
-        return View(page, client.get(f"/admin/v1/turns/{segment(wanted)}", Turn), False)
+        turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
+        return View(page, refused, turn)
     except NotThere:
-        return View(page, None, True)
+        known = client.get("/admin/v1/refusals", list[Refusal], {**own, "request_id": wanted})
+        return View(page, refused, refusal=next(iter(known), None), is_missing=not known)
 
 
 def draw(view: View, chosen: Selection) -> None:
@@ -85,9 +94,16 @@ def draw(view: View, chosen: Selection) -> None:
         )
     if view.turn is not None:
         draw_turn(view.turn)
+    if view.refusal is not None:
+        draw_refusal(view.refusal)
+    draw_page(view)
+    draw_refused(view.refused)
+
+
+def draw_page(view: View) -> None:
     parts.heading("Requests, the newest first")
     if not view.page.turns:
-        parts.empty("No requests in this range that match.")
+        parts.empty("No requests in this range that match.", key="requests")
         return
     st.caption("Click a row to see all of it. The address of this page then leads to that request.")
     parts.table(
@@ -101,6 +117,28 @@ def draw(view: View, chosen: Selection) -> None:
     if view.page.next:
         cursor = view.page.next
         st.button("Older", key="older", on_click=lambda: st.session_state.update(after=cursor))
+
+
+def draw_refusal(refusal: Refusal) -> None:
+    """A request that was answered with an error before its turn began."""
+    with st.container(border=True, key="refusal"):
+        st.text(f"{refusal.request_id} · {refusal.at:%Y-%m-%d %H:%M:%S} UTC")
+        st.error(f"Refused with HTTP {refusal.status}:", icon=":material/block:")
+        st.text(refusal.message)
+        st.text(f"{refusal.path} · {refusal.type} · {refusal.user_agent or 'unknown client'}")
+
+
+def draw_refused(refused: list[Refusal]) -> None:
+    if not refused:
+        return
+    parts.heading("Error answers of this gateway since its start")
+    parts.table(
+        refusal_table(refused),
+        "refused",
+        alt_text=f"The newest {len(refused)} error answers.",
+        columns=parts.turn_columns(),
+        height=420 if len(refused) > 10 else "auto",
+    )
 
 
 def pick(row: Any) -> None:

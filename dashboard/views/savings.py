@@ -7,9 +7,10 @@ import streamlit as st
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.savings import PrefixReport, Savings
 from dashboard.admin.shapes.usage import Group, Usage
+from dashboard.charts.axes import times
 from dashboard.charts.money import waterfall_chart
 from dashboard.charts.time import per_bucket, signed_over_time
-from dashboard.rows.savings import hosted_table, prefix_table, waterfall_rows
+from dashboard.rows.savings import growing_table, hosted_table, prefix_table, waterfall_rows
 from dashboard.rows.usage import group_table, saved_over_time
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import MONEY, TEXT
@@ -24,6 +25,7 @@ class View:
     savings: Savings
     prefixes: list[PrefixReport]
     models: list[Group]
+    workspaces: list[Group]
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
@@ -36,15 +38,20 @@ def read(client: AdminClient, chosen: Selection) -> View:
             "/admin/v1/prefixes", list[PrefixReport], {**of_prefixes, "limit": NUM_PREFIXES}
         ),
         client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "model"}),
+        client.get("/admin/v1/usage/groups", list[Group], {**params, "group_by": "workspace"}),
     )
 
 
 def draw(view: View, chosen: Selection) -> None:
     totals = view.usage.totals
     if not totals.requests:
-        parts.empty("No requests in this range. What they save appears here within seconds.")
+        parts.empty(
+            "No requests in this range. What they save appears here within seconds.", key="savings"
+        )
         return
+    draw_hero(view, chosen)
     draw_cards(view)
+    parts.placeholder_prices()
     if totals.unpriced:
         st.warning(
             f"{totals.unpriced:,} of {totals.requests:,} requests have no price. Their tokens"
@@ -53,8 +60,19 @@ def draw(view: View, chosen: Selection) -> None:
         )
     if totals.is_priced:
         draw_money(view)
-    draw_prefixes(view.prefixes)
+    draw_prefixes(view)
     draw_comparisons(view)
+
+
+def draw_hero(view: View, chosen: Selection) -> None:
+    own, totals = view.savings.own, view.usage.totals
+    hours = view.savings.gpu_hours_avoided
+    spared = "" if hours is None else f"**{formats.seconds(hours * 3600)} of GPU time** and "
+    if not totals.is_priced:
+        parts.hero("No request in this range has a price: what was saved is unknown in money.")
+        return
+    word = "saved" if own.saved_nano >= 0 else "cost more than it saved:"
+    parts.hero(f"Caching {word} {spared}**{formats.dollars(own.saved_nano)}** in {chosen.words}.")
 
 
 def draw_cards(view: View) -> None:
@@ -99,21 +117,26 @@ def draw_money(view: View) -> None:
             )
     with right:
         parts.heading("Net saved over time", "saved_nano")
+        if not any(bucket.saved_nano for bucket in usage.series):
+            parts.empty("Nothing was saved or lost: no prompt was written or read.")
+            return
         parts.chart(
             signed_over_time(
                 saved_over_time(usage),
                 MONEY[theme],
                 title=f"Dollars {per_bucket(usage.bucket_seconds)}",
-                seconds=(usage.until_ms - usage.since_ms) / 1000,
+                span=times(usage.since_ms, usage.until_ms),
             ),
             "saved_over_time",
             f"Net saved over time, {formats.dollars(usage.saved_nano)} in all.",
         )
 
 
-def draw_prefixes(prefixes: list[PrefixReport]) -> None:
+def draw_prefixes(view: View) -> None:
+    prefixes = view.prefixes
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
-    if not prefixes:
+    rest = growing_table(view.workspaces, prefixes)
+    if not prefixes and not rest:
         parts.empty("No marked prefix has come twice in this range.", ":material/repeat:")
         return
     paid = sum(each.is_paid_back is True for each in prefixes)
@@ -123,28 +146,37 @@ def draw_prefixes(prefixes: list[PrefixReport]) -> None:
         f"{paid:,} of {len(prefixes):,} have paid back. {len(wrong):,} would be cheaper with the"
         f" other TTL, by {formats.dollars(gain)} together, judged by the gaps between their own"
         " requests. Whole life of each prefix, of all engines; the most used first."
+        + (
+            " A conversation that grows has a new prefix each turn: workspaces with nothing else"
+            " stand last, with what they saved in this range."
+            if rest
+            else ""
+        )
     )
     parts.table(
-        prefix_table(prefixes),
+        [*prefix_table(prefixes), *rest],
         "prefixes",
         alt_text=f"{len(prefixes)} prefixes, {paid} of them paid back.",
         columns={
             "Net ($)": parts.money_column(),
             "It would save ($)": parts.money_column(),
+            "Last used (UTC)": parts.moment_column(),
         },
-        height=420 if len(prefixes) > 10 else "auto",
+        height=420 if len(prefixes) + len(rest) > 10 else "auto",
     )
 
 
 def draw_comparisons(view: View) -> None:
     money, share = parts.money_column(), parts.share_column()
-    parts.heading("By model")
-    parts.table(
-        group_table(view.models, "model", "Model"),
-        "by_model",
-        alt_text=f"Usage of {len(view.models)} models.",
-        columns={"Hit rate": share, "Cost ($)": money, "Net saved ($)": money},
-    )
+    for by, found in (("model", view.models), ("workspace", view.workspaces)):
+        parts.heading(f"By {by}")
+        parts.table(
+            group_table(found, by, by.capitalize()),
+            f"by_{by}",
+            alt_text=f"Usage of {len(found)} {by}s.",
+            columns={"Hit rate": share, "Cost ($)": money, "Net saved ($)": money},
+            height=420 if len(found) > 10 else "auto",
+        )
     parts.heading("The same traffic at published prices", "hosted")
     if not view.savings.hosted:
         parts.empty("There are no published prices to compare with.", ":material/sell:")

@@ -1,5 +1,6 @@
 """Why did this miss? A request beside the one before it: where they part, and what it cost."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from dashboard.admin.client import AdminClient, NotThere, segment
 from dashboard.admin.shapes.turns import Turn, TurnDivergence, TurnPage
 from dashboard.rows.turns import turn_details, turn_table
 from dashboard.ui import formats, live, parts
-from dashboard.ui.advice import GREW, advice
+from dashboard.ui.advice import ADVICE, Advice, advice
 from dashboard.ui.selection import Selection
 
 NUM_MISSES = 100
@@ -28,31 +29,33 @@ class View:
 
 
 def controls() -> None:
-    """The parameter has a name of its own: Streamlit drops those of other pages' widgets."""
+    """The ids' parameters are named for this page: Streamlit drops other pages' widgets."""
     with st.container(horizontal=True, vertical_alignment="bottom", key="why_filters"):
         for key, label in (("miss", "Request id"), ("earlier", "Compare with (optional)")):
             st.text_input(
                 label,
                 key=key,
-                placeholder="msg_…" if key == "miss" else "the most similar before it",
+                placeholder="msg_… or req_…" if key == "miss" else "the most similar before it",
                 max_chars=64,
                 width=330,
                 bind="query-params",
             )
+        parts.reason_filter("Any reason")
 
 
 def read(client: AdminClient, chosen: Selection) -> View:
-    asked = {**chosen.params(), "miss_reason": "any", "limit": NUM_MISSES}
+    reason = parts.chosen_reason() or "any"
+    asked = {**chosen.params(), "miss_reason": reason, "limit": NUM_MISSES}
     misses = client.get("/admin/v1/turns/search", TurnPage, asked)
     wanted = (st.session_state.get("miss") or "").strip()
     before = (st.session_state.get("earlier") or "").strip()
     if not wanted:
         return View(misses)
-    path = f"/admin/v1/turns/{segment(wanted)}"
     try:
-        turn = client.get(path, Turn)
+        turn = client.get(f"/admin/v1/turns/{segment(wanted)}", Turn)
     except NotThere:
         return View(misses, is_missing=True)
+    path = f"/admin/v1/turns/{segment(turn.id)}"
     try:
         found = client.get(f"{path}/divergence", TurnDivergence, {"from": before or None})
         earlier = None
@@ -75,6 +78,13 @@ def draw(view: View, chosen: Selection) -> None:
     if not view.misses.turns:
         parts.empty("Nothing missed in this range.", ":material/check_circle:")
         return
+    counted = Counter(each.miss_reason for each in view.misses.turns)
+    ((most, times),) = counted.most_common(1)
+    if view.turn is None and most in ADVICE:
+        parts.hero(
+            f"Of the newest {len(view.misses.turns):,} misses **{times:,}** have one reason:"
+            f" **{advice(most).title.lower()}**. {advice(most).change}"
+        )
     if view.turn is None:
         st.caption("Click one to see where it stopped being the prompt before it.")
     parts.table(
@@ -93,26 +103,37 @@ def pick(row: Any) -> None:
 
 
 def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
-    """What the engine and gateway said at the time, and what comparing the prompts says now."""
+    """One verdict: the ledger's reason, or where that knows none the first difference."""
+    said = verdict(turn, found)
     with st.container(border=True, key="verdict"):
-        if turn.miss_reason is None:
+        if said is None:
             st.success("The last marker was read, or merely grew: this request did not miss.")
         else:
-            said = advice(turn.miss_reason)
-            st.markdown(f"**At the time:** `{plain(turn.miss_reason)}`. {said.means}")
+            st.markdown(f"**{said.title}.** {said.means}")
             st.markdown(f"**What to change:** {said.change}")
         if found is None:
             st.caption("There is no other prompt to compare it with.")
-            return
-        if found.earlier is None:
-            st.caption("It is the first prompt of its workspace: nothing to compare it with.")
-            return
-        compared = GREW if found.kind is None else advice(found.kind)
-        kind = "grew" if found.kind is None else plain(found.kind)
-        st.markdown(f"**Beside the earlier request:** `{kind}`. {compared.means}")
-        if found.kind is not None and found.kind != turn.miss_reason:
-            st.markdown(f"**What to change:** {compared.change}")
-        draw_cost(found)
+        elif found.earlier is None:
+            st.caption("No earlier prompt of its workspace begins like this one.")
+        elif found.kind is not None or said is None:
+            draw_cost(found)
+        else:
+            st.caption(
+                "Everything of the most similar earlier prompt is in this one: nothing in the"
+                " prompt is to blame."
+            )
+
+
+def verdict(turn: Turn, found: TurnDivergence | None) -> Advice | None:
+    """What to tell of a miss; None for a hit.
+
+    `cold` says only that nothing was known of the prefix: the first difference says more.
+    """
+    if turn.miss_reason is None:
+        return None
+    if turn.miss_reason == "cold" and found is not None and found.kind is not None:
+        return advice(found.kind)
+    return advice(turn.miss_reason)
 
 
 def draw_cost(found: TurnDivergence) -> None:

@@ -1,4 +1,4 @@
-"""Workspaces: who uses the cache, how well, and within which limits?"""
+"""Workspaces: who uses the cache, how well, and within which limits? An admin changes them here."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,7 +9,8 @@ from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.usage import Group
 from dashboard.admin.shapes.workspaces import Key, Workspace
 from dashboard.rows.workspaces import key_table, limit_table, workspace_table
-from dashboard.ui import formats, live, parts
+from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui.manage import draw_actions, draw_outcome
 from dashboard.ui.selection import Selection
 
 
@@ -46,7 +47,12 @@ def read(client: AdminClient, chosen: Selection) -> View:
 
 def draw(view: View, chosen: Selection) -> None:
     shown = [w for w in view.workspaces if chosen.workspace in (None, w.id)]
+    draw_hero(view, chosen)
     draw_cards(view, shown)
+    draw_outcome()
+    session = viewer.session()
+    if session is not None and session.workspace is None and not session.about.sample:
+        draw_actions(view.workspaces, view.keys)
     parts.heading("Use of the cache in this range")
     if view.groups:
         money = parts.money_column()
@@ -62,9 +68,18 @@ def draw(view: View, chosen: Selection) -> None:
             height=420 if len(view.groups) > 10 else "auto",
         )
     else:
-        parts.empty("No requests in this range.")
+        parts.empty("No requests in this range.", key="workspaces")
     draw_limits(view, shown)
     draw_keys(view)
+
+
+def draw_hero(view: View, chosen: Selection) -> None:
+    saving = sum(group.saved_nano > 0 for group in view.groups)
+    if view.groups:
+        parts.hero(
+            f"**{saving:,} of {len(view.groups):,} workspaces** with requests in {chosen.words}"
+            " save by caching."
+        )
 
 
 def draw_cards(view: View, shown: list[Workspace]) -> None:
@@ -77,6 +92,7 @@ def draw_cards(view: View, shown: list[Workspace]) -> None:
             saved = group.saved_nano if group and group.totals.is_priced else None
             loss = saved is not None and saved < 0
             parts.card("saved_nano", formats.dollars(saved), label=label, is_loss=loss)
+    parts.placeholder_prices()
 
 
 def draw_limits(view: View, shown: list[Workspace]) -> None:

@@ -1,4 +1,5 @@
-// What is wrong with the page as it is drawn: one line each. Tables are canvases, which nobody can look into.
+// What is wrong with the page as it is drawn: one line each. Tables are canvases; what a screen reader finds in
+// them is looked at, their pixels are not.
 () => {
   const problems = [];
   const boxOf = (e) => e.getBoundingClientRect();
@@ -32,12 +33,54 @@
         const w = Math.min(a.right, b.right) - Math.max(a.left, b.left), h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
         if (w > 1.5 && h > 3.5) problems.push(`overlap in a chart: "${words(texts[i])}" and "${words(texts[j])}"`);
       }
+    // Every chart has marks, and every mark can be seen.
+    const shapes = [...svg.querySelectorAll(".role-mark path, .role-mark rect, .role-mark line, .role-mark use")]
+      .filter((e) => !e.closest(".role-legend, .role-axis, .background") && e.getAttribute("aria-hidden") !== "true");
+    const about = words(svg.closest("[data-testid=stVegaLiteChart]")?.querySelector("[aria-label]") || svg);
+    if (!shapes.length) problems.push(`a chart without a mark: "${about}"`);
+    const lines = new Set();
+    for (const e of shapes) {
+      const box = e.getBoundingClientRect(), isLine = e.closest(".mark-line") !== null;
+      const has = isLine ? box.width + box.height > 0 || shapes.length > 1 : box.width > 0 && box.height > 0;
+      const kind = (e.parentElement.getAttribute("class") || e.tagName).split(" ")[0];
+      if (!has && !lines.has(kind)) {
+        lines.add(kind);
+        problems.push(`a mark without a size: ${kind}, ${box.width.toFixed(3)} × ${box.height.toFixed(3)} px`);
+      }
+    }
+    // Every axis has finite labels, each of them once; a logarithmic one no powers that nobody reads.
+    for (const axis of svg.querySelectorAll("g.role-axis")) {
+      const labels = [...axis.querySelectorAll(".role-axis-label text")].filter((t) => seen(t)).map((t) => t.textContent.trim()).filter(Boolean);
+      const wrong = labels.filter((text) => /nan|infinity|undefined|null|\de[+-]\d/i.test(text));
+      const title = axis.querySelector(".role-axis-title")?.textContent || "";
+      if (title && !labels.length && !title.startsWith("Cells of")) problems.push(`an axis without labels: ${title}`);
+      if (wrong.length) problems.push(`an axis with a label that is no number: ${wrong.slice(0, 3).join(", ")}`);
+      const twice = labels.filter((text, i) => labels.indexOf(text) !== i);
+      if (twice.length) problems.push(`an axis that repeats a label: ${[...new Set(twice)].slice(0, 3).join(", ")}`);
+    }
     // A unit on each axis: Vega writes its title into the axis's description.
     for (const axis of svg.querySelectorAll("g.role-axis[aria-label]")) {
       const about = axis.getAttribute("aria-label");
       if (!/titled '/.test(about) && /waterfall|step/i.test(about) === false && !/discrete scale/.test(about))
         problems.push(`no unit on an axis: ${about.slice(0, 60)}`);
     }
+  }
+
+  // Nothing is wider than the window, and the page has one heading and a title of its own.
+  const main = document.querySelector("[data-testid=stMain]");
+  if (main && main.scrollWidth > main.clientWidth + 1) problems.push(`wider than the window: ${main.scrollWidth} px of ${main.clientWidth}`);
+  const titles = [...document.querySelectorAll("h1")].filter(seen);
+  if (titles.length !== 1) problems.push(`${titles.length} main headings`);
+  else if (!document.title.startsWith(words(titles[0]))) problems.push(`the window's title is "${document.title}"`);
+  const icon = document.querySelector("link[rel~=icon]");
+  if (!icon || !/\/media\/|mark/.test(icon.href)) problems.push("no favicon of its own");
+
+  // A screen reader finds a table in each canvas, with its cells as text.
+  for (const frame of document.querySelectorAll("[data-testid=stDataFrame]")) {
+    if (!seen(frame)) continue;
+    const table = frame.querySelector("canvas table[role=grid], canvas table");
+    const cells = table ? [...table.querySelectorAll("td, [role=gridcell]")].filter((e) => e.textContent.trim()) : [];
+    if (!cells.length) problems.push("a table without text for a screen reader");
   }
 
   // Contrast: the colour of text on the nearest opaque background behind it.

@@ -38,14 +38,16 @@ class DashboardStack:
 
 
 @contextmanager
-def running(data: Path, *, engine: bool = False) -> Iterator[DashboardStack]:
-    """A gateway over `data`, a dashboard, and a synthetic engine where one is wanted."""
+def running(data: Path, *, num_engines: int = 0) -> Iterator[DashboardStack]:
+    """A gateway over `data`, a dashboard, and as many synthetic engines as are wanted."""
     settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
     with ExitStack() as stack:
-        engines = [stack.enter_context(serving_engine("synthetic", settings))] if engine else []
+        engines = [
+            stack.enter_context(serving_engine("synthetic", settings)) for _ in range(num_engines)
+        ]
         # Without an engine it is never ready, and serves what the ledger has.
         urls = [one.url for one in engines] or [url_of(free_port())]
-        ready = "/readyz" if engine else "/healthz"
+        ready = "/readyz" if num_engines else "/healthz"
         gateway = stack.enter_context(serving_gateway(data, urls, ready=ready))
         dashboard = stack.enter_context(serving_dashboard(gateway.url))
         for server in (*engines, gateway, dashboard):

@@ -13,6 +13,7 @@ Examples are the same in every run (Hypothesis' profile `mutants` of tests/conft
 verdict is repeatable; BLOCK_EXAMPLES and BLOCK_STEPS set how many the state machine takes.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -26,9 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.options import new_parser
-from scripts.stack import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "mutants"
 FIELDS = ("Bug", "User", "Tests", "Kind")
 KINDS = ("T2", "stranger")
@@ -214,12 +213,10 @@ def matrix(mutants: Sequence[Mutant], instead: Sequence[str]) -> int:
 
 
 def main() -> int:
-    parser = new_parser(
-        __doc__,
-        tests=("", "these instead of the patches' own"),
-        folder=(PATCHES, "where the patches are"),
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help="the first letters of a patch")
+    parser.add_argument("--tests", default="", help="these instead of the patches' own")
+    parser.add_argument("--folder", type=Path, default=PATCHES, help="where the patches are")
     arguments = parser.parse_args()
     began = time.monotonic()
     # Whoever ends this early: copies and what runs in them go as well.

@@ -60,6 +60,11 @@ JOBS = {
         5,
         *python("scripts.faults.mutants"),
     ),
+    "pages": program(
+        "every page of the dashboard in Chromium: 4 widths, 2 themes, 5 states of its data",
+        25,
+        *python("scripts.docs.page_matrix"),
+    ),
     "conformance": pytest_job(
         "the engines' suite on the native and the synthetic engine; a commit runs the first",
         10,
@@ -134,12 +139,6 @@ JOBS = {
         30,
         "scripts/setup/vllm_tests",
         "plugin",
-    ),
-    "upstream": program(
-        "an engine in front of an unmodified `vllm serve`: conformance, 1,000 isolation probes",
-        30,
-        "scripts/setup/vllm_tests",
-        "upstream",
     ),
     "leases": program(
         "our connector inside vLLM: its schedulers, a state machine, models, processes",

@@ -47,6 +47,7 @@ def conversation(
             yield SimulatedRequest(
                 at=row["timestamp"] / 1e3,
                 kind="chat",
+                session=str(chain[min(1, len(chain) - 1)]),
                 units=chain,
                 unit_tokens=TRACE_UNIT,
                 tokens=row["input_length"],
@@ -97,6 +98,7 @@ def _session(
             SimulatedRequest(
                 at=start + row["t"],
                 kind="agentic",
+                session=name,
                 units=chain,
                 unit_tokens=TRACE_UNIT,
                 tokens=min(row["in"], len(chain) * TRACE_UNIT),
@@ -131,6 +133,7 @@ def tenants(workload: Workload, *, marked: bool) -> list[SimulatedRequest]:
                 following = SimulatedRequest(
                     at=0.0,
                     kind="tenants",
+                    session=f"{tenant}/{talk}",
                     units=chain,
                     unit_tokens=TENANT_UNIT,
                     tokens=count * TENANT_UNIT,

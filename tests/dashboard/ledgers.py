@@ -58,6 +58,15 @@ def turn(number: int, moment: datetime, **changes: Any) -> Row:
         "prefix": None,
         "prefix_ttl": None,
         "miss_reason": None,
+        "epoch": None,
+        "queue_seconds": None,
+        "available_tokens": None,
+        "captured_tokens": None,
+        "status": 200,
+        "error": None,
+        "user_agent": None,
+        "name": None,
+        "http_request_id": f"req_{number:024x}",
     }
     assert changes.keys() <= row.keys(), changes.keys() - row.keys()
     return row | changes

@@ -227,5 +227,6 @@ def answers(state: str) -> Answers:
         "/admin/v1/engines/history": history(count),
         "/admin/v1/latency": latency(100_000 if count == 4000 else count, points),
         "/admin/v1/latency/samples": samples(count),
+        "/admin/v1/workspaces": [],
         "/v1/models": {"data": [{"id": "m"}] if count else []},
     }

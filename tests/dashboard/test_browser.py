@@ -108,7 +108,7 @@ def test_a_deep_link_opens_one_request(site: Site, admin: Visit) -> None:
     page.get_by_text(turn_id).first.wait_for(timeout=WAIT_MS)
     assert admin.metric("Read from cache") == "0"
     page.get_by_text("Why did this miss?").last.click()
-    page.get_by_text("Beside the earlier request").wait_for(timeout=WAIT_MS)
+    page.get_by_text("What to change").wait_for(timeout=WAIT_MS)
     assert f"miss={turn_id}" in page.url and "range=1h" in page.url
     assert admin.metric("First difference") == "System"
     assert admin.metric("Cost of the miss").startswith("$")

@@ -1,4 +1,4 @@
-"""Every figure on Overview and Savings equals what plain SQL over the turns says.
+"""Every figure on Overview and Savings equals what plain SQL over random turns says.
 
 The SQL is written here, over the turns alone: it shares neither sums, nor queries, nor prices with
 the gateway. Prices are the shipped reference ones, in nano-dollars a token.
@@ -13,12 +13,14 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
 from streamlit.testing.v1 import AppTest
 
 from dashboard.ui import formats
+from dashboard.ui.advice import ADVICE
 from tests.dashboard.ledgers import Row, fill, turn
 from tests.dashboard.signed_in import open_page, sign_in
 from tests.gateway.serving import ADMIN_KEY, serve_gateway
@@ -29,16 +31,21 @@ NUM_TURNS = 700
 HOUR_MS = 3_600_000
 
 
-def turns() -> Iterator[Row]:
+SEEDS = (7, 11, 23)
+
+
+def turns(seed: int) -> Iterator[Row]:
     """Two days of everything: hits, misses, both TTLs, errors, turns without a price or engine.
 
-    None stands near a boundary of a day from now, so that no second of delay moves one over it.
+    What is frequent differs from seed to seed. None stands near a boundary of a day from now, so
+    that no second of delay moves one over it.
     """
-    chance = random.Random(7)
+    chance = random.Random(seed)
     now = datetime.now(UTC)
+    weights = [chance.uniform(0.5, 2) for _ in range(6)]
     for number in range(NUM_TURNS):
         hours = chance.choice((chance.uniform(1, 23), chance.uniform(25, 47)))
-        kind = chance.randrange(6)
+        kind = chance.choices(range(6), weights)[0]
         tokens: dict[str, Any] = {"input": chance.randrange(1, 900)}
         length = chance.choice((1500, 7000, 30_000))
         if kind == 0:
@@ -49,21 +56,32 @@ def turns() -> Iterator[Row]:
             tokens |= {"read": length}
         if kind == 5 and number % 3 == 0:
             tokens |= {"price": None, "model": "unpriced"}
+        if kind in (0, 5) and number % 4 == 0:
+            written = length if kind == 0 else 0
+            tokens["automatic_tokens"] = chance.randrange(written + tokens["input"] + 1)
+        engine = f"engine-{number % 2}"
+        tokens |= {"engine": engine, "epoch": f"{engine}-{'old' if hours > 12 else 'new'}"}
+        if kind < 5:
+            held = length if chance.random() < 0.7 else 0
+            tokens |= {"available_tokens": held, "captured_tokens": chance.choice((held, 0))}
         if number % 40 == 0:
-            tokens |= {"outcome": "api_error", "engine": None}
+            tokens |= {"outcome": "api_error", "engine": None, "epoch": None, "status": 500}
         if kind < 5:
             shared = chance.randrange(30)
             tokens |= {
                 "prefix": f"{shared:016x}",
                 "prefix_ttl": ("5m", "1h")[shared % 2],
                 "workspace_id": f"team-{shared % 3}",
+                "name": chance.choice((None, "handbook")),
             }
+        tokens["key_id"] = f"key_{tokens.get('workspace_id', 'default')}"
         yield turn(
             number,
             now - timedelta(hours=hours),
             output=chance.randrange(1, 400),
             first_token_seconds=chance.uniform(0.02, 0.2) * (1 if kind in (2, 3, 4) else 9),
             prefill_seconds=None if number % 10 == 0 else chance.uniform(0.01, 2),
+            queue_seconds=0.0,
             **tokens,
         )
 
@@ -91,10 +109,12 @@ class Figures:
         return self.row(column, periods_ago, where)[0]
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Figures]:
+@pytest.fixture(scope="module", params=SEEDS)
+def figures(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Figures]:
     data = tmp_path_factory.mktemp("figures") / "data"
-    fill(data, turns())
+    fill(data, turns(request.param))
     with serve_gateway(data, "http://127.0.0.1:9") as url:
         yield Figures(url, next(data.glob("*.db")))
 
@@ -182,43 +202,55 @@ def test_prefill_avoided(figures: Figures, overview: AppTest) -> None:
     assert below == f"{formats.compact(figures.value(READS))} tokens read"
 
 
-@pytest.mark.parametrize(
-    ("label", "where"),
-    [
-        ("First token, hits", "cache_read_tokens > 0"),
-        ("First token, misses", "cache_read_tokens = 0"),
-    ],
-)
-def test_times_to_first_token(figures: Figures, overview: AppTest, label: str, where: str) -> None:
-    """Within 19 % of the true percentiles, as its definition says."""
-    times = sorted(
-        time for (time,) in figures.rows("SELECT first_token_seconds FROM turns", where=where)
-    )
-    shown, below = card(overview, label)
-    for text, share in ((shown, 0.5), (below.removeprefix("95 % within "), 0.95)):
-        number, unit = text.split()
-        found = float(number) / (1000 if unit == "ms" else 1)
-        true = times[int(share * len(times))]
-        assert abs(found - true) <= 0.2 * true, (label, share)
+def test_times_to_first_token_are_those_of_one_prompt_length(
+    figures: Figures, overview: AppTest
+) -> None:
+    """The length that most hits and misses both had; within 19 %, as its definition says."""
+    times: dict[tuple[int, int], list[list[float]]] = {}
+    for low, high in ((0, 1000), (1000, 4000), (4000, 16_000), (16_000, 64_000)):
+        times[low, high] = [
+            sorted(
+                time
+                for (time,) in figures.rows(
+                    "SELECT first_token_seconds FROM turns",
+                    where=f"{PROMPT} > {low} AND {PROMPT} <= {high} AND cache_read_tokens {sign} 0",
+                )
+            )
+            for sign in (">", "=")
+        ]
+    (low, high), sides = max(times.items(), key=lambda item: min(map(len, item[1])))
+    for label, found in zip(("cached", "not cached"), sides, strict=True):
+        shown, below = card(overview, f"First token, {label}")
+        assert below == f"{low:,} to {high:,} tokens"
+        number, unit = shown.split()
+        seconds = float(number) / (1000 if unit == "ms" else 1)
+        true = found[int(0.5 * len(found))]
+        assert abs(seconds - true) <= 0.25 * true, label
 
 
 def test_the_chart_of_tokens_says_their_sums(figures: Figures, overview: AppTest) -> None:
-    read, five, hour, plain = figures.row(
-        f"{READS}, SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), SUM(input_tokens)"
+    """What was in memory without a marker is a class of its own, and no part of the uncached."""
+    written = "(cache_write_5m_tokens + cache_write_1h_tokens)"
+    read, five, hour, plain, automatic = figures.row(
+        f"""{READS}, SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), SUM(input_tokens),
+            SUM(MAX(automatic_tokens - {written}, 0))"""
     )
+    assert automatic > 0
     assert alts(overview) == [
         f"Prompt tokens over time: {read:,} read, {five:,} written for 5 minutes,"
-        f" {hour:,} for 1 hour, {plain:,} uncached."
+        f" {hour:,} for 1 hour, {automatic:,} automatically reused,"
+        f" {plain - automatic:,} uncached."
     ]
     assert bars(overview, 0).groupby("class")["amount"].sum().to_dict() == {
         "Read from cache": read,
         "Written, 5 minutes": five,
         "Written, 1 hour": hour,
-        "Uncached": plain,
+        "Automatically reused": automatic,
+        "Uncached": plain - automatic,
     }
 
 
-def test_miss_reasons(figures: Figures, overview: AppTest) -> None:
+def test_miss_reasons_lead_to_their_requests(figures: Figures, overview: AppTest) -> None:
     counts = dict(
         figures.rows(
             "SELECT miss_reason, COUNT(*) FROM turns",
@@ -226,11 +258,20 @@ def test_miss_reasons(figures: Figures, overview: AppTest) -> None:
             rest="GROUP BY 1",
         )
     )
-    shown = table(overview, "Reason")
-    assert dict(zip(shown["Reason"], shown["Requests"], strict=True)) == counts
-    assert list(shown["Share"]) == [
-        pytest.approx(count / sum(counts.values())) for count in shown["Requests"]
-    ]
+    links = [link.proto for link in overview.get("page_link")]
+    named = {link.label: link.query_string for link in links}
+    assert named == {
+        ADVICE[reason].title: urlencode({"reason": ADVICE[reason].title}) for reason in counts
+    }
+    told = [each.value for each in overview.text]
+    for count in counts.values():
+        share = formats.percent(count / sum(counts.values()))
+        assert f"{share} · {count:,} requests" in told
+
+
+def test_the_hero_says_what_was_not_computed_again(figures: Figures, overview: AppTest) -> None:
+    read = formats.in_words(figures.value(READS)).capitalize()
+    assert any(f"**{read} tokens were not computed again**" in m.value for m in overview.markdown)
 
 
 MONEY = {
@@ -300,7 +341,8 @@ def test_prefixes(figures: Figures, savings: AppTest) -> None:
                 COALESCE(SUM(gap <= 300000), 0), COALESCE(SUM(gap > 300000 AND gap <= 3600000), 0),
                 SUM(r + w5 + w1) FROM ({with_gaps}) GROUP BY prefix HAVING COUNT(*) > 1"""
         ).fetchall()
-    shown = table(savings, "Cheaper TTL").set_index("Prefix")
+    shown = table(savings, "Cheaper TTL").set_index("Prefix id")
+    shown = shown[shown.index.notna()]
     assert len(shown) == len(expected) == 30
     would_save = 0
     for prefix, ttl, count, with_read, saved, near, later, marked in expected:

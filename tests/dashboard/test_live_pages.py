@@ -126,7 +126,7 @@ def test_an_engine_without_a_map_says_so(show: Any) -> None:
 
 
 def test_latency_compares_prompts_of_one_length(show: Any) -> None:
-    assert metrics(show("latency", answers("one bucket")))["Sooner when cached"] == "13.0×"
+    assert metrics(show("latency", answers("one bucket")))["Sooner when cached"] == "13×"
     few = metrics(show("latency", answers("one row")))
     assert few["Sooner when cached"] == "–", "one turn of each is no comparison"
 
@@ -138,7 +138,12 @@ def test_fleet_counts_what_restarts_cost(show: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"), [({"sample": True}, "sample data"), ({"may_send": False}, "can't send")]
+    ("changes", "said"),
+    [
+        ({"sample": True}, "sample data"),
+        ({"may_send": False, "workspace": "mine"}, "can't send"),
+        ({"may_send": False}, "Pick the workspace"),
+    ],
 )
 def test_the_playground_says_why_it_cannot_send(
     show: Any, changes: dict[str, Any], said: str
@@ -146,6 +151,53 @@ def test_the_playground_says_why_it_cannot_send(
     found = {**answers("one row"), "/admin/v1/about": about(**changes)}
     app = show("playground", found)
     assert said in app.info[0].value and not app.text_area
+
+
+def playground(show: Any) -> AppTest:
+    app: AppTest = show(
+        "playground", {**answers("one row"), "/admin/v1/about": about(workspace="mine")}
+    )
+    assert not app.exception and not app.error
+    return app
+
+
+def texts(app: AppTest) -> list[str]:
+    return [area.value for area in app.text_area]
+
+
+def test_blocks_are_added_moved_and_taken_out(show: Any) -> None:
+    app = playground(show)
+    handbook, rules, question = texts(app)
+    app.button(key="add_tool").click().run()
+    assert len(texts(app)) == 4 and "log_ship" in texts(app)[-1]
+    app.button(key="move_down_1").click().run()
+    assert texts(app)[:2] == [rules, handbook]
+    app.button(key="drop_1").click().run()
+    assert handbook not in texts(app) and question in texts(app)
+    code = " ".join(each.value for each in app.code)
+    assert '"tools"' in code and "log_ship" in code and "HOLDFAST_API_KEY" in code
+
+
+def test_a_pasted_curl_is_taken_apart_into_blocks(show: Any) -> None:
+    app = playground(show)
+    app.segmented_control(key="playground_mode").set_value("JSON or curl").run()
+    body = (
+        '{"system": [{"type": "text", "text": "Be brief.", "cache_control":'
+        ' {"type": "ephemeral", "ttl": "1h"}}], "messages": [{"role": "user", "content": "Hi"}]}'
+    )
+    pasted = f"curl http://x/v1/messages \\\n  -H 'a: b' -d '{body}'"
+    app.text_area(key="playground_pasted").set_value(pasted).run()
+    assert not app.error and any("Anthropic Messages" in each.value for each in app.caption)
+    app.button(key="take_apart").click().run()
+    assert texts(app) == ["Be brief.", "Hi"]
+    assert not app.exception
+
+
+def test_what_is_no_request_is_said_and_not_sent(show: Any) -> None:
+    app = playground(show)
+    app.segmented_control(key="playground_mode").set_value("JSON or curl").run()
+    app.text_area(key="playground_pasted").set_value("curl -d @file.json http://x").run()
+    assert app.error and app.button(key="send").disabled
 
 
 def test_hostile_text_stays_in_cells_and_plain_text(show: Any) -> None:

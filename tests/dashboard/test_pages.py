@@ -55,7 +55,7 @@ def test_empty(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str, s
     shown = metrics(app)
     if page == "overview":
         assert (shown["Token hit rate"], shown["Net saved"], shown["Requests"]) == ("–", "–", "0")
-        assert shown["First token, hits"] == "–"
+        assert shown["First token, cached"] == "–"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -66,9 +66,8 @@ def test_one_row(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str)
         case "overview":
             # 2,000 written at 25 % above the price of a token, a millionth of a dollar.
             assert (shown["Requests"], shown["Net saved"]) == ("1", ":red[−$0.000500]")
-            assert table(app, "Reason").to_dict("records") == [
-                {"Reason": "cold", "Requests": 1, "Share": 1.0}
-            ]
+            assert "100.0% · 1 requests" in [each.value for each in app.text]
+            assert shown["Leases kept"] == "–", "no engine runs, so none has ended"
         case "savings":
             assert shown["Write premium"] == "$0.000500"
         case "workspaces":

@@ -18,7 +18,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None = None
     sample: bool = False
     may_send: bool = False
+    has_placeholder_prices: bool = False
     workspaces: list[str] = []
     engines: list[str] = []
     models: list[str] = []
+    served: list[str] = []
     definitions: dict[str, Definition] = {}

@@ -22,6 +22,11 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     shared: int = 0
     foreign: int = 0
 
+    @property
+    def num_in_use(self) -> int:
+        """Blocks that a running sequence or a lease holds: every page counts the pool so."""
+        return self.active + self.leased
+
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Since the engine's process began."""
@@ -37,6 +42,15 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     leases_sacrificed: int = 0
     leases_yielded: int = 0
     leases_dropped: int = 0
+
+    @property
+    def leases_lost(self) -> dict[str, int]:
+        """Leases that ended before their time, by what ended them."""
+        return {
+            "given up for running requests": self.leases_sacrificed,
+            "yielded to another workspace": self.leases_yielded,
+            "dropped by hand": self.leases_dropped,
+        }
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,20 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     unmeasured_tokens: int
 
 
+class PrefixLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person can tell a prefix by: its last request, and the blocks up to its end."""
+
+    last_turn: str
+    last_ms: int
+    model: str
+    tokens: int
+    user_agent: str | None = None
+    name: str | None = None
+    num_tools: int | None = None
+    num_system: int | None = None
+    num_messages: int | None = None
+
+
 class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     """One prefix over its whole life; its gaps tell which TTL would have been cheaper."""
 
@@ -52,3 +66,4 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     better_ttl: str | None
     better_ttl_saves_nano: int | None = None
     reads_to_pay_back: int | None = None
+    look: PrefixLook | None = None

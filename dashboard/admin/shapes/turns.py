@@ -37,6 +37,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prefix_ttl: str | None
     cost_nano: int | None
     saved_nano: int | None
+    http_request_id: str | None = None
+    user_agent: str | None = None
+    name: str | None = None
+    status: int | None = None
+    error: str | None = None
 
     @property
     def opened(self) -> datetime:
@@ -50,6 +55,23 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             + self.cache_write_5m_tokens
             + self.cache_write_1h_tokens
         )
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An error answer of the gateway; `workspace` is None where the request had no valid key."""
+
+    at_ms: int
+    request_id: str
+    workspace: str | None
+    status: int
+    type: str
+    message: str
+    path: str
+    user_agent: str | None = None
+
+    @property
+    def at(self) -> datetime:
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
 
 
 class TurnPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_5m_tokens: int = 0
     cache_write_1h_tokens: int = 0
     automatic_tokens: int = 0
+    automatic_input_tokens: int = 0
     output_tokens: int = 0
     cost_nano: int = 0
     cost_without_cache_nano: int = 0
@@ -32,6 +33,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
             + self.cache_write_5m_tokens
             + self.cache_write_1h_tokens
         )
+
+    @property
+    def computed_input_tokens(self) -> int:
+        """The uncached tokens without those that were reused from memory all the same."""
+        return self.input_tokens - self.automatic_input_tokens
 
     @property
     def written_tokens(self) -> int:

@@ -27,3 +27,22 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    workspace: Workspace
+
+
+class KeyId(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+
+
+class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`key` is told this once."""
+
+    key: str
+    info: KeyId
+
+
+class Revoked(msgspec.Struct, frozen=True, kw_only=True):
+    info: KeyId

@@ -1,0 +1,202 @@
+"""Every figure of the other pages equals what plain SQL over random turns says.
+
+Workspaces, Latency, Requests, Why, Prefixes and Fleet, over the ledgers of `test_figures.py`.
+"""
+
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.ui import formats
+from dashboard.ui.advice import ADVICE
+from tests.dashboard.signed_in import open_page, sign_in
+from tests.dashboard.test_figures import (
+    PROMPT,
+    READS,
+    SAVED,
+    Figures,
+    alts,
+    bars,
+    card,
+    figures,
+    table,
+)
+from tests.gateway.serving import ADMIN_KEY
+
+__all__ = ["figures"]
+
+
+@pytest.fixture
+def show(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def open_in(name: str, **query: str) -> AppTest:
+        sign_in(monkeypatch, figures.url, ADMIN_KEY)
+        app = open_page(name, {"range": "24h", **query})
+        assert not app.exception and not app.error
+        return app
+
+    return open_in
+
+
+def check_groups(figures: Figures, shown: Any, column: str) -> None:
+    """A table by a dimension, against the sums of its turns."""
+    expected = figures.rows(
+        f"""SELECT {column}, COUNT(*), SUM(outcome LIKE '%\\_error' ESCAPE '\\'), {READS},
+            SUM(cache_write_5m_tokens), SUM(cache_write_1h_tokens), SUM(input_tokens),
+            SUM(output_tokens), 1.0 * {READS} / SUM({PROMPT}), {SAVED}, SUM(cost_nano)
+            FROM turns""",
+        rest=f"GROUP BY {column}",
+    )
+    assert set(shown.index) == {row[0] for row in expected}
+    names = ["Requests", "Failed", "Read (tokens)", "Written 5m (tokens)", "Written 1h (tokens)"]
+    names += ["Uncached (tokens)", "Output (tokens)"]
+    for key, *counts, rate, saved, cost in expected:
+        row = shown.loc[key]
+        assert [int(row[name]) for name in names] == counts
+        assert row["Hit rate"] == pytest.approx(rate)
+        if cost is not None:
+            assert row["Net saved ($)"] == pytest.approx(saved / 1e9)
+            assert row["Cost ($)"] == pytest.approx(cost / 1e9)
+
+
+def test_savings_by_workspace(figures: Figures, show: Any) -> None:
+    app = show("savings")
+    shown = next(t.value for t in app.dataframe if t.value.columns[0] == "Workspace")
+    check_groups(figures, shown.set_index("Workspace"), "workspace_id")
+
+
+def test_every_workspace_that_saves_is_among_the_prefixes(figures: Figures, show: Any) -> None:
+    saving = figures.rows(f"SELECT workspace_id, {SAVED} AS saved FROM turns", rest="GROUP BY 1")
+    shown = table(show("savings"), "Cheaper TTL")
+    assert {name for name, saved in saving if saved} <= set(shown["Workspace"])
+
+
+def test_workspaces(figures: Figures, show: Any) -> None:
+    app = show("workspaces")
+    check_groups(figures, table(app, "Hit rate").set_index("Workspace"), "workspace_id")
+    saved = [
+        nano for (nano,) in figures.rows(f"SELECT {SAVED} FROM turns", rest="GROUP BY workspace_id")
+    ]
+    assert card(app, "With traffic")[0] == str(len(saved))
+    assert card(app, "Best net saved")[0] == formats.dollars(max(saved))
+    assert card(app, "Worst net saved")[0] == formats.dollars(min(saved))
+    good = sum(nano > 0 for nano in saved)
+    assert any(f"**{good:,} of {len(saved):,} workspaces**" in m.value for m in app.markdown)
+
+
+def test_latency_by_prompt_length(figures: Figures, show: Any) -> None:
+    app = show("latency")
+    shown = table(app, "Times shorter").set_index("Prompt tokens")
+    for low, high in ((0, 1000), (1000, 4000), (4000, 16_000), (16_000, 64_000)):
+        where = f"{PROMPT} > {low} AND {PROMPT} <= {high}"
+        for kind, sign in (("Hit", ">"), ("Miss", "=")):
+            times = sorted(
+                time
+                for (time,) in figures.rows(
+                    "SELECT first_token_seconds FROM turns",
+                    where=f"{where} AND cache_read_tokens {sign} 0",
+                )
+            )
+            if not times:
+                continue
+            row = shown.loc[f"{low:,} to {high:,}"]
+            assert row["Hits" if kind == "Hit" else "Misses"] == len(times)
+            true = times[int(0.5 * len(times))]
+            assert row[f"{kind} median (s)"] == pytest.approx(true, rel=0.25)
+    dots = bars(app, 0)
+    assert len(dots) == min(figures.value("COUNT(*)"), 600)
+    assert f"{int((dots['kind'] == 'Hit').sum())} of them hits" in alts(app)[0]
+    overhead = sorted(
+        max(first - prefill, 0.0)
+        for first, prefill in figures.rows(
+            "SELECT first_token_seconds, prefill_seconds FROM turns",
+            where="prefill_seconds IS NOT NULL",
+        )
+    )
+    drawn = bars(app, 2)
+    assert overhead[0] * 1000 - 1e-6 <= drawn["ms"].min() <= drawn["ms"].max()
+    assert drawn["ms"].max() <= overhead[-1] * 1000 + 1e-6
+
+
+def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
+    expected = figures.rows(
+        """SELECT id, outcome, miss_reason, status, workspace_id, model, cache_read_tokens,
+            cache_write_5m_tokens + cache_write_1h_tokens, input_tokens, output_tokens,
+            first_token_seconds, cost_nano, cost_without_cache_nano - cost_nano, name,
+            http_request_id FROM turns""",
+        where=where,
+        rest=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
+    )
+    assert list(shown["Id"]) == [row[0] for row in expected]
+    names = ["Outcome", "Missed because", "HTTP", "Workspace", "Model", "Read (tokens)"]
+    names += ["Written (tokens)", "Uncached (tokens)", "Output (tokens)", "First token (s)"]
+    names += ["Cost ($)", "Net saved ($)", "Name", "Request id"]
+    for (_, *values), row in zip(expected, shown.to_dict("records"), strict=True):
+        values[1] = ADVICE[values[1]].title if values[1] else None
+        values[10:12] = [None if nano is None else nano / 1e9 for nano in values[10:12]]
+        for name, value in zip(names, values, strict=True):
+            if value is None:
+                assert row[name] is None or row[name] != row[name], name
+            else:
+                assert row[name] == pytest.approx(value) if name != "Id" else True, name
+
+
+def test_requests(figures: Figures, show: Any) -> None:
+    check_turns(figures, table(show("requests"), "Request id"), "1", 200)
+
+
+def test_requests_of_one_reason(figures: Figures, show: Any) -> None:
+    shown = table(show("requests", reason=ADVICE["ttl_expired"].title), "Request id")
+    check_turns(figures, shown, "miss_reason = 'ttl_expired'", 200)
+
+
+def test_a_request_is_found_by_the_id_of_its_response(figures: Figures, show: Any) -> None:
+    turn_id, request_id, read = figures.rows(
+        "SELECT id, http_request_id, cache_read_tokens FROM turns", rest="LIMIT 1"
+    )[0]
+    app = show("requests", request=request_id)
+    assert card(app, "Read from cache")[0] == f"{read:,}"
+    assert any(turn_id in each.value for each in app.text)
+
+
+def test_misses(figures: Figures, show: Any) -> None:
+    app = show("why")
+    check_turns(figures, table(app, "Request id"), "miss_reason IS NOT NULL", 100)
+    shown = table(show("why", reason=ADVICE["cold"].title), "Request id")
+    check_turns(figures, shown, "miss_reason = 'cold'", 100)
+
+
+def test_fleet_says_what_restarts_cost_and_where_hits_are_lost(figures: Figures, show: Any) -> None:
+    app = show("fleet")
+    restarts = table(app, "Turns that missed for it")
+    assert sorted(restarts["Engine"]) == ["engine-0", "engine-1"], "one restart of each"
+    held = "MAX(captured_tokens, cache_read_tokens + automatic_tokens)"
+    available, captured, delivered, prompt, count = figures.row(
+        f"""SUM(MAX(available_tokens, {held})), SUM({held}),
+            SUM(cache_read_tokens + automatic_tokens), SUM({PROMPT}), COUNT(*)""",
+        where="available_tokens IS NOT NULL",
+    )
+    assert delivered <= captured <= available
+    assert card(app, "Delivered of available")[0] == formats.percent(delivered / available)
+    assert alts(app)[0] == (
+        f"Of {count:,} sampled requests' prompt tokens"
+        f" {formats.percent(available / prompt)} were available,"
+        f" {formats.percent(captured / prompt)} captured,"
+        f" {formats.percent(delivered / prompt)} delivered."
+    )
+    drawn = bars(app, 0)
+    assert (drawn["share"] <= 1).all()
+
+
+def test_prefixes_are_labelled_by_their_last_request(figures: Figures, show: Any) -> None:
+    shown = table(show("prefixes"), "Cheaper TTL").set_index("Prefix id")
+    last = figures.rows(
+        """SELECT prefix, name, cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
+            id, MAX(opened_ms) FROM turns""",
+        where="prefix IS NOT NULL",
+        rest="GROUP BY prefix",
+    )
+    for prefix, name, tokens, turn_id, _ in last:
+        row = shown.loc[prefix]
+        assert row["Prefix"] == (name or f"{tokens:,} tokens")
+        assert row["Last request"] == turn_id and row["Tokens"] == tokens
