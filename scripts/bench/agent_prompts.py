@@ -57,9 +57,8 @@ class Prompts:
     @staticmethod
     def sized(client: Anthropic, model: str, tokens: int) -> "Prompts":
         """Of about so many tokens, as the model's tokenizer cuts these words."""
-        sample = _prose(40_000, "sample")
-        counted = _count(client, model, system=sample) - _count(client, model)
-        ratio = len(sample) / counted
+        text = _prose(40_000, "ratio")
+        ratio = len(text) / (_count(client, model, system=text) - _count(client, model))
         each = int(tokens * TOOLS_SHARE * ratio / len(TOOL_NAMES))
         tools = [_tool(name, each) for name in TOOL_NAMES]
         room = int(tokens * (1 - TOOLS_SHARE) * ratio)

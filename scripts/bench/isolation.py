@@ -33,7 +33,7 @@ def main() -> int:
     options = parse(
         __doc__,
         probes=(1000, "exact probes; 0 leaves them out"),
-        samples=(250, "timed probes of each kind"),
+        timed=(250, "timed probes of each kind"),
         words=(150, "of a timed prompt's prefix"),
         runs=(3, "of the timing part"),
         seed=0,
@@ -51,7 +51,7 @@ def main() -> int:
         good = report_exact(owner, stranger, reference, options.probes, options.seed)
         for run in range(options.runs):
             rng = random.Random(f"{options.seed} {run}")
-            times = measure(owner, stranger, options.samples, options.words, rng)
+            times = measure(owner, stranger, options.timed, options.words, rng)
             good &= report_times(run, times)
     print("\nnothing leaks" if good else "\nsomething leaks, or the control is too weak")
     return 0 if good else 1
@@ -75,12 +75,12 @@ def report_exact(
 
 
 def measure(
-    owner: httpx.Client, stranger: httpx.Client, samples: int, words: int, rng: random.Random
+    owner: httpx.Client, stranger: httpx.Client, number: int, words: int, rng: random.Random
 ) -> dict[str, list[float]]:
     """Seconds to the first token, by kind. What is probed was warmed within the same batch."""
     times: dict[str, list[float]] = {"cold": [], "stranger": [], "owner": []}
-    for start in range(0, samples, BATCH):
-        size = min(BATCH, samples - start)
+    for start in range(0, number, BATCH):
+        size = min(BATCH, number - start)
         warmed = [probes.words(rng, words) for _ in range(size)]
         for prefix in warmed:
             timed(owner, prefix, rng)

@@ -178,7 +178,7 @@ def ask_now(http: httpx.Client, body: Mapping[str, Any], url: str = MESSAGES) ->
 
 
 def ask_by_sdk(client: "Anthropic", body: Mapping[str, Any]) -> Answer:
-    """As `ask_now`, by the official SDK; the first content counts, be it text or not."""
+    """As `ask_now`, by the official SDK. `first_seconds` is the time to any first content block."""
     answer = Answer()
     with client.messages.stream(**body) as stream:
         for event in stream:
@@ -226,7 +226,7 @@ async def closed_loop(
 
 
 def rss_bytes(pids: Iterable[int]) -> int:
-    """Memory in RAM of those of the processes that still run."""
+    """Bytes that these processes have in RAM; a process that has ended has none."""
     pages = 0
     for pid in pids:
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""Times every query of the dashboard over a month of sample turns, on SQLite and PostgreSQL.
+"""Times every query of the dashboard over the sample month, on SQLite and PostgreSQL.
 
-The turns are the sample month of `python -m gateway seed`: made up, and the same in every run.
+The sample month is what `python -m gateway seed` makes up, the same in every run.
 
     python -m scripts.bench.queries --turns 1000000 --data DIRECTORY --postgres URL
 """
@@ -67,8 +67,10 @@ async def queries_of(ledger: Ledger) -> dict[str, Query]:
 
 async def turn_queries_of(ledger: Ledger, of: Range) -> dict[str, Query]:
     middle = Cursor(of.until_ms - 15 * 86_400_000, "msg")
-    one = Range(since_ms=0, until_ms=of.until_ms, workspace="translation")
-    marked = Range(since_ms=0, until_ms=of.until_ms, workspace="coding")
+    one, marked = (
+        Range(since_ms=0, until_ms=of.until_ms, workspace=name)
+        for name in ("translation", "coding")
+    )
     known = (await queries_turns.page(ledger, marked, TurnFilter(), 1, None)).turns[0]
 
     def page(of: Range, after: Cursor | None = None, **which: Any) -> Query:
@@ -112,7 +114,6 @@ def main() -> int:
         runs=5,
         data=(Path, "directory for the SQLite file"),
         postgres=("", "SQLAlchemy URL of an empty database"),
-        loaded=(False, "the turns are there already"),
     )
     columns: dict[str, dict[str, tuple[float, float]]] = {}
     with TemporaryDirectory() as spare:
@@ -127,13 +128,12 @@ def main() -> int:
 def run(
     kind: str, settings: DatabaseSettings, options: argparse.Namespace
 ) -> dict[str, tuple[float, float]]:
-    """Fill the database, unless that is done, and time the queries."""
-    if not options.loaded:
-        migrate(settings)
-        started = time.perf_counter()
-        num_turns = fill_sample(settings, END, options.turns, seed=1)
-        seconds = time.perf_counter() - started
-        print(f"{kind}: {num_turns:,} turns made, loaded and summed in {seconds:.0f} s", flush=True)
+    """Fill the database and time the queries."""
+    migrate(settings)
+    started = time.perf_counter()
+    num_turns = fill_sample(settings, END, options.turns, seed=1)
+    seconds = time.perf_counter() - started
+    print(f"{kind}: {num_turns:,} turns made, loaded and summed in {seconds:.0f} s", flush=True)
     return asyncio.run(measure(settings.ledger_url, options.runs))
 
 

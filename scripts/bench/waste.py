@@ -67,7 +67,7 @@ LENGTHS = (
 
 @dataclass(slots=True)
 class Waste:
-    """Sums over all samples, in tokens. `pending`: allocated for prompt tokens to be computed."""
+    """Sums over the counted steps, in tokens. `pending`: allocated for prompt tokens to come."""
 
     allocated: int = 0
     used: int = 0
@@ -86,7 +86,7 @@ class Waste:
 
 
 def main() -> int:
-    options = parse(__doc__, steps=(4000, "sampled, after as many unsampled"), seed=0)
+    options = parse(__doc__, steps=(4000, "that are counted, after as many that are not"), seed=0)
     print(f"{machine_line()}\nsynthetic runner: no model computes; blocks of {BLOCK_SIZE} tokens\n")
     wastes = [
         (lengths, device, measure_waste(lengths, STEP_TOKENS[device], options.steps, options.seed))
@@ -117,11 +117,11 @@ def measure_waste(lengths: Lengths, step_tokens: int, steps: int, seed: int) -> 
             running.append(engine.submit(request))
         engine.loop.step()
         if step >= steps:
-            sample(waste, engine, lengths)
+            count(waste, engine, lengths)
     return waste
 
 
-def sample(waste: Waste, engine: SteppedEngine, lengths: Lengths) -> None:
+def count(waste: Waste, engine: SteppedEngine, lengths: Lengths) -> None:
     allocated, used = pool_tokens(engine.pool)
     if not allocated:
         return

@@ -22,11 +22,11 @@ from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     MIB,
     SPARE_FDS,
-    Sample,
+    Reading,
     Soak,
     Streams,
     Target,
-    idle_samples,
+    idle_readings,
     run_soak,
     run_streams,
     slope_an_hour,
@@ -81,10 +81,10 @@ def target_of(options: argparse.Namespace) -> Iterator[Target]:
 
 async def run(target: Target, options: argparse.Namespace) -> list[str]:
     problems: list[str] = []
-    after: list[dict[str, Sample]] = [await idle_samples(target)]
+    after: list[dict[str, Reading]] = [await idle_readings(target)]
     for number in range(options.rounds):
         streams = await run_streams(target, options.streams, options.max_tokens)
-        after.append(await idle_samples(target, after[0]))
+        after.append(await idle_readings(target, after[0]))
         print_streams(number, streams)
         problems += streams.wrong[:5]
         if streams.wrong:
@@ -94,7 +94,7 @@ async def run(target: Target, options: argparse.Namespace) -> list[str]:
     if options.minutes:
         seconds = options.minutes * 60
         soak = await run_soak(target, seconds, options.clients, max(seconds / 120, 1))
-        end = await idle_samples(target, after[0])
+        end = await idle_readings(target, after[0])
         problems += report(soak, options.minutes)
         problems += more_descriptors(after[-1], end, "before the mixture")
     return problems
@@ -110,15 +110,15 @@ def print_streams(number: int, streams: Streams) -> None:
 
 
 def compare(
-    idle: dict[str, Sample], first: dict[str, Sample], last: dict[str, Sample]
+    idle: dict[str, Reading], first: dict[str, Reading], last: dict[str, Reading]
 ) -> list[str]:
     """Memory after the last round against that after the first; descriptors against the start."""
     problems, rows = [], []
     for url, end in last.items():
         start, one = idle[url], first[url]
-        samples = (start, one, end)
-        memory = [f"{sample.rss / MIB:.1f}" for sample in samples]
-        rows.append([url, *memory, ", ".join(f"{sample.fds:.0f}" for sample in samples)])
+        readings = (start, one, end)
+        memory = [f"{reading.rss / MIB:.1f}" for reading in readings]
+        rows.append([url, *memory, ", ".join(f"{reading.fds:.0f}" for reading in readings)])
         if end.rss - one.rss > MAX_ADDED_MIB * MIB:
             problems.append(f"{url}: {(end.rss - one.rss) / MIB:.1f} MiB more than after one round")
     heads = ("process", "MiB at start", "after the first round", "after the last", "descriptors")
@@ -144,7 +144,7 @@ def report(soak: Soak, minutes: float) -> list[str]:
     return problems
 
 
-def more_descriptors(before: dict[str, Sample], end: dict[str, Sample], when: str) -> list[str]:
+def more_descriptors(before: dict[str, Reading], end: dict[str, Reading], when: str) -> list[str]:
     """The processes that have more descriptors than they had before."""
     return [
         f"{url}: {end[url].fds - one.fds:.0f} descriptors more than {when}"

@@ -46,9 +46,12 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Of one process: resident bytes and open descriptors. `active` are an engine's blocks that
-    sequences hold, `waiting` what is in a journal or unacknowledged."""
+class Reading:
+    """One look at one process: its resident bytes and its open descriptors.
+
+    `active` counts an engine's blocks that sequences hold, `waiting` turns that are in a journal or
+    that an engine has not been told to forget.
+    """
 
     at: float
     rss: float
@@ -58,14 +61,14 @@ class Sample:
 
 
 def values(text: str) -> dict[str, float]:
-    """Every sample of an exposition, by its name with its labels."""
+    """Every value of a page of Prometheus metrics, by its name with its labels."""
     lines = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
     return {name: float(value) for name, _, value in lines}
 
 
-async def sample(http: httpx.AsyncClient, url: str) -> Sample:
+async def reading(http: httpx.AsyncClient, url: str) -> Reading:
     found = values((await http.get(f"{url}/metrics")).text)
-    return Sample(
+    return Reading(
         at=time.monotonic(),
         rss=found["process_resident_memory_bytes"],
         fds=found["process_open_fds"],
@@ -75,19 +78,22 @@ async def sample(http: httpx.AsyncClient, url: str) -> Sample:
     )
 
 
-async def samples(target: Target) -> dict[str, Sample]:
+async def readings(target: Target) -> dict[str, Reading]:
     async with client() as http:
-        return {url: await sample(http, url) for url in (*target.urls, *target.engines)}
+        return {url: await reading(http, url) for url in (*target.urls, *target.engines)}
 
 
-async def idle_samples(
-    target: Target, before: Mapping[str, Sample] | None = None
-) -> dict[str, Sample]:
-    """Once nothing runs and nothing waits; with `before`, idle connections are gone as well, or
-    stay. Raise TimeoutError where something still runs."""
+async def idle_readings(
+    target: Target, before: Mapping[str, Reading] | None = None
+) -> dict[str, Reading]:
+    """Read every process once nothing runs and nothing waits.
+
+    With `before`, idle connections get time to end as well. Raises TimeoutError where something
+    still runs after IDLE_SECONDS.
+    """
     deadline = time.monotonic() + IDLE_SECONDS
     while True:
-        found = await samples(target)
+        found = await readings(target)
         is_idle = not any(one.active or one.waiting for one in found.values())
         extra = max(one.fds - before[url].fds for url, one in found.items()) if before else 0
         is_late = time.monotonic() > deadline
@@ -152,24 +158,24 @@ def disorder(names: list[str], text: str, max_tokens: int) -> str:
 
 @dataclass
 class Soak:
-    """What came of a long mixture: answers by kind and status, and samples over time."""
+    """What came of a long mixture: answers by kind and status, and readings over time."""
 
     asked: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
-    history: dict[str, list[Sample]] = field(default_factory=dict)
+    history: dict[str, list[Reading]] = field(default_factory=dict)
 
 
 async def run_soak(
-    target: Target, seconds: float, clients: int, sample_seconds: float, seed: int = 1
+    target: Target, seconds: float, clients: int, pause: float, seed: int = 1
 ) -> Soak:
     """Hits, misses, aborts and errors, by so many clients at once."""
     soak, until = Soak(), time.monotonic() + seconds
 
     async def watch() -> None:
         while time.monotonic() < until:
-            for url, found in (await samples(target)).items():
+            for url, found in (await readings(target)).items():
                 soak.history.setdefault(url, []).append(found)
-            await asyncio.sleep(sample_seconds)
+            await asyncio.sleep(pause)
 
     async with client() as http:
         await asyncio.gather(
@@ -209,7 +215,7 @@ async def _mix(
             soak.unexpected.append(f"{kind}: {status} {reply.text[:200]}")
 
 
-def slope_an_hour(history: Sequence[Sample], name: str) -> float:
+def slope_an_hour(history: Sequence[Reading], name: str) -> float:
     """By least squares, of the second half: in the first, caches and pools fill."""
     half = list(history)[len(history) // 2 :]
     times = [one.at for one in half]

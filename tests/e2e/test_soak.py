@@ -10,9 +10,9 @@ from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (
     SPARE_FDS,
-    Sample,
+    Reading,
     Target,
-    idle_samples,
+    idle_readings,
     run_soak,
     run_streams,
     slope_an_hour,
@@ -40,10 +40,10 @@ def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
     with running_fleet(tmp_path, 3, 2, ENGINE, GATEWAY) as fleet:
         urls = [gateway.url for gateway in fleet.gateways]
         target = Target(urls, fleet.engines, API_KEY, "synthetic")
-        before = asyncio.run(idle_samples(target))
+        before = asyncio.run(idle_readings(target))
         if not IS_LONG:
             asyncio.run(run_streams(target, STREAMS, 40))
-            before = asyncio.run(idle_samples(target))
+            before = asyncio.run(idle_readings(target))
         streams = asyncio.run(run_streams(target, STREAMS, 40))
         assert not streams.wrong, streams.wrong[:3]
         assert len(streams.first) == STREAMS and streams.num_open_at_once > STREAMS / 2
@@ -51,13 +51,13 @@ def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:
         assert not soak.unexpected, soak.unexpected[:3]
         kinds = {name.split()[0] for name in soak.asked}
         assert kinds == {"hit", "miss", "abort", "error"}
-        after = asyncio.run(idle_samples(target, before))
+        after = asyncio.run(idle_readings(target, before))
     for url, end in after.items():
         assert end.fds - before[url].fds <= SPARE_FDS, url
 
 
 def test_a_slope_is_of_the_second_half_and_an_hour() -> None:
-    flat = [Sample(at=float(t), rss=5.0, fds=0, active=0, waiting=0) for t in range(10)]
-    rising = [Sample(at=float(t), rss=5.0 + t, fds=0, active=0, waiting=0) for t in range(10, 20)]
+    flat = [Reading(at=float(t), rss=5.0, fds=0, active=0, waiting=0) for t in range(10)]
+    rising = [Reading(at=float(t), rss=5.0 + t, fds=0, active=0, waiting=0) for t in range(10, 20)]
     assert slope_an_hour(flat, "rss") == 0
     assert slope_an_hour(flat + rising, "rss") == pytest.approx(3600)

@@ -263,7 +263,7 @@ def _left_in(data: Path) -> tuple[dict[str, dict[str, Any]], set[str], list[str]
 
 
 def _wrong_sums(data: Path) -> list[str]:
-    """Where nothing is said, the day's sum must be that of the rows."""
+    """What is wrong with the sums of hours and days, which must be those of the rows."""
     with closing(sqlite3.connect(data / "ledger.db")) as db:
         (turns,) = db.execute("SELECT coalesce(sum(output_tokens), 0) FROM turns").fetchone()
         for width in (3600, 86_400):
