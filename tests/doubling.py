@@ -76,7 +76,7 @@ class Curve:
 
 
 def cpu_seconds(work: Work) -> float:
-    """Of one run; what is short runs until the clock has seen enough of it."""
+    """CPU seconds of one run. Short work runs many times, since the clock is coarse."""
     began, count = time.process_time(), 0
     while (taken := time.process_time() - began) < _LEAST_SECONDS or not count:
         work()
@@ -86,8 +86,11 @@ def cpu_seconds(work: Work) -> float:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Also as in a process that has run for a while: its memory has holes for the work, and none of
-    it goes back to the system and comes again, page by page, with each run."""
+    """Without the garbage collector, and with a heap like that of a process that has run for long.
+
+    Such a heap has holes that the work fits into. In a fresh heap each run would take pages from
+    the system and give them back.
+    """
     gc.collect()
     gc.disable()
     kept = [bytes(size) for _ in range(_HEAP_ROUNDS) for size in range(16, 496, 16)][::50]

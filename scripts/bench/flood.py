@@ -5,8 +5,8 @@ Three runs, each in a fresh engine with the same pool, the same prefix and the s
 nothing, so the entry is readable only while its blocks happen to be in memory) and `unmarked` (no
 breakpoint: least recently used goes first). Before the flood the prefix is sent once; after it,
 again with another question, and the usage says what was read. The flood's prompts share nothing
-with each other; they answer long enough to be in memory together, and together they want more than
-the pool has beside the prefix: what may be taken is taken.
+with each other. They answer long enough to be in memory together, and together they want more than
+the pool has beside the prefix, so that every block is taken that may be taken.
 
 `synthetic` has the real pool, entries and scheduler and no model; `native` computes.
 """

@@ -188,8 +188,10 @@ async def _watched(
 
 
 def sync_seconds(directory: Path) -> float:
-    """The median of 100 writes of 8 KB, each synced, over what the file has already: so does a
-    write-ahead log once it has been all around."""
+    """The median of 100 writes of 8 KB, each synced.
+
+    They overwrite a file of that length, as a write-ahead log does once it has wrapped around.
+    """
     seconds = []
     with (directory / "sync").open("w+b", buffering=0) as file:
         file.write(bytes(100 * 8192))

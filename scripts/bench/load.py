@@ -30,9 +30,9 @@ MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 class Answer:
     """An answer as far as it came; times are seconds from `begun` (`time.perf_counter`).
 
-    `usage` has the names of the dialect. `error` is what the gateway said, or the name of what the
-    connection ended by (`is_broken`); it is empty for a whole answer. `message` is the answer's
-    first object.
+    `usage` has the names of the dialect. `message` is the answer's first object. `error` is empty
+    for a whole answer. Else it is what the gateway said, or, where the connection broke
+    (`is_broken`), the exception's name.
     """
 
     begun: float = field(default_factory=time.perf_counter)

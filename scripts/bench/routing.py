@@ -10,12 +10,12 @@ with a time model (50 us a prefilled token, one sequence after the other; 20 ms 
 speak plain OpenAI to peers and our protocol to our gateway. One client streams from whoever is
 measured, by /v1/chat/completions, closed loop. Subjects take turns within each seed.
 
-*hit* is prompt tokens that the engines physically reused over prompt tokens, by the engines' own
-counters; *ceiling* what one infinite cache would have reused of the very prompts that were sent, by
-whole blocks, or to the token where the requests are marked (an entry ends where its mark stands,
-everything else is shared by blocks). *load* is tokens prefilled and decoded by an engine, max/mean.
-Times to the first token are the client's. *cpu* is how busy the machine was with anything but work
-of low priority: near 100 % times are waits for a CPU. *router* is the router's CPU per request.
+*hit* is the share of prompt tokens that the engines physically reused, by their own counters.
+*ceiling* is the share that one infinite cache would have reused of the prompts that were sent: by
+whole blocks, or to the token where the requests are marked, since an entry ends where its mark
+stands. *load* is tokens prefilled and decoded by an engine, max/mean. Times to the first token are
+the client's. *cpu* is how busy the machine was with anything but work of low priority; near 100 %
+the times are waits for a CPU. *router* is the router's CPU per request.
 """
 
 import argparse

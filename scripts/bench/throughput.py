@@ -1,11 +1,10 @@
 """Throughput on a shared prefix: reuse on against off, and against other engines, in one run.
 
-Makes a Llama-style model with random weights (`common.py`). Clients ask at the same time,
-each one question after the other behind one marked prefix; before the clock starts, one request has
-brought the prefix into memory. `off` sends the very same prompts with a scope of their own each, so
-that nothing is reused. The engine runs whole in this process (its own thread, no HTTP), as the
-others do, which get the same token ids, the same number of threads, sequences at once and KV memory
-(see peers.py). A run of its own under cProfile names our largest costs.
+Makes a Llama-style model with random weights (`common.py`). Clients ask at the same time, each one
+question after the other behind one marked prefix. Before the clock starts, one request has brought
+the prefix into memory. `off` sends the same prompts with a scope of their own each, so that nothing
+is reused. All engines run in a process without HTTP, with the same token ids, threads, sequences at
+once and KV memory (see peers.py). A run of its own under cProfile names our largest costs.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Does bringing a prefix back from host memory hold up those who decode?
 
 One request answers without a pause while another asks again for a prefix that a flood has pushed
-out of the device's pool. Printed for each bound on the bytes that a step may copy, and without a
-host tier, where the prefix is computed again: the longest time between two pieces of the first
-one's answer while the prefix comes, beside the longest with nothing else going on, and when the
-second one's answer begins. The engine runs whole in this process over a Llama-style model with
-random weights.
+out of the device's pool. A row is printed for each bound on the bytes that a step may copy, and one
+for an engine without a host tier, which computes the prefix again. A row has the longest pause of
+the first request's answer while the prefix comes, its longest pause with nothing else going on, and
+the time until the second request's answer begins. The engine runs in this process over a
+Llama-style model with random weights.
 """
 
 import asyncio

@@ -2,14 +2,15 @@
 
     .venv-vllm/bin/python -m scripts.bench.vllm_leases [--rounds 12] [--requests 48]
 
-Three vLLMs with a tiny model, without a connector, with one that does nothing and with ours, each
-in a process of its own, do the same rounds of work in turns (in a drawn order), so that what else
-the machine does falls on all; the ratios of their rates, and of the processor time that they took,
-are printed with their 95 % intervals. The second is what vLLM's own connector path costs, the third
-against the second what ours adds. A fourth measures the time inside the connector's hooks as a
-share of the time of steps: all that vLLM's scheduler calls, and what our wraps of its cache manager
-add. It also floods the pool ten times over with a marked prefix in it, and says the longest time
-without a scheduled step while anyone waited.
+Three vLLMs with a tiny model do the same rounds of work: without a connector, with one that does
+nothing, and with ours. Each has a process of its own. They take turns in a drawn order, so that
+other programs of the machine slow all of them alike. Printed are the ratios of their rates and of
+the processor time that they took, with 95 % intervals. The second against the first is the cost of
+vLLM's own connector path, the third against the second is ours. A fourth vLLM measures the time
+inside the connector's hooks as a share of the time of steps: all that vLLM's scheduler calls, and
+what our wraps of its cache manager add. It also floods the pool ten times over with a marked prefix
+in it, and prints the longest time without a scheduled step while a request waited. Ends with 1
+where the marked prefix was not read in full after the flood.
 """
 
 import argparse
@@ -200,7 +201,7 @@ class VllmWorker:
 
 
 class LongestGap:
-    """The longest time between two steps with work while somebody was there to be served."""
+    """The longest time between two steps with work while there was a request to serve."""
 
     def __init__(self, scheduler: Any) -> None:
         self.seconds, self.steps, self.empty_in_a_row = 0.0, 0, 0
@@ -221,7 +222,7 @@ class LongestGap:
                 self._empty += 1
                 self.empty_in_a_row = max(self.empty_in_a_row, self._empty)
             else:
-                self._since = None  # nobody is there
+                self._since = None  # no request is there
             return output
 
         scheduler.schedule = watched

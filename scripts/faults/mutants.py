@@ -219,7 +219,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=PATCHES, help="where the patches are")
     arguments = parser.parse_args()
     began = time.monotonic()
-    # Whoever ends this early: copies and what runs in them go as well.
+    # SIGTERM must end this as an exception does, so that copies and their tests are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         survivors = matrix(

@@ -16,8 +16,8 @@ from scripts.stack import API_KEY, ROOT, running_stack
 
 PYTEST = (
     "-m", "pytest", "-rA",
-    # The tests above these need packages that the clients' environment does not have, and what
-    # other people's packages warn of is not ours to end on.
+    # The conftest.py above these needs packages that the clients' environment does not have.
+    # Warnings of other people's packages are no failures.
     "--confcutdir=tests/clients", "-o", "filterwarnings=default", "-o", "timeout=600",
 )  # fmt: skip
 

@@ -70,7 +70,7 @@ def compile_pins(
         command += ["--generate-hashes", "--output-file", str(output)]
     else:
         command += ["--constraints", str(constraints)]
-    # A folder of wheels that pip was told of has builds that no index has.
+    # A folder of wheels may have builds that no index has.
     environment = {name: v for name, v in os.environ.items() if name != "UV_FIND_LINKS"}
     done = subprocess.run(
         command, input="\n".join(requirements), env=environment, capture_output=True, text=True

@@ -29,7 +29,7 @@ def seeds(arguments: list[str]) -> list[str]:
     asked = os.environ.get("TEST_SEED", "")
     seed = secrets.randbelow(2**32) if asked == "fresh" else int(asked or USUAL_SEED)
     os.environ["PYTHONHASHSEED"] = str(seed)  # the processes that run tests are started with it
-    # Who leaves the plugin out leaves the files' order, and has no such option.
+    # Without the plugin pytest keeps the order of the files, and does not know the option.
     options = [] if "no:randomly" in arguments else [f"--randomly-seed={seed}"]
     if not asked:
         print(f"seed: {seed}, as in every run; TEST_SEED=fresh draws another")

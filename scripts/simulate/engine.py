@@ -28,8 +28,8 @@ NAME_UNITS = 4
 class SimulatedRequest:
     """`units` are ids of consecutive pieces of the prompt: equal ids, equal content and history.
 
-    `ends` are the segment ends in units, the last is the prompt's. `marks` index `ends`; who is
-    marked is promised its reuse, also where the marks are left out to see what LRU does.
+    `ends` are the segment ends in units; the last is the prompt's. `marks` index `ends`. A request
+    that `is_marked` is promised its reuse, even where its marks are left out to see what LRU does.
     """
 
     at: float

@@ -124,7 +124,7 @@ async def _kill_over_and_over(
     hanging = set(rng.sample(range(report.kills), report.hangs))
     running = asyncio.create_task(asking.run(clients))
     for number in range(report.kills):
-        # Each round must be in the midst of answers, so wait for new ones first.
+        # The kill must hit answers, so new ones must have begun.
         enough = len(asking.told) + clients
         await _until(lambda enough=enough: len(asking.told) >= enough)  # type: ignore[misc]
         await asyncio.sleep(rng.uniform(0, 1))

@@ -161,7 +161,7 @@ async def _kill_over_and_over(
     running = asyncio.create_task(clients.run(streams))
     for _ in range(report.kills):
         begun = len(clients.told)
-        # Some round at least must be in the midst of streams, so wait for new ones first.
+        # The kill must hit streams, so new ones must have begun.
         await _until(lambda begun=begun: len(clients.told) >= begun + streams // 2)
         await asyncio.sleep(rng.uniform(0, 1))
         left = await asyncio.to_thread(gateway.kill)
