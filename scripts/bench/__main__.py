@@ -37,6 +37,7 @@ BENCHMARKS = {
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
     "throughput": Benchmark("throughput on a shared prefix, ours and other engines",
                             ("engine", "test", "bench")),
+    "plugin": Benchmark("what the plugin costs other clients of a `vllm serve`", SYSTEM),
     "tiers": Benchmark("whether bringing a prefix back holds up who decodes", ("engine", "test")),
     "ttft": Benchmark("time to the first token with and without a cached prefix", SYSTEM),
     "waste": Benchmark("KV memory that is allocated and not used", ("engine", "test")),

@@ -10,8 +10,8 @@ sub-agents, all at once: *explorers* with a system prompt of their own and the s
 
 Every count is the API's. `hit rate` is read / prompt; `reused` came out of memory as well without
 an entry that could be read. The tools called, their results and the user's words are scripted, the
-same in both runs; the assistant's words are the server's. The default engine is the synthetic one:
-pool, entries and leases are the real ones, and no model computes, so there are no times here.
+same in both runs; the assistant's words are the server's. The engine is the synthetic one: pool,
+entries and leases are the real ones, and no model computes, so there are no times here.
 """
 
 import argparse
@@ -19,10 +19,10 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,38 +39,18 @@ from scripts.bench.agent_prompts import (
     metadata,
     with_marker,
 )
-from scripts.bench.report import machine_line, table_of
+from scripts.bench.report import machine_line, table
 from scripts.options import parse
 from scripts.stack import API_KEY, running_stack
 
 RESULT_TOKENS = 600
 MAX_TOKENS = 48
-
-
-@dataclass(slots=True)
-class Tally:
-    """Sums over the turns of one kind of agent, in tokens."""
-
-    turns: int = 0
-    prompt: int = 0
-    read: int = 0
-    written: int = 0
-    reused: int = 0
-
-    def add(self, usage: Any, automatic_tokens: int) -> None:
-        read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
-        self.turns += 1
-        self.prompt += usage.input_tokens + read + written
-        self.read += read
-        self.written += written
-        self.reused += automatic_tokens
-
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-    @property
-    def hit_rate(self) -> float:
-        return self.read / self.prompt if self.prompt else 0.0
+KINDS = ("turns", "prompt tokens", "read", "written", "reused")
+ENGINE = {
+    "ENGINE_LOG_LEVEL": "warning",
+    "ENGINE_SYNTHETIC_PREFILL_US": "0",
+    "ENGINE_SYNTHETIC_DECODE_MS": "0",
+}
 
 
 @dataclass(slots=True)
@@ -84,7 +64,8 @@ class Agent:
     rng: random.Random
     is_subagent: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    tally: Counter[str] = field(default_factory=Counter)
+    """Sums over the turns, in tokens: what KINDS names."""
 
     def ask(self, blocks: list[dict[str, Any]], reminder: str | None = None) -> None:
         """Send user blocks, and behind them a reminder as a message of the system."""
@@ -108,8 +89,18 @@ class Agent:
             extra_headers=HEADERS,
         ) as stream:
             answer = stream.get_final_message()
-        extension = (answer.model_extra or {})["holdfast"]
-        self.tally.add(answer.usage, extension["automatic_tokens"])
+        read, written = (
+            getattr(answer.usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation")
+        )
+        self.tally.update(
+            {
+                "turns": 1,
+                "prompt tokens": answer.usage.input_tokens + read + written,
+                "read": read,
+                "written": written,
+                "reused": (answer.model_extra or {})["holdfast"]["automatic_tokens"],
+            }
+        )
         words = "".join(block.text for block in answer.content if block.type == "text")
         said = [{"type": "text", "text": words}] if words else []
         self.messages.append({"role": "assistant", "content": said})
@@ -155,7 +146,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(
         __doc__,
         arguments,
-        engine=("synthetic", None, ("synthetic", "native")),
         tokens=(20_000, "of tools and system"),
         turns=(16, "of the main agent"),
         subagents=(2, "explorers, and as many forks"),
@@ -165,37 +155,30 @@ def main(arguments: list[str] | None = None) -> int:
     for is_removing in (True, False):
         tallies = measure(options, is_removing=is_removing)
         report(tallies, is_removing=is_removing)
-        rates[is_removing] = sum_of(tallies.values()).hit_rate
+        rates[is_removing] = hit_rate(sum_of(tallies.values()))
     print(f"\nhit rate {rates[True]:.1%} without the nonce lines, {rates[False]:.1%} with them")
     return 0
 
 
-def measure(options: argparse.Namespace, *, is_removing: bool) -> dict[str, Tally]:
+def measure(options: argparse.Namespace, *, is_removing: bool) -> dict[str, Counter[str]]:
     """The tallies of one session against a fresh gateway and engine, by the kind of agent."""
-    with tempfile.TemporaryDirectory() as work, model_of(options) as model:
-        settings = {"ENGINE_LOG_LEVEL": "warning", "ENGINE_SYNTHETIC_PREFILL_US": "0"}
-        settings["ENGINE_SYNTHETIC_DECODE_MS"] = "0"
-        if model is not None:
-            settings["ENGINE_MODEL"] = str(model.path)
-        with running_stack(
-            Path(work) / "data",
-            backend=options.engine,
-            engine_settings=settings,
-            gateway_settings={"HOLDFAST_REMOVE_NONCES": str(is_removing).lower()},
-        ) as stack, Anthropic(
-            base_url=stack.gateway, api_key=API_KEY, timeout=600, max_retries=0
-        ) as client:  # fmt: skip
-            name = next(iter(client.models.list())).id
-            return run_session(client, name, options, is_told=is_removing)
+    settings = {"HOLDFAST_REMOVE_NONCES": str(is_removing).lower()}
+    with (
+        tempfile.TemporaryDirectory() as data,
+        running_stack(Path(data), "synthetic", ENGINE, settings) as stack,
+        Anthropic(base_url=stack.gateway, api_key=API_KEY, timeout=600, max_retries=0) as client,
+    ):
+        return run_session(client, options, is_told=is_removing)
 
 
 def run_session(
-    client: Anthropic, model: str, options: argparse.Namespace, *, is_told: bool
-) -> dict[str, Tally]:
+    client: Anthropic, options: argparse.Namespace, *, is_told: bool
+) -> dict[str, Counter[str]]:
+    model = next(iter(client.models.list())).id
     prompts = Prompts.sized(client, model, options.tokens)
     if is_told:
         size = f"{len(prompts.tools)} tools and the system prompt: {prompts.size:,} tokens"
-        print(f"{options.engine} engine; {size}")
+        print(f"synthetic engine; {size}")
     main_agent = Agent(client, prompts, model, prompts.system[MAIN], random.Random(1))
     main_agent.ask([{"type": "text", "text": "Make the tests of the parser pass."}])
     explorers, forks = list[Agent](), list[Agent]()
@@ -228,31 +211,22 @@ def work(agent: Agent, turns: int) -> None:
         agent.call(turn)
 
 
-def model_of(options: argparse.Namespace) -> AbstractContextManager[Any]:
-    """For the native engine, a model with room for as many tokens again, and 32,000."""
-    if options.engine != "native":
-        return nullcontext()
-    from scripts.bench.common import bench_model  # torch and transformers, for this engine only
-
-    return bench_model(hidden=64, layers=1, context=2 * options.tokens + 32_000)
+def sum_of(tallies: Iterable[Counter[str]]) -> Counter[str]:
+    return sum(tallies, Counter())
 
 
-def sum_of(tallies: Iterable[Tally]) -> Tally:
-    return sum(tallies, Tally())
+def hit_rate(tally: Counter[str]) -> float:
+    return tally["read"] / tally["prompt tokens"]
 
 
-def report(tallies: dict[str, Tally], *, is_removing: bool) -> None:
+def report(tallies: dict[str, Counter[str]], *, is_removing: bool) -> None:
     print(f"\nHOLDFAST_REMOVE_NONCES={str(is_removing).lower()}")
-    columns: dict[str, Callable[[tuple[str, Tally]], str]] = {
-        "": "{0[0]}".format,
-        "turns": "{0[1].turns}".format,
-        "prompt tokens": "{0[1].prompt:,}".format,
-        "read": "{0[1].read:,}".format,
-        "written": "{0[1].written:,}".format,
-        "hit rate": "{0[1].hit_rate:.1%}".format,
-        "reused": "{0[1].reused:,}".format,
-    }
-    print(table_of([*tallies.items(), ("all", sum_of(tallies.values()))], columns))
+    rows = [
+        [name, *(f"{tally[kind]:,}" for kind in KINDS[:4]), f"{hit_rate(tally):.1%}",
+         f"{tally['reused']:,}"]
+        for name, tally in [*tallies.items(), ("all", sum_of(tallies.values()))]
+    ]  # fmt: skip
+    print(table(("", *KINDS[:4], "hit rate", "reused"), rows))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ one operation can be timed, and a step's state looked at, with nothing else goin
 """
 
 import asyncio
-import cProfile
 import json
 import os
-import pstats
 import shutil
 import statistics
 import sys
@@ -230,20 +228,15 @@ class Timings:
     """
 
     target: float | None = None
-    profile: cProfile.Profile | None = None
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        if self.profile is not None:
-            self.profile.enable()
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         yield
         self.cpu_seconds.append(time.thread_time() - cpu_begun)
         self.seconds.append(time.perf_counter() - begun)
-        if self.profile is not None:
-            self.profile.disable()
 
     @property
     def median(self) -> float:
@@ -256,11 +249,6 @@ class Timings:
     @property
     def p99(self) -> float:
         return percentile(self.seconds, 0.99)
-
-
-def print_profile(profile: cProfile.Profile, num_lines: int) -> None:
-    """The functions that took most time by themselves."""
-    pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(num_lines)
 
 
 @dataclass(frozen=True, slots=True)

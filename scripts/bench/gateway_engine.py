@@ -21,26 +21,7 @@ import httptools
 import msgspec
 import uvloop
 
-from engine.protocol import (
-    BlockStats,
-    Breakpoint,
-    BreakpointReport,
-    ChainHeld,
-    Counters,
-    Description,
-    Done,
-    Finished,
-    Heartbeat,
-    HeldName,
-    InputUsage,
-    Name,
-    Receipt,
-    Sampling,
-    Snapshot,
-    Started,
-    Stats,
-    TextDelta,
-)
+from engine import protocol
 
 MODEL = "holdfast-demo"
 NUM_DELTAS = 200
@@ -58,9 +39,9 @@ class Asked(msgspec.Struct):
     """What the stub reads of a `GenerateRequest`; the prompt is skipped over."""
 
     request_id: str
-    sampling: Sampling
-    breakpoints: list[Breakpoint] = []
-    names: list[Name] = []
+    sampling: protocol.Sampling
+    breakpoints: list[protocol.Breakpoint] = []
+    names: list[protocol.Name] = []
 
 
 class AskedByPeer(msgspec.Struct):
@@ -87,19 +68,19 @@ class Ticker:
         """Write the pieces, one every so many ticks."""
         self.streams.append((transport, pieces[::-1], every))
 
-    def publish(self, names: list[Name]) -> None:
+    def publish(self, names: list[protocol.Name]) -> None:
         if not names:
             return
         self.seq += 1
-        held = [HeldName(name.digest, 16 * (i + 1)) for i, name in enumerate(names)]
-        self._tell(ChainHeld(seq=self.seq, names=held))
+        held = [protocol.HeldName(name.digest, 16 * (i + 1)) for i, name in enumerate(names)]
+        self._tell(protocol.ChainHeld(seq=self.seq, names=held))
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._num_ticks += 1
             if self._num_ticks % int(_HEARTBEAT_SECONDS / _TICK_SECONDS) == 0:
-                self._tell(Heartbeat(seq=self.seq))
+                self._tell(protocol.Heartbeat(seq=self.seq))
             for index, (transport, pieces, every) in enumerate(self.streams):
                 # Streams of one pace don't all write in the same tick.
                 if (self._num_ticks + index) % every == 0:
@@ -154,9 +135,9 @@ class Connection(asyncio.Protocol):
         if asked.sampling.max_tokens == NUM_DELTAS:
             pieces += _WORD_FRAMES
         else:
-            pieces.append(_encode(TextDelta(_ANSWER)))
-        pieces.append(_encode(Finished(reason="stop", output_tokens=NUM_DELTAS)))
-        pieces.append(_encode(Done(request_id=asked.request_id, output_tokens=NUM_DELTAS)))
+            pieces.append(_encode(protocol.TextDelta(_ANSWER)))
+        pieces.append(_encode(protocol.Finished(reason="stop", output_tokens=NUM_DELTAS)))
+        pieces.append(_encode(protocol.Done(request_id=asked.request_id, output_tokens=NUM_DELTAS)))
         self._send(
             _STREAM_HEAD,
             [chunk(piece + b"\n") for piece in pieces],
@@ -201,10 +182,10 @@ _SSE_HEAD = _head(b"text/event-stream")
 _END = b"0\r\n\r\n"
 
 
-def _started(asked: Asked) -> Started:
+def _started(asked: Asked) -> protocol.Started:
     num_names = len(asked.names)
     reports = [
-        BreakpointReport(
+        protocol.BreakpointReport(
             segment=point.segment,
             state="leased",
             tokens=PROMPT_TOKENS,
@@ -214,14 +195,14 @@ def _started(asked: Asked) -> Started:
         for point in asked.breakpoints
     ]
     read = PROMPT_TOKENS if reports else 0
-    return Started(
+    return protocol.Started(
         request_id=asked.request_id,
         epoch=_EPOCH,
-        usage=InputUsage(
+        usage=protocol.InputUsage(
             input_tokens=PROMPT_TOKENS + 16 - read, cache_read_tokens=read, computed_tokens=16
         ),
         breakpoints=reports,
-        receipt=Receipt(
+        receipt=protocol.Receipt(
             name_tokens=[16 * (i + 1) for i in range(num_names)],
             num_held=num_names,
             num_leased=num_names if reports else 0,
@@ -230,8 +211,8 @@ def _started(asked: Asked) -> Started:
     )
 
 
-def _snapshot(ticker: Ticker) -> Snapshot:
-    return Snapshot(seq=ticker.seq, epoch=_EPOCH, chains=[])
+def _snapshot(ticker: Ticker) -> protocol.Snapshot:
+    return protocol.Snapshot(seq=ticker.seq, epoch=_EPOCH, chains=[])
 
 
 def _openai(kind: str, **choice: object) -> dict[str, Any]:
@@ -251,8 +232,8 @@ def _delta(text: str | None) -> dict[str, Any]:
     return _openai("chat.completion.chunk", delta=delta, finish_reason=None if text else "stop")
 
 
-def _description() -> Description:
-    return Description(
+def _description() -> protocol.Description:
+    return protocol.Description(
         backend="synthetic",
         model=MODEL,
         epoch=_EPOCH,
@@ -265,16 +246,21 @@ def _description() -> Description:
     )
 
 
-def _stats() -> Stats:
-    blocks = BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
-    return Stats(
-        epoch=_EPOCH, uptime_seconds=1, running=0, waiting=0, blocks=blocks, counters=Counters()
+def _stats() -> protocol.Stats:
+    blocks = protocol.BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)
+    return protocol.Stats(
+        epoch=_EPOCH,
+        uptime_seconds=1,
+        running=0,
+        waiting=0,
+        blocks=blocks,
+        counters=protocol.Counters(),
     )
 
 
 # No two alike: LiteLLM ends a stream that repeats itself.
 _WORDS = [f"word {number} " for number in range(NUM_DELTAS)]
-_WORD_FRAMES = [_encode(TextDelta(word)) for word in _WORDS]
+_WORD_FRAMES = [_encode(protocol.TextDelta(word)) for word in _WORDS]
 _WORD_DELTAS = [_encode(_delta(word)) for word in _WORDS]
 _FIXED = {
     "/readyz": _reply(b'{"ready": true}'),

@@ -20,24 +20,12 @@ from litestar.di import NamedDependency
 from litestar.params import RawBody
 from litestar.response import Stream
 
+from engine import protocol
 from engine.__main__ import backend_factory
 from engine.backends.base import Backend
 from engine.backends.bodies import decoder_of
 from engine.backends.synthetic import SyntheticRenderer
 from engine.errors import EngineError
-from engine.protocol import (
-    Failed,
-    Finished,
-    GenerateRequest,
-    InputUsage,
-    Message,
-    Part,
-    Prompt,
-    Sampling,
-    Started,
-    TextDelta,
-    TextPart,
-)
 from engine.serve.health import ServedEngine
 from engine.serve.process import Server
 from engine.serve.server import create_app, guard
@@ -55,10 +43,10 @@ class ChatMessage(msgspec.Struct):
     role: Literal["system", "user", "assistant"]
     content: str | list[ContentPart]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[protocol.Part]:
         if isinstance(self.content, str):
-            return [TextPart(self.content)]
-        return [TextPart(part.text) for part in self.content]
+            return [protocol.TextPart(self.content)]
+        return [protocol.TextPart(part.text) for part in self.content]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -130,19 +118,19 @@ async def _chunks(request: ChatRequest, backend: Backend) -> AsyncIterator[dict[
     generation = await backend.open(_turn(request))
     base: dict[str, Any] = {"id": f"chatcmpl-{uuid4().hex}", "object": "chat.completion.chunk"}
     base |= {"created": int(time.time()), "model": "synthetic"}
-    usage, output_tokens = InputUsage(input_tokens=0), 0
+    usage, output_tokens = protocol.InputUsage(input_tokens=0), 0
     try:
         async for frame in generation:
             match frame:
-                case Started():
+                case protocol.Started():
                     usage = frame.usage
                     yield base | {"choices": [_choice({"role": "assistant", "content": ""})]}
-                case TextDelta(text):
+                case protocol.TextDelta(text):
                     yield base | {"choices": [_choice({"content": text})]}
-                case Finished():
+                case protocol.Finished():
                     output_tokens = frame.output_tokens
                     yield base | {"choices": [_choice({}) | {"finish_reason": "length"}]}
-                case Failed():
+                case protocol.Failed():
                     raise EngineError(frame.message)
     finally:
         generation.close()
@@ -150,24 +138,25 @@ async def _chunks(request: ChatRequest, backend: Backend) -> AsyncIterator[dict[
         yield base | {"choices": [], "usage": _usage(usage, output_tokens)}
 
 
-def _turn(request: ChatRequest) -> GenerateRequest:
-    return GenerateRequest(
+def _turn(request: ChatRequest) -> protocol.GenerateRequest:
+    return protocol.GenerateRequest(
         request_id=f"openai-{uuid4().hex}",
         scope=OPENAI_SCOPE,
         prompt=_prompt(request),
-        sampling=Sampling(max_tokens=request.max_tokens),
+        sampling=protocol.Sampling(max_tokens=request.max_tokens),
     )
 
 
-def _prompt(request: ChatRequest) -> Prompt:
-    return Prompt([Message(message.role, message.parts()) for message in request.messages])
+def _prompt(request: ChatRequest) -> protocol.Prompt:
+    messages = [protocol.Message(message.role, message.parts()) for message in request.messages]
+    return protocol.Prompt(messages)
 
 
 def _choice(delta: dict[str, str]) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "finish_reason": None}
 
 
-def _usage(usage: InputUsage, output_tokens: int) -> dict[str, Any]:
+def _usage(usage: protocol.InputUsage, output_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": output_tokens,

@@ -2,11 +2,10 @@
 
 No model computes here. The prefix cache, the entries and the scheduler are the engine's own and run
 in this thread. The synthetic runner behind the scheduler answers at once. Token ids are random
-(seeded), so rendering and tokenizing are measured apart, on text, with the demo model's template
-and tokenizer. CPU time stands beside the clock's: they differ where something else has the CPU.
+(seeded); `python -m scripts.docs.templates --cost` measures rendering and tokenizing. CPU time
+stands beside the clock's: they differ where something else has the CPU.
 """
 
-import cProfile
 import gc
 import random
 import sys
@@ -19,19 +18,15 @@ from engine.cache.lookup import Segment
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.cache.table import BlockTable
-from engine.protocol import MAX_NAMES, Breakpoint, HeldName, Message, Prompt, TextPart
+from engine.protocol import MAX_NAMES, Breakpoint, HeldName
 from engine.schedule.scheduler import PrefillChunk
-from engine.text.renderer import ChatRenderer
 from scripts.bench.common import (
     BLOCK_SIZE,
-    DEMO_MODEL,
     SteppedEngine,
     Timings,
     new_request,
     numbered_text,
-    print_profile,
     synthetic_settings,
-    text_of_tokens,
 )
 from scripts.bench.report import machine_line, table_of, verdict
 from scripts.options import parse
@@ -40,39 +35,30 @@ LEASE_TOKENS = 16_000
 BATCH = 32
 VOCABULARY = 32_000
 NUM_SEGMENTS = 40
+SPARE_TOKENS = 512
+"""Room for what a sequence of the batch answers while the last prompts are still computed."""
 
 
 class Operations:
     """The timings of every operation by its name, in the order of the table."""
 
-    def __init__(self, repeats: int, profile: cProfile.Profile | None) -> None:
+    def __init__(self, repeats: int) -> None:
         self.repeats = repeats
         self.timings: dict[str, Timings] = {}
-        self._profile = profile
 
-    def profiled(self, name: str, target: float | None = None) -> Timings:
-        return self.timings.setdefault(name, Timings(target, self._profile))
-
-    def plain(self, name: str, target: float | None = None) -> Timings:
+    def named(self, name: str, target: float | None = None) -> Timings:
         return self.timings.setdefault(name, Timings(target))
 
 
 def main() -> int:
-    options = parse(
-        __doc__,
-        tokens=(100_000, "length of the prompt"),
-        repeats=200,
-        profile=(False, "print the lines that the time goes to (slower)"),
-    )
+    options = parse(__doc__, tokens=(100_000, "length of the prompt"), repeats=200)
     print(machine_line())
     print(f"blocks of {BLOCK_SIZE} tokens, {options.repeats} repeats; no model computes\n")
-    profile = cProfile.Profile() if options.profile else None
-    operations = Operations(options.repeats, profile)
+    operations = Operations(options.repeats)
     measure_warm_prompt(options.tokens, operations)
     measure_leases(operations)
     measure_steps(2_000, operations)
     measure_steps(8_000, operations)
-    measure_rendering(options.tokens, operations)
     columns: dict[str, str | Callable[[tuple[str, Timings]], str]] = {
         "operation": "{0[0]}",
         "median ms": lambda row: f"{row[1].median * 1e3:.3f}",
@@ -82,8 +68,6 @@ def main() -> int:
         "": lambda row: "" if row[1].target is None else verdict(row[1].median <= row[1].target),
     }
     print(table_of(operations.timings.items(), columns))
-    if profile is not None:
-        print_profile(profile, 25)
     return 0
 
 
@@ -99,12 +83,12 @@ def measure_warm_prompt(num_tokens: int, operations: Operations) -> None:
     gc.collect()
     gc.freeze()  # as the engine does once it has loaded
     label = f"{num_tokens:,}-token prompt, warm: match + hold + table"
-    whole = operations.profiled(label, 0.020)
-    digesting = operations.plain("  of that: pack and chain digests")
-    matching = operations.plain("  of that: match, verify, hold (look_up)")
-    holding = operations.plain("  of that: reuse, allocate, table (begin)")
-    writing = operations.plain(f"  afterwards: entries and {MAX_NAMES} names (write)")
-    ending = operations.plain("  afterwards: release")
+    whole = operations.named(label, 0.020)
+    digesting = operations.named("  of that: pack and chain digests")
+    matching = operations.named("  of that: match, verify, hold (look_up)")
+    holding = operations.named("  of that: reuse, allocate, table (begin)")
+    writing = operations.named(f"  afterwards: entries and {MAX_NAMES} names (write)")
+    ending = operations.named("  afterwards: release")
     for index in range(operations.repeats):
         tokens = prefix + [rng.randrange(VOCABULARY) for _ in range(100)]
         names = new_names(len(prefix), index)
@@ -177,9 +161,9 @@ def measure_leases(operations: Operations) -> None:
     """Created while the writer holds the blocks, dropped when it is gone; as it happens in use."""
     cache = new_cache(2 * LEASE_TOKENS // BLOCK_SIZE)
     rng = random.Random(1)
-    created = operations.profiled(f"lease of {LEASE_TOKENS:,} tokens created", 0.001)
-    dropped = operations.profiled(f"lease of {LEASE_TOKENS:,} tokens dropped", 0.001)
-    refreshed = operations.plain("  a live lease refreshed")
+    created = operations.named(f"lease of {LEASE_TOKENS:,} tokens created", 0.001)
+    dropped = operations.named(f"lease of {LEASE_TOKENS:,} tokens dropped", 0.001)
+    refreshed = operations.named("  a live lease refreshed")
     for _ in range(operations.repeats):
         tokens = [rng.randrange(VOCABULARY) for _ in range(LEASE_TOKENS)]
         digests = cache.digests("bench", tokens)
@@ -212,19 +196,19 @@ def measure_leases(operations: Operations) -> None:
 def measure_steps(context: int, operations: Operations) -> None:
     """32 sequences decode; every step is timed whole, and the scheduler's part of it."""
     repeats = operations.repeats
-    settings = synthetic_settings(BATCH * (context + repeats + 64) // BLOCK_SIZE + 64)
+    settings = synthetic_settings(BATCH * (context + repeats + SPARE_TOKENS) // BLOCK_SIZE)
     engine = SteppedEngine(settings, step_tokens=8192)
     text = numbered_text(f"context {context}", 4 * context // 60)[: 4 * context]
     for index in range(BATCH):
         scope = f"tenant {index}"  # nothing shared: the tables are as long as they get
-        engine.submit(new_request(f"r{index}", text, "?", max_tokens=repeats + 100, scope=scope))
+        engine.submit(new_request(f"r{index}", text, "?", max_tokens=100_000, scope=scope))
     while any(sequence.num_pending > 1 for sequence in engine.scheduler.running) or (
         engine.scheduler.waiting
     ):
         engine.loop.step()
     label = f"batch {BATCH}, {context:,}-token contexts"
-    scheduling = operations.plain(f"{label}: scheduler per decode step", 0.0005)
-    whole = operations.profiled(f"  the whole step without the model, {context:,}")
+    scheduling = operations.named(f"{label}: scheduler per decode step", 0.0005)
+    whole = operations.named(f"  the whole step without the model, {context:,}")
     # Only this benchmark looks into a step: the seam is not worth a hook in the engine.
     engine.scheduler.schedule = timed(engine.scheduler.schedule, scheduling)  # type: ignore
     for _ in range(repeats):
@@ -241,27 +225,6 @@ def timed(
             return schedule(now)
 
     return run
-
-
-# Rendering.
-
-
-def measure_rendering(num_tokens: int, operations: Operations) -> None:
-    """The demo model's template and tokenizer: a new text, and the same with another question."""
-    renderer = ChatRenderer.from_model(str(DEMO_MODEL))
-
-    def count(text: str) -> int:
-        return len(renderer.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    cold = operations.plain(f"render and tokenize {num_tokens:,} tokens, new text")
-    warm = operations.plain("  the same prefix, another question")
-    for index in range(max(operations.repeats // 20, 3)):
-        text = text_of_tokens(count, f"Render {index}", num_tokens)
-        for question, timings in (("What is a lease?", cold), ("What is an entry?", warm)):
-            prompt = Prompt([Message("user", [TextPart(question)])], system=[TextPart(text)])
-            with timings.measure():
-                rendered = renderer.render(prompt, thinking=False, scope="bench")
-            assert len(rendered.token_ids) >= num_tokens
 
 
 if __name__ == "__main__":

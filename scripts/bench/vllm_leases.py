@@ -13,18 +13,17 @@ in it, and prints the longest time without a scheduled step while a request wait
 where the marked prefix was not read in full after the flood.
 """
 
-import argparse
 import functools
-import json
 import math
+import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from scripts.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
 PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
+TOKEN = "the secret that our directives carry"
 HOOKS = (
     "on_new_request",
     "get_num_new_matched_tokens",
@@ -111,6 +111,8 @@ class VllmWorker:
         )
         self._core = self._llm.llm_engine.engine_core.engine_core
         self._is_leasing = kind in ("leasing", "timed")
+        if self._is_leasing:
+            self._core.holdfast_bind(TOKEN)
         self._num = 0
         if is_timed:
             self._watch()
@@ -127,8 +129,8 @@ class VllmWorker:
         from vllm import SamplingParams
 
         self._num += 1
-        whole = {"request_id": str(self._num), "scope": "bench", "wants": [], **directive}
-        extra = {"kv_transfer_params": {"holdfast": whole}} if self._is_leasing else None
+        ours = {"request_id": str(self._num), "scope": "bench", "token": TOKEN, "wants": []}
+        extra = {"kv_transfer_params": {"holdfast": ours | directive}} if self._is_leasing else None
         return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, extra_args=extra)
 
     def _generate(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
@@ -232,44 +234,40 @@ def draw(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(10, 4000) for _ in range(length)]
 
 
-def serve(model: str, kind: str) -> None:
-    """A worker: a command a line on stdin, an answer a line on stdout."""
-    worker = VllmWorker(model, kind)
-    print("{}", flush=True)  # ready
-    for line in sys.stdin:
-        name, *numbers = line.split()
-        print(json.dumps(getattr(worker, name)(*map(int, numbers))), flush=True)
+def serve(connection: Connection, kind: str, model: Path) -> None:
+    """A worker's process: a method's name and its arguments come in, what it returned goes out."""
+    os.environ.update(ENVIRONMENT)
+    worker = VllmWorker(str(model), kind)
+    connection.send("ready")
+    while (asked := connection.recv()) is not None:
+        name, *arguments = asked
+        connection.send(getattr(worker, name)(*arguments))
 
 
 class WorkerProcess:
     """A worker in a process of its own; it is ready once it is made."""
 
     def __init__(self, kind: str, model: Path) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "scripts.bench.vllm_leases"]
-        self._process = subprocess.Popen(
-            [*command, "--serve", kind, "--model", str(model)],
-            env={**os.environ, **ENVIRONMENT},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        spawning = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawning.Pipe()
+        self._process = spawning.Process(target=serve, args=(theirs, kind, model))
+        self._process.start()
+        theirs.close()
         self._answer()
 
     def ask(self, *words: object) -> Any:
-        print(*words, file=self._process.stdin, flush=True)
+        self._pipe.send(words)
         return self._answer()
 
     def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._pipe.send(None)
+        self._process.join()
 
     def _answer(self) -> Any:
-        """The next line of JSON; vLLM prints other lines between."""
-        for line in self._process.stdout or ():
-            if line.startswith("{"):
-                return json.loads(line)
-        raise SystemExit("vllm_leases: a vLLM process ended; its messages are above")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise SystemExit("vllm_leases: a vLLM ended; its messages are above") from None
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -302,7 +300,8 @@ def compare(model: Path, rounds: int, requests: int) -> None:
             print(f"  {text} {mean:.3f} times, 95 % {low:.3f} to {high:.3f}")
 
 
-def measure(model: Path, requests: int) -> None:
+def measure(model: Path, requests: int) -> bool:
+    """Print the shares and the flood; whether the marked prefix was read in full after it."""
     timed = WorkerProcess("timed", model)
     timed.ask("round", 1, requests)
     shares = [timed.ask("share", requests) for _ in range(5)]
@@ -319,27 +318,25 @@ def measure(model: Path, requests: int) -> None:
         f"sacrificed; longest time without a scheduled step {flood['longest_gap_s']:.3f} s in "
         f"{flood['steps']} steps, {flood['empty_steps_in_a_row']} empty ones in a row at most"
     )
+    return bool(flood["hit_tokens"] == flood["prefix_tokens"])
 
 
-def main() -> None:
+def main() -> int:
     arguments = parse(
         __doc__,
         rounds=(12, "at least two"),
         requests=(48, "of one round"),
-        serve=(str, argparse.SUPPRESS, [*KINDS, "timed"]),
-        model=(str, argparse.SUPPRESS),
     )
-    if arguments.serve:
-        serve(arguments.model, arguments.serve)
-        return
     from tests.engine.backends.vllm.models import write_llama
 
     print(machine_line())
     with tempfile.TemporaryDirectory() as directory:
         model = write_llama(Path(directory) / "model")
-        measure(model, arguments.requests)
+        is_kept = measure(model, arguments.requests)
         compare(model, max(2, arguments.rounds), arguments.requests)
+    print("the marked prefix was read in full" if is_kept else "LOST: the marked prefix")
+    return 0 if is_kept else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

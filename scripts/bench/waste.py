@@ -3,7 +3,7 @@
 Waste: requests of mixed lengths keep the engine full (closed loop), and after every step the
 pool is asked how many tokens its referenced blocks have room for and how many they hold. Beside
 it, on the same running requests: what would be allocated if each got contiguous memory for the
-longest request there may be, or, knowing more than a server does, for exactly what it asked for.
+longest request there may be.
 The engine's own cache, scheduler and lifecycle; the synthetic runner stands in for the model, which
 decides how long a step takes and nothing else here.
 
@@ -72,17 +72,13 @@ class Waste:
     allocated: int = 0
     used: int = 0
     pending: int = 0
-    contiguous_longest: int = 0
-    contiguous_exact: int = 0
+    contiguous: int = 0
     contiguous_used: int = 0
     shares: list[float] = field(default_factory=list)
 
     @property
     def share(self) -> float:
         return 1 - self.used / self.allocated
-
-    def unused_of(self, contiguous: int) -> str:
-        return f"{1 - self.contiguous_used / contiguous:.1%}"
 
 
 def main() -> int:
@@ -129,13 +125,10 @@ def count(waste: Waste, engine: SteppedEngine, lengths: Lengths) -> None:
     waste.used += used
     waste.shares.append(1 - used / allocated)
     for sequence in engine.scheduler.running:
-        request, held = sequence.request, sequence.table.num_tokens
-        waste.pending += max(len(request.query.tokens) - held, 0)
+        held = sequence.table.num_tokens
+        waste.pending += max(len(sequence.request.query.tokens) - held, 0)
         waste.contiguous_used += held
-        waste.contiguous_longest += lengths.longest
-        answer = request.request.sampling.max_tokens
-        assert answer is not None  # every load here gives one
-        waste.contiguous_exact += len(request.query.tokens) + answer
+        waste.contiguous += lengths.longest
 
 
 def pool_tokens(pool: BlockPool) -> tuple[int, int]:
@@ -161,8 +154,7 @@ def report_waste(wastes: list[tuple[Lengths, str, Waste]], options: argparse.Nam
         "in last blocks": lambda row: f"{row[2].share - row[2].pending / row[2].allocated:.2%}",
         "prompt to come": lambda row: f"{row[2].pending / row[2].allocated:.2%}",
         "p99 step": lambda row: f"{percentile(row[2].shares, 0.99):.2%}",
-        "contiguous, longest": lambda row: row[2].unused_of(row[2].contiguous_longest),
-        "contiguous, exact": lambda row: row[2].unused_of(row[2].contiguous_exact),
+        "contiguous": lambda row: f"{1 - row[2].contiguous_used / row[2].contiguous:.1%}",
     }
     print(table_of(wastes, columns))
     worst = max(waste.share for lengths, _, waste in wastes if lengths is LENGTHS[0])

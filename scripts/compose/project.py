@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,18 @@ class Container:
 
 
 class Project:
-    def __init__(self, profile: str, env_file: Path) -> None:
-        """Write the settings of `profile` into `env_file`, which must not be there yet."""
+    def __init__(self, profile: str, env_file: Path, changes: Mapping[str, str]) -> None:
+        """Write the settings of `profile` into `env_file`, which must not be there yet.
+
+        `changes` stand at its end, where they win.
+        """
         self.profile = profile
         made = [str(ROOT / "scripts" / "compose_env"), profile, str(env_file)]
         subprocess.run(made, check=True, capture_output=True)
         ports = {name: free_port() for name in PORTS}
         with env_file.open("a") as file:
             file.writelines(f"PUBLISHED_{name}_PORT={port}\n" for name, port in ports.items())
+            file.writelines(f"{name}={value}\n" for name, value in changes.items())
         self._env_file = env_file
         settings = (line.partition("=") for line in env_file.read_text("utf-8").splitlines())
         self.settings = {name: value for name, equals, value in settings if equals}

@@ -6,13 +6,13 @@ The components are those of requirements.lock with the hashes of their files, an
 none there. It is made by cyclonedx-bom, from the same entries that scripts/install installs.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from scripts.options import new_parser
 from scripts.setup.install_needs import (
     LOCK,
     ROOT,
@@ -27,9 +27,8 @@ EXTRAS = ("gateway", "postgres", "engine", "dashboard")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = new_parser(__doc__, out=Path("holdfast.cdx.json"))
     parser.add_argument("needs", nargs="*", default=EXTRAS, metavar="NEED")
-    parser.add_argument("--out", type=Path, default=Path("holdfast.cdx.json"))
     options = parser.parse_args()
     install(["release"])
     with tempfile.TemporaryDirectory() as name:

@@ -77,17 +77,19 @@ def print_size(size: KvSize, dtype: str) -> None:
         kind = f"grouped, for {size.num_heads} heads"
     if size.is_nested:
         print("multimodal: sized by its text decoder (`text_config`)")
-    print(f"layers              {size.num_layers:>16,}")
-    print(f"KV heads            {size.num_kv_heads:>16,}   {kind}")
-    print(f"head dimension      {size.head_dim:>16,}")
-    print(f"bytes per number    {size.bytes_per_number:>16,}   {dtype}")
-    print(f"KV bytes per token  {size.bytes_per_token:>16,}")
-    print(f"tokens per GiB      {size.tokens_per_gib:>16,}")
+    rows = [
+        ("layers", size.num_layers, ""),
+        ("KV heads", size.num_kv_heads, kind),
+        ("head dimension", size.head_dim, ""),
+        ("bytes per number", size.bytes_per_number, dtype),
+        ("KV bytes per token", size.bytes_per_token, ""),
+        ("tokens per GiB", size.tokens_per_gib, ""),
+    ]
     if size.window is not None:
-        print(
-            f"sliding window      {size.window:>16,}   in {size.num_windowed} of {size.num_layers}"
-            " layers; the engine keeps all tokens"
-        )
+        where = f"in {size.num_windowed} of {size.num_layers} layers; the engine keeps all tokens"
+        rows.append(("sliding window", size.window, where))
+    for name, number, told in rows:
+        print(f"{name:20}{number:>16,}   {told}".rstrip())
 
 
 def print_leases(size: KvSize, options: argparse.Namespace) -> None:

@@ -13,7 +13,6 @@ Examples are the same in every run (Hypothesis' profile `mutants` of tests/conft
 verdict is repeatable; BLOCK_EXAMPLES and BLOCK_STEPS set how many the state machine takes.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -27,7 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.options import new_parser
+from scripts.stack import ROOT
+
 PATCHES = ROOT / "tests" / "mutants"
 FIELDS = ("Bug", "User", "Tests", "Kind")
 KINDS = ("T2", "stranger")
@@ -213,10 +214,12 @@ def matrix(mutants: Sequence[Mutant], instead: Sequence[str]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = new_parser(
+        __doc__,
+        tests=("", "these instead of the patches' own"),
+        folder=(PATCHES, "where the patches are"),
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the first letters of a patch")
-    parser.add_argument("--tests", default="", help="these instead of the patches' own")
-    parser.add_argument("--folder", type=Path, default=PATCHES, help="where the patches are")
     arguments = parser.parse_args()
     began = time.monotonic()
     # SIGTERM must end this as an exception does, so that copies and their tests are removed.

@@ -1,13 +1,15 @@
 """A victim's time to its first token, alone and beside each attack at the bound of what is allowed.
 
     python -m scripts.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ...]
+        [--apart]
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
 behind a cached prefix, one after another. Beside it another workspace sends one kind of request of
 `attacks.py` all the time, from a process of its own. The table has p50 and p95 alone (before and
 after all attacks together) and beside each attack, their ratio, the turns of the victim that
 failed, and the statuses that the attacker got. Ends with 1 where a turn of the victim failed or a
-p95 was more than `--most` times that alone.
+p95 was more than `--most` times that alone. With `--apart` the attacker's process takes only the
+processor time that the others leave, as if it ran on a machine of its own.
 """
 
 import argparse
@@ -56,11 +58,14 @@ async def watch(victim: Victim, seconds: float) -> Seen:
 
 
 @contextmanager
-def attacking(name: str, house: House, key: str) -> Iterator["subprocess.Popen[str]"]:
+def attacking(
+    name: str, house: House, key: str, niceness: int
+) -> Iterator["subprocess.Popen[str]"]:
     """The attack from a process of its own, which ends with the block."""
     command = [sys.executable, "-m", "scripts.faults.neighbours", "--attack", name]
     job = json.dumps({"gateway": house.gateway.url, "model": house.model, "key": key})
     process = subprocess.Popen([*command, "--job", job], stdout=subprocess.PIPE, text=True)
+    os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
     try:
         yield process
     finally:
@@ -105,13 +110,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15, help="beside each attack")
     parser.add_argument("--most", type=float, default=2.0, help="p95 beside an attack / p95 alone")
     parser.add_argument("--only", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--apart", action="store_true", help="the attacker has what others leave")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
         return attack(options.attack, options.job)
     with tempfile.TemporaryDirectory() as data, running_house(Path(data), options.engines) as house:
-        rows = asyncio.run(measure(house, options.only, options.seconds))
+        niceness = 19 if options.apart else 0
+        rows = asyncio.run(measure(house, options.only, options.seconds, niceness))
     return report(rows, options.most)
 
 
@@ -122,7 +129,7 @@ class Beside:
     statuses: str
 
 
-async def measure(house: House, names: list[str], seconds: float) -> list[Beside]:
+async def measure(house: House, names: list[str], seconds: float, niceness: int) -> list[Beside]:
     victim_key = await asyncio.to_thread(house.new_key, "victim")
     victim = Victim(house, victim_key, num_words=1100)
     attacker = await asyncio.to_thread(house.new_key, "attacker")
@@ -130,7 +137,7 @@ async def measure(house: House, names: list[str], seconds: float) -> list[Beside
     alone = await watch(victim, seconds)
     rows = []
     for name in names:
-        with attacking(name, house, attacker) as process:
+        with attacking(name, house, attacker, niceness) as process:
             await asyncio.sleep(2)
             seen = await watch(victim, seconds)
         assert process.stdout is not None

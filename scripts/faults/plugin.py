@@ -1,6 +1,6 @@
 """An engine mounted into `vllm serve`: leases, forgery, ends and kills, counted.
 
-    python -m scripts.faults.plugin --python .venv-vllm/bin/python [--kills 3] [--forged 1000]
+    python -m scripts.faults.plugin --python PYTHON [--kills 3] [--forged 1000] [--beside JSON]
 
 Starts `vllm serve` with the plugin, and a gateway before it. What the clients were told is compared
 with the ledger in the end. Ends with 1 unless every row of the table is as it should be.
@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from scripts.faults.forgery import BODIES, Forgeries, untried, words
 from scripts.stack import (
     API_HEADERS,
     ENGINE_SECRET,
@@ -36,20 +38,19 @@ from scripts.stack import (
     url_of,
     wait_until_ready,
 )
-from tests.conformance.engines import MOUNT, VLLM_ON_CPU, mounted_vllm
+from tests.conformance.engines import CONNECTOR, MOUNT, VLLM_ON_CPU, mounted_vllm
 from tests.e2e.kills import Killed, ledger_rows
 from tests.e2e.streams import Clients
 
 MODEL = "demo_model"
 NUM_BLOCKS, BLOCK_SIZE = 256, 32
+LOSS_SECONDS = 30
 SIZES: dict[str, str | int | float] = {
     "NUM_BLOCKS": NUM_BLOCKS,
     "BLOCK_SIZE": BLOCK_SIZE,
     "MIN_CACHE_TOKENS": 64,
     "VLLM_ARGS": '{"max_model_len": 4096}',
 }
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses",
-          "/inference/v1/generate")  # fmt: skip
 MODELS_TOML = f"""default = "{MODEL}"
 
 [[models]]
@@ -73,9 +74,10 @@ class Findings:
 class Plugged:
     """A `vllm serve` with the plugin on one port, started again and again."""
 
-    def __init__(self, interpreter: str, log: Path) -> None:
+    def __init__(self, interpreter: str, log: Path, beside: str = "") -> None:
+        """`beside`: the `--kv-transfer-config` of a connector that stands in one with ours."""
         os.environ["VLLM_PYTHON"] = interpreter
-        self.port, self._log = free_port(), log
+        self.port, self._log, self._beside = free_port(), log, beside
         self.url = url_of(self.port)
         self.process: Process
         self.start()
@@ -84,33 +86,40 @@ class Plugged:
         command, environment = mounted_vllm(self.port, SIZES)
         environment["ENGINE_SECRET"] = ENGINE_SECRET
         command += ["--enable-prompt-tokens-details", "--enable-scale-out"]
+        if self._beside:
+            children = {"connectors": [CONNECTOR, json.loads(self._beside)]}
+            both = {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": children,
+            }
+            command += ["--kv-transfer-config", json.dumps(both)]
         self.process = start(
             command, VLLM_ON_CPU | environment, self._log, before_exec=lambda: None
         )
         wait_until_ready(self.url, self.process, f"{MOUNT}/readyz", self._log)
 
     def stats(self) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
-        answer = httpx.get(f"{self.url}{MOUNT}/v1/stats", headers=headers, timeout=60)
-        stats: dict[str, Any] = answer.raise_for_status().json()
+        stats: dict[str, Any] = self._get("stats")
         return stats
+
+    def entries(self, state: str) -> int:
+        """How many the mounted engine says are so."""
+        return sum(entry["state"] == state for entry in self._get("entries"))
+
+    def _get(self, what: str) -> Any:
+        headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        answer = httpx.get(f"{self.url}{MOUNT}/v1/{what}", headers=headers, timeout=60)
+        return answer.raise_for_status().json()
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
-def words(seed: int, count: int) -> str:
-    draw = random.Random(seed)
-    return " ".join(
-        f"{draw.choice('bcdfgklmnprst')}{draw.choice('aeiou')}{draw.randrange(99)}"
-        for _ in range(count)
-    )
-
-
-def marked_turn(gateway: str) -> dict[str, Any]:
+def marked_turn(gateway: str, seed: int = 1) -> dict[str, Any]:
     """A turn whose system prompt is marked; its usage."""
-    block = {"type": "text", "text": words(1, 250), "cache_control": {"type": "ephemeral"}}
+    block = {"type": "text", "text": words(seed, 250), "cache_control": {"type": "ephemeral"}}
     body = {
         "model": MODEL,
         "max_tokens": 8,
@@ -128,8 +137,15 @@ def look_at_leases(vllm: Plugged, gateway: str, findings: Findings) -> None:
     findings.note("turn 1 writes", written, written > 0)
     read = second["cache_read_input_tokens"]
     findings.note("turn 2 reads what turn 1 wrote", read, read == written)
+    flooded = flood(vllm, 3 * NUM_BLOCKS * BLOCK_SIZE)
+    read = marked_turn(gateway)["cache_read_input_tokens"]
+    findings.note(f"read after {flooded} tokens through vLLM's own route", read, read == written)
+
+
+def flood(vllm: Plugged, tokens: int) -> int:
+    """So many tokens of unmarked prompts through vLLM's own route; how many they were."""
     flooded = 0
-    while flooded < 3 * NUM_BLOCKS * BLOCK_SIZE:
+    while flooded < tokens:
         body = {
             "model": MODEL,
             "max_tokens": 4,
@@ -137,57 +153,41 @@ def look_at_leases(vllm: Plugged, gateway: str, findings: Findings) -> None:
         }
         answer = httpx.post(f"{vllm.url}/v1/chat/completions", json=body, timeout=300)
         flooded += answer.raise_for_status().json()["usage"]["prompt_tokens"]
-    read = marked_turn(gateway)["cache_read_input_tokens"]
-    findings.note(f"read after {flooded} tokens through vLLM's own route", read, read == written)
+    return flooded
 
 
-def forged(draw: random.Random) -> Any:
-    """`kv_transfer_params` as a client may forge them."""
-    want = {"key": "ab" * 16, "tokens": draw.choice([32, 992, 10**9]), "expires_at": 9e18}
-    ours: dict[str, Any] = {
-        "request_id": draw.choice(["forged", "x/1"]),
-        "scope": draw.choice(["x", ""]),
-        "wants": [want] * draw.choice([0, 1, 20]),
-        "watches": [{"key": "w", "tokens": 64}] * draw.choice([0, 2]),
-        "read": draw.choice([None, "ab" * 16]),
-        "token": draw.choice(["", "0" * 64, None, 7, "\ud800", ["x"]]),
-    }
-    for name in draw.sample(sorted(ours), draw.choice([0, 0, 1, 2])):
-        del ours[name]
-    return {"holdfast": draw.choice([ours, ours, ours, [ours], "x", 3])}
-
-
-def forged_body(route: str, params: Any, draw: random.Random) -> dict[str, Any]:
-    text = words(draw.randrange(50), 60)
-    messages = [{"role": "user", "content": text}]
-    common: dict[str, Any] = {"model": MODEL, "kv_transfer_params": params}
-    if route == "/v1/completions":
-        return {**common, "prompt": text, "max_tokens": 1}
-    if route == "/v1/responses":
-        return {**common, "input": text, "max_output_tokens": 1}
-    if route == "/inference/v1/generate":
-        ids = [20 + draw.randrange(3000) for _ in range(100)]
-        return {**common, "token_ids": ids, "sampling_params": {"max_tokens": 1}}
-    return {**common, "messages": messages, "max_tokens": 1}
+def look_at_losses(vllm: Plugged, gateway: str, findings: Findings) -> None:
+    """More entries than may be leased; others then take the blocks of those without a lease."""
+    for seed in range(2, 14):
+        marked_turn(gateway, seed)
+    leased, loose = vllm.entries("leased"), vllm.entries("best_effort")
+    findings.note("entries with a lease, and without", (leased, loose), leased > 0 < loose)
+    flood(vllm, 3 * NUM_BLOCKS * BLOCK_SIZE)
+    until = time.monotonic() + LOSS_SECONDS
+    while vllm.entries("best_effort") and time.monotonic() < until:
+        time.sleep(0.1)
+    left = vllm.entries("leased"), vllm.entries("best_effort")
+    findings.note("the same after a flood by others, without a turn", left, left == (leased, 0))
 
 
 def look_at_forgery(vllm: Plugged, count: int, findings: Findings) -> None:
-    draw, statuses = random.Random(5), dict.fromkeys(ROUTES, 0)
-    before, failed = vllm.stats(), 0
+    forgeries, before = Forgeries(), vllm.stats()
     with httpx.Client(base_url=vllm.url, timeout=120) as client:
-        for index in range(count):
-            route = ROUTES[index % len(ROUTES)]
-            body = json.dumps(forged_body(route, forged(draw), draw))
-            headers = {"content-type": "application/json"}
-            answer = client.post(route, content=body, headers=headers)
-            statuses[route] += answer.status_code == 200
-            if answer.status_code >= 500:
-                # vLLM itself fails on some of them, whoever they are for.
-                others = body.replace('"holdfast"', '"another"')
-                failed += client.post(route, content=others, headers=headers).status_code < 500
+        missing = untried(client)
+        forgeries.send(client, MODEL, count)
     after = vllm.stats()
-    findings.note("forged requests that vLLM answered, by route", statuses, any(statuses.values()))
-    findings.note("forged requests that failed with a 5xx for our key only", failed, failed == 0)
+    findings.note("routes that take kv_transfer_params and were not tried", missing, not missing)
+    answered = {
+        route: f"{forgeries.answered[route]} of {sent}" for route, sent in forgeries.sent.items()
+    }
+    # vLLM itself fails on every text and list that `vllm_xargs` can carry in the parameter's place.
+    is_tried = all(forgeries.answered[path] for path in BODIES if path in forgeries.sent)
+    findings.note("forged requests answered with 200, by route", answered, is_tried)
+    findings.note(
+        "forged requests that failed with a 5xx for our key only",
+        forgeries.failed,
+        forgeries.failed == 0,
+    )
     more = after["leases"]["blocks"] - before["leases"]["blocks"]
     entries = after["num_entries"] - before["num_entries"]
     findings.note(
@@ -246,10 +246,10 @@ def compare(clients: Clients, ledger: str, findings: Findings) -> None:
 
 
 @contextmanager
-def stack(interpreter: str, folder: Path) -> Iterator[tuple[Plugged, Killed, str]]:
+def stack(interpreter: str, folder: Path, beside: str) -> Iterator[tuple[Plugged, Killed, str]]:
     models = folder / "models.toml"
     models.write_text(MODELS_TOML, "utf-8")
-    vllm = Plugged(interpreter, folder / "vllm.log")
+    vllm = Plugged(interpreter, folder / "vllm.log", beside)
     port, home = free_port(), folder / "gateway"
     settings = gateway_environment(port, home, [vllm.url + MOUNT], {"HOLDFAST_MODELS": str(models)})
     run([*python("gateway"), "migrate"], settings)
@@ -265,15 +265,18 @@ def main() -> int:
     parser.add_argument("--python", default=str(ROOT / ".venv-vllm" / "bin" / "python"))
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--forged", type=int, default=1000)
+    about = "the --kv-transfer-config of another connector, in a MultiConnector with ours"
+    parser.add_argument("--beside", default="", metavar="JSON", help=about)
     options = parser.parse_args()
     findings = Findings()
     with TemporaryDirectory(prefix="plugin-") as directory:
-        with stack(str(Path(options.python).absolute()), Path(directory)) as (
+        with stack(str(Path(options.python).absolute()), Path(directory), options.beside) as (
             vllm,
             gateway,
             ledger,
         ):
             look_at_leases(vllm, gateway.url, findings)
+            look_at_losses(vllm, gateway.url, findings)
             look_at_forgery(vllm, options.forged, findings)
             clients = Clients(gateway.url, MODEL, 30, random.Random(1))
             asyncio.run(under_load(vllm, gateway, options.kills, findings, clients))

@@ -140,6 +140,12 @@ JOBS = {
         "scripts/setup/vllm_tests",
         "plugin",
     ),
+    "upstream": program(
+        "an engine in front of an unmodified `vllm serve`: conformance, 1,000 isolation probes",
+        30,
+        "scripts/setup/vllm_tests",
+        "upstream",
+    ),
     "leases": program(
         "our connector inside vLLM: its schedulers, a state machine, models, processes",
         30,

@@ -15,11 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.routing.cost import Weights
 from scripts.bench.report import percentile
 from scripts.bench.routing_load import Workload
 from scripts.options import new_parser
-from scripts.simulate.engine import SimulatedEngine, SimulatedRequest, TimeModel
+from scripts.simulate.engine import SimulatedEngine, SimulatedRequest
 from scripts.simulate.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.simulate.traces import (
     TENANT_UNIT,
@@ -47,24 +46,13 @@ def main() -> int:
 def simulate(args: argparse.Namespace, policy: str) -> Result:
     clockwork = Clockwork()
     unit = TENANT_UNIT if args.workload == "tenants" else TRACE_UNIT
-    times = TimeModel(prefill_us_per_token=args.prefill_us, decode_ms_per_token=args.decode_ms)
     engines = [
-        SimulatedEngine(args.capacity, unit, times, clockwork.at, lease_share=args.lease_share)
+        SimulatedEngine(args.capacity, unit, clockwork.at, lease_share=args.lease_share)
         for _ in range(args.engines)
     ]
-    weights = Weights(
-        queue_weight=args.queue_weight,
-        load_band=args.load_band,
-        band_tokens=args.band_tokens,
-        load_weight=args.load_weight,
-        fade_seconds=args.fade_seconds,
-    )
-    if policy == "longest_prefix":
-        weights = Weights(queue_weight=0.0, load_weight=0.0, fade_seconds=args.fade_seconds)
-    learned = args.capacity if policy == "learned" else None
-    gateways = [SimulatedGateway(args.engines, weights, learned) for _ in range(args.gateways)]
+    gateway = SimulatedGateway(args.engines, args.capacity if policy == "learned" else None)
     in_flight = args.in_flight if args.workload == "tenants" else None
-    simulation = Simulation(engines, clockwork, policy, gateways, in_flight)
+    simulation = Simulation(engines, clockwork, policy, gateway, in_flight)
     return simulation.run(_requests(args))
 
 
@@ -127,26 +115,17 @@ def _share(part: int, whole: int) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    weights = Weights()
     parser = new_parser(
         __doc__,
         trace=Path,
         sessions=Path,
         engines=4,
-        gateways=1,
         capacity=(1_000_000, "tokens of one engine"),
         policy=(["cost"], None, POLICIES),
         marked=(False, "requests carry cache_control"),
         plain_lru=(False, "leave the markers out"),
         ttl=("5m", None, ("5m", "1h")),
         lease_share=0.5,
-        load_weight=weights.load_weight,
-        queue_weight=weights.queue_weight,
-        load_band=weights.load_band,
-        band_tokens=weights.band_tokens,
-        fade_seconds=weights.fade_seconds,
-        prefill_us=(50.0, "for each token"),
-        decode_ms=(20.0, "for each token"),
         in_flight=(24, "of the workload tenants"),
         copies=(1, "of each agentic session"),
         hours=(1.0, "in which sessions start"),

@@ -20,6 +20,8 @@ from engine.cache.table import BlockTable
 from engine.protocol import Breakpoint, ChainGone, Event, HeldName, LeaseEnded, Ttl
 
 SCOPE = "simulated"
+PREFILL_SECONDS, DECODE_SECONDS = 50e-6, 20e-3
+"""For each token."""
 NAME_UNITS = 4
 """A name at every so many units, besides segment ends: as the gateway's every 8,192 characters."""
 
@@ -34,7 +36,6 @@ class SimulatedRequest:
 
     at: float
     kind: str
-    session: str
     units: list[int]
     unit_tokens: int
     tokens: int
@@ -65,12 +66,6 @@ class SimulatedTurn:
     written: CacheResult | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeModel:
-    prefill_us_per_token: float
-    decode_ms_per_token: float
-
-
 At = Callable[[float, Callable[[float], None]], None]
 
 
@@ -81,7 +76,6 @@ class SimulatedEngine:
         self,
         capacity_tokens: int,
         unit_tokens: int,
-        times: TimeModel,
         at: At,
         *,
         lease_share: float,
@@ -90,7 +84,6 @@ class SimulatedEngine:
         self.entries = Entries(self.pool, lease_share=lease_share, scope_lease_share=1.0)
         self._hasher = ChainHasher(b"simulation", 1)
         self._cache = PrefixCache(self.pool, self.entries, self._hasher)
-        self._times = times
         self._at = at
         self._queue: deque[SimulatedTurn] = deque()
         self._is_busy = False
@@ -134,7 +127,7 @@ class SimulatedEngine:
             self._num_running += 1
             # What is reused is at the front but for holes, which are as long as other units.
             tokens = job.request.tokens_of(job.found.reused, len(job.request.units))
-            seconds = tokens * self._times.prefill_us_per_token / 1e6
+            seconds = tokens * PREFILL_SECONDS
             self._at(now + seconds, partial(self._prefilled, job))
 
     def _make_room(self, besides: SimulatedTurn) -> bool:
@@ -159,7 +152,7 @@ class SimulatedEngine:
         self._is_busy = False
         self.started(job, now)
         self._publish(job, now)
-        seconds = job.request.output_tokens * self._times.decode_ms_per_token / 1e3
+        seconds = job.request.output_tokens * DECODE_SECONDS
         self._at(now + seconds, partial(self._decoded, job))
         self._advance(now)
 

@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from hashlib import blake2b
 from itertools import count
 
 import msgspec
@@ -20,9 +19,8 @@ EVENT_SECONDS = 0.02
 """From an engine's event to a gateway that knows it."""
 POLL_SECONDS = 0.25
 """Between two looks of a gateway at what an engine has computed in all."""
-FIRST_TOKENS = 2048
 
-POLICIES = ("cost", "learned", "round_robin", "session", "first_bytes", "longest_prefix")
+POLICIES = ("cost", "learned", "round_robin")
 
 
 @dataclass
@@ -73,13 +71,13 @@ class Clockwork:
 class SimulatedGateway:
     """One gateway's knowledge of the engines: the index and the loads, as `gateway` keeps them."""
 
-    def __init__(self, num_engines: int, weights: Weights, learned_capacity: int | None) -> None:
-        self.weights = weights
+    def __init__(self, num_engines: int, learned_capacity: int | None) -> None:
+        self.weights = Weights()
         self.candidates = [
             Candidate(
                 identity=f"engine-{number}",
                 holdings=ResidencyIndex(capacity_tokens=learned_capacity),
-                load=Load(weights.fade_seconds),
+                load=Load(self.weights.fade_seconds),
             )
             for number in range(num_engines)
         ]
@@ -139,18 +137,18 @@ class Simulation:
         engines: list[SimulatedEngine],
         clockwork: Clockwork,
         policy: str,
-        gateways: list[SimulatedGateway],
+        gateway: SimulatedGateway,
         in_flight: int | None = None,
     ) -> None:
         self._engines = engines
         self._clock = clockwork
         self._policy = policy
-        self._gateways = gateways
+        self._gateway = gateway
         self._in_flight = in_flight
         self._waiting: deque[SimulatedRequest] = deque()
         self._num_running = 0
         self._numbers = count()
-        self._turns: dict[int, tuple[str, int, int]] = {}
+        self._turns: dict[int, str] = {}
         self._seen: set[int] = set()
         self._used_at: dict[int, float] = {}
         self._computed: Counter[int] = Counter()
@@ -176,9 +174,8 @@ class Simulation:
 
     def _poll(self, now: float) -> None:
         """What others sent is known from the engine's own count, as in `gateway.routing.engine`."""
-        for gateway in self._gateways:
-            for number, candidate in enumerate(gateway.candidates):
-                candidate.load.observe(self._computed[number], now)
+        for number, candidate in enumerate(self._gateway.candidates):
+            candidate.load.observe(self._computed[number], now)
         if not self._clock.is_over:
             self._clock.at(now + POLL_SECONDS, self._poll)
 
@@ -189,27 +186,17 @@ class Simulation:
 
     def _send(self, request: SimulatedRequest, now: float) -> None:
         number = next(self._numbers)
-        turn, gateway = f"turn-{number}", number % len(self._gateways)
+        turn = f"turn-{number}"
         counts = self.result.counts.setdefault(request.kind, Counts())
         counts.requests += 1
         counts.prompt += request.tokens
         counts.ideal += self._ideal(request)
-        engine = self._choose(request, turn, gateway, number, now)
-        self._turns[id(request)] = (turn, gateway, engine)
-        self._engines[engine].take(request, now)
-
-    def _choose(
-        self, request: SimulatedRequest, turn: str, gateway: int, number: int, now: float
-    ) -> int:
-        size = len(self._engines)
         if self._policy == "round_robin":
-            return number % size
-        if self._policy == "session":
-            return _hash(request.session) % size
-        if self._policy == "first_bytes":
-            depth = min(FIRST_TOKENS // request.unit_tokens, len(request.units))
-            return _hash(str(request.units[depth - 1])) % size
-        return self._gateways[gateway].choose(request, turn, now)
+            engine = number % len(self._engines)
+        else:
+            engine = self._gateway.choose(request, turn, now)
+        self._turns[id(request)] = turn
+        self._engines[engine].take(request, now)
 
     def _ideal(self, request: SimulatedRequest) -> int:
         """What an infinite cache would have: the known prefix, never the last unit."""
@@ -223,14 +210,14 @@ class Simulation:
     def _on_started(self, engine: int, job: SimulatedTurn, now: float) -> None:
         request = job.request
         reused = request.tokens_of(0, job.found.reused)
-        turn, gateway, _ = self._turns[id(request)]
+        turn = self._turns[id(request)]
         counts = self.result.counts[request.kind]
         counts.reused += reused
         self.result.loads[engine] += request.tokens - reused + request.output_tokens
         self._computed[engine] += request.tokens - reused
         self.result.waits.append(now - job.arrived_at)
         self._keep_promise(job, counts)
-        self._gateways[gateway].started(engine, turn, job, request.tokens - reused, now)
+        self._gateway.started(engine, turn, job, request.tokens - reused, now)
 
     def _keep_promise(self, job: SimulatedTurn, counts: Counts) -> None:
         request, at = job.request, job.arrived_at
@@ -246,17 +233,12 @@ class Simulation:
             self._used_at[unit] = at
 
     def _on_ended(self, engine: int, job: SimulatedTurn, now: float) -> None:
-        turn, gateway, _ = self._turns.pop(id(job.request))
-        self._gateways[gateway].candidates[engine].load.ended(turn)
+        turn = self._turns.pop(id(job.request))
+        self._gateway.candidates[engine].load.ended(turn)
         if job.request.next is not None:
             self._clock.at(now, partial(self._send, job.request.next))
         elif self._in_flight is not None:
             self._next_talk(now)
 
     def _on_events(self, engine: int, events: list[Event], now: float) -> None:
-        for gateway in self._gateways:
-            self._clock.at(now + EVENT_SECONDS, partial(gateway.hear, engine, events))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+        self._clock.at(now + EVENT_SECONDS, partial(self._gateway.hear, engine, events))

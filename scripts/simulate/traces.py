@@ -47,7 +47,6 @@ def conversation(
             yield SimulatedRequest(
                 at=row["timestamp"] / 1e3,
                 kind="chat",
-                session=str(chain[min(1, len(chain) - 1)]),
                 units=chain,
                 unit_tokens=TRACE_UNIT,
                 tokens=row["input_length"],
@@ -98,7 +97,6 @@ def _session(
             SimulatedRequest(
                 at=start + row["t"],
                 kind="agentic",
-                session=name,
                 units=chain,
                 unit_tokens=TRACE_UNIT,
                 tokens=min(row["in"], len(chain) * TRACE_UNIT),
@@ -133,7 +131,6 @@ def tenants(workload: Workload, *, marked: bool) -> list[SimulatedRequest]:
                 following = SimulatedRequest(
                     at=0.0,
                     kind="tenants",
-                    session=f"{tenant}/{talk}",
                     units=chain,
                     unit_tokens=TENANT_UNIT,
                     tokens=count * TENANT_UNIT,

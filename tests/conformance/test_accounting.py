@@ -250,4 +250,5 @@ def test_a_wrong_name_never_gives_a_hit(engine: Engine) -> None:
     scope, name = engine.scope(), Name("00000000deadbeef", 0)
     engine.ask(prompt(engine.text(80)), scope, 0, names=(name,))
     usage = engine.ask(prompt(engine.text(80)), scope, 0, names=(name,)).usage
-    assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+    assert usage.cache_read_tokens == 0
+    assert usage.automatic_tokens < engine.description.block_size, "the template's beginning"

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from engine.backends.upstream.llamacpp_server import LlamaCppServer
 from engine.backends.upstream.model import ModelFacts
 from engine.backends.upstream.server import Kind, Server, UpstreamError, UpstreamRefused
 from engine.backends.upstream.vllm_server import VllmServer
@@ -30,6 +31,8 @@ async def new_server(settings: Settings, model: ModelFacts, renderer: ChatRender
     match found:
         case "vllm":
             return VllmServer(wire, settings.upstream_model, model)
+        case "llamacpp":
+            return LlamaCppServer(wire, model, settings.block_size)
         case _:
             raise UpstreamRefused(f"ENGINE_UPSTREAM_KIND={found} is not there yet")
 

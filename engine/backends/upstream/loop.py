@@ -160,7 +160,7 @@ class UpstreamLoop:
                 break
             self.lifecycle.take_token(sequence, token)
         if piece.is_last and sequence.finish is None:
-            sequence.finish = "failed"
+            sequence.finish = piece.finish or "failed"
         self.lifecycle.finish_ended([sequence])
         self.lifecycle.publish()
 

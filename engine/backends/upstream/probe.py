@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import structlog
 
+from engine.backends.upstream.gate import Slots, common_length
 from engine.backends.upstream.model import ModelFacts
 from engine.backends.upstream.server import (
     Facts,
@@ -20,6 +21,7 @@ from engine.backends.upstream.server import (
     UpstreamBusy,
     UpstreamError,
     UpstreamGone,
+    UpstreamRefused,
 )
 from engine.cache.ids import TokenId
 from engine.protocol import (
@@ -60,13 +62,18 @@ async def examined(
 async def _try_memory(
     server: Server, facts: Facts, renderer: ChatRenderer, model: ModelFacts
 ) -> Facts:
-    """Send one prompt twice in one scope, and then in another."""
-    prompt = _random_prompt(facts, renderer)
-    own, other = uuid4().hex, uuid4().hex
-    first = await _cached(server, prompt, own)
-    again = await _cached(server, prompt, own)
-    foreign = await _cached(server, prompt, other)
-    if first is None or again is None or foreign is None:
+    """Send one prompt twice in one scope; then in another, after something else.
+
+    A cache behind the slots of llama.cpp shows only where a slot had other content meanwhile.
+    """
+    prompt, else_prompt = _random_prompt(facts, renderer), _random_prompt(facts, renderer)
+    own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
+    told = [
+        await _cached(server, slots, tokens, scope)
+        for tokens, scope in ((prompt, own), (prompt, own), (else_prompt, other), (prompt, other))
+    ]
+    _, again, _, foreign = told
+    if again is None or foreign is None:
         return replace(
             facts,
             tells="never",
@@ -77,14 +84,13 @@ async def _try_memory(
     tells_note = _TOLD_BY[facts.kind]
     if not again:
         tells_note += "; it reused nothing of a prompt that was sent twice"
-    if foreign:
-        return replace(
-            facts,
-            tells_note=tells_note,
-            isolation="none",
-            isolation_note=f"a second scope reused {foreign} tokens of the first one's prompt",
-        )
-    return replace(facts, tells_note=tells_note, isolation_note=_APART_BY[facts.isolation])
+    # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
+    if foreign <= common_length(prompt, else_prompt):
+        return replace(facts, tells_note=tells_note, isolation_note=_APART_BY[facts.isolation])
+    if facts.kind == "llamacpp":
+        raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
+    note = f"a second scope reused {foreign} tokens of the first one's prompt"
+    return replace(facts, tells_note=tells_note, isolation="none", isolation_note=note)
 
 
 _TOLD_BY = {
@@ -112,7 +118,9 @@ _APART_BY = {
 }
 
 
-async def _cached(server: Server, prompt: list[TokenId], scope: str) -> int | None:
+async def _cached(server: Server, slots: Slots, prompt: list[TokenId], scope: str) -> int | None:
+    place = slots.take(scope, prompt)
+    assert place is not None
     piece: Piece = await server.prefill(
         Order(
             order_id=uuid4().hex,
@@ -123,8 +131,11 @@ async def _cached(server: Server, prompt: list[TokenId], scope: str) -> int | No
             is_seeded=False,
             max_tokens=1,
             end_token_ids=[],
+            slot=place.slot,
+            may_reuse=place.may_reuse,
         )
     )
+    slots.give_back(place)
     return piece.cached_tokens
 
 
@@ -140,6 +151,8 @@ def _random_prompt(facts: Facts, renderer: ChatRenderer) -> list[TokenId]:
 
 async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
     """Bind an answer to a schema that no model writes by itself."""
+    if not facts.takes_grammars:
+        return facts
     if not renderer.can_constrain:
         return replace(facts, forced_note="the grammar library can't use the tokenizer")
     try:
@@ -169,7 +182,6 @@ async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) ->
 
 _GRAMMAR_HINT = {
     "vllm": "it took no grammar: start it with --structured-outputs-config.backend guidance",
-    "llamacpp": "it took no grammar: build it with LLAMA_LLGUIDANCE=ON",
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from engine.cache.ids import TokenId
-from engine.protocol import Capability, ErrorCode, GenerateRequest
+from engine.protocol import Capability, ErrorCode, FinishReason, GenerateRequest
 from engine.schedule.runner import SampleParams
 
 Kind = Literal["vllm", "sglang", "llamacpp", "trtllm", "tgi", "openai"]
@@ -57,6 +57,7 @@ class Facts:
     num_blocks: int | None = None
     fingerprint: str = ""
     capabilities: frozenset[Capability] = frozenset()
+    takes_grammars: bool = True
     forced_note: str = ""
 
 
@@ -84,12 +85,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What came since the last one. `cached_tokens` None: not told with this piece."""
+    """What came since the last one. `cached_tokens` None: not told with this piece.
+
+    `finish`: why the server ended it, where our parser sees no end.
+    """
 
     token_ids: Sequence[TokenId] = ()
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
     is_last: bool = False
+    finish: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

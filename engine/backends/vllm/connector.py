@@ -32,7 +32,7 @@ from engine.backends.vllm.pressure import (
 )
 from engine.backends.vllm.requests import RequestTracker
 from engine.backends.vllm.shares import lease_shares
-from engine.backends.vllm.switch import Switch
+from engine.backends.vllm.switch import Switch, guarded
 from engine.backends.vllm.utilities import add_utilities
 
 logger = init_logger(f"vllm.{__name__}")
@@ -40,6 +40,9 @@ logger = init_logger(f"vllm.{__name__}")
 
 class HoldfastMetadata(KVConnectorMetadata):
     """Nothing: workers have no part in it."""
+
+
+NO_METADATA = HoldfastMetadata()
 
 
 class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
@@ -52,7 +55,6 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        self._metadata = HoldfastMetadata()
         self._told: dict[str, int] | None = None
         self.switch = Switch()
         self.leases: LeaseManager | None = None
@@ -103,35 +105,36 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         relieve(kv_cache_manager, leases, tracker, self.switch)
         release_on_reset(kv_cache_manager, leases, tracker, self.switch)
         retain_boundaries(kv_cache_manager, tracker, self.switch)
-        count_evictions(kv_cache_manager.block_pool, leases)
+        count_evictions(kv_cache_manager.block_pool, leases, self.switch)
 
+    @guarded(None)
     def on_new_request(self, request: Any) -> None:
-        tracker = self._of_scheduler()
-        problem = self.switch.run(lambda: tracker.arrive(request), None)
+        problem = self._of_scheduler().arrive(request)
         if problem is not None:
             logger.warning_once("A directive was ignored: %s", problem)
 
+    @guarded((0, False))
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        tracker = self._of_scheduler()
-        self.switch.run(lambda: tracker.look_up(request.request_id, num_computed_tokens), None)
+        self._of_scheduler().look_up(request.request_id, num_computed_tokens)
         return 0, False
 
+    @guarded(None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        tracker = self._of_scheduler()
-        self.switch.run(lambda: tracker.admit(request.request_id), None)
+        self._of_scheduler().admit(request.request_id)
 
+    @guarded(NO_METADATA)
     def build_connector_meta(self, scheduler_output: Any) -> HoldfastMetadata:
-        tracker = self._of_scheduler()
-        self.switch.run(lambda: tracker.schedule(scheduler_output.num_scheduled_tokens), None)
-        return self._metadata
+        self._of_scheduler().schedule(scheduler_output.num_scheduled_tokens)
+        return NO_METADATA
 
+    @guarded((False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        tracker = self._of_scheduler()
-        self.switch.run(lambda: tracker.end(request.request_id), None)
+        self._of_scheduler().end(request.request_id)
         return False, None
 
+    @guarded((False, None))
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         return self.request_finished(request, block_ids)
 
@@ -141,9 +144,16 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Metrics.
 
+    @guarded(None)
     def get_kv_connector_stats(self) -> HoldfastStats | None:
         """What changed since the last step; None if nothing did, and in workers."""
-        return self.switch.run(self._news, None)
+        if self.leases is None or self.tracker is None:
+            return None
+        figures = {**self.leases.figures(), "tracked_running": self.tracker.num_running}
+        if figures == self._told:
+            return None
+        self._told = figures
+        return HoldfastStats(data=figures)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HoldfastStats:
@@ -166,16 +176,7 @@ class HoldfastConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.tracker is not None, "vLLM calls this in its scheduler only"
         return self.tracker
 
+    @guarded(None)
     def _note_reuse(self, block: Any) -> None:
-        leases = self.leases
-        assert leases is not None
-        self.switch.run(lambda: leases.note_reuse(block), None)
-
-    def _news(self) -> HoldfastStats | None:
-        if self.leases is None or self.tracker is None:
-            return None
-        figures = {**self.leases.figures(), "tracked_running": self.tracker.num_running}
-        if figures == self._told:
-            return None
-        self._told = figures
-        return HoldfastStats(data=figures)
+        assert self.leases is not None
+        self.leases.note_reuse(block)

@@ -175,7 +175,11 @@ class VllmCore:
 
 @dataclass(slots=True)
 class StepCounts:
-    """`running` requests of ours in vLLM's last step. `preempted` requests of all, ever."""
+    """`running` requests of ours in vLLM's last step. `preempted` requests of all, ever.
 
+    `failure` says why nothing is counted any more.
+    """
+
+    failure: str | None = None
     running: int = 0
     preempted: int = 0

@@ -240,6 +240,9 @@ class LeaseManager:
         for block_id, count in counts.items():
             self._pool.free_blocks([self._pool.blocks[block_id]] * count)
 
+    def count_eviction(self) -> None:
+        self.evicted_blocks += 1
+
     def note_reuse(self, block: Block) -> None:
         """The block gets other content: entries without a lease that stood on it end."""
         self.watches.note_reuse(block)

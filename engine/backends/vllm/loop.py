@@ -29,6 +29,8 @@ FAILED = "the engine failed"
 MAX_IDLE_SECONDS = 1.0
 LOSS_SECONDS = 0.25
 """How often a running engine is asked what it lost, besides at every first token."""
+IDLE_LOSS_SECONDS = 1.0
+"""The same while no request of ours runs."""
 
 
 class VllmLoop:
@@ -215,18 +217,16 @@ class VllmLoop:
             self._tell()
 
     async def _watch_losses(self) -> None:
-        """Only a step loses anything: while nobody runs there is nothing to ask, but once after.
+        """Other clients of the server take blocks too, whether or not a request of ours runs.
 
-        An error ends the process: vLLM tells a loss once, and no lease may stand on what is lost.
+        An error is a crash: vLLM tells a loss once, and no lease may stand on what is lost. The
+        connector answers with an error once it is off, and the stat logger is asked for one.
         """
-        was_busy = False
         while True:
-            await asyncio.sleep(LOSS_SECONDS)
-            is_busy = bool(self._served)
-            if is_busy or was_busy:
-                self._cache.lose(await self._core.losses())
-                self._tell()
-            was_busy = is_busy
+            await asyncio.sleep(LOSS_SECONDS if self._served else IDLE_LOSS_SECONDS)
+            self._turns.check()
+            self._cache.lose(await self._core.losses())
+            self._tell()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._event_loop.create_task(work)

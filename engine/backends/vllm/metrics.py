@@ -7,6 +7,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from engine.backends.vllm.switch import Switch, guarded
+
 GAUGES = {
     "num_leases": ("leases", "Leased cache entries"),
     "num_best_effort": ("best_effort_entries", "Cache entries without a lease"),
@@ -50,10 +52,12 @@ class HoldfastPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self.switch = Switch()
         self._gauges = {key: self._make(self._gauge_cls, *GAUGES[key]) for key in GAUGES}
         self._counters = {key: self._make(self._counter_cls, *COUNTERS[key]) for key in COUNTERS}
         self._totals: dict[tuple[str, int], int] = {}
 
+    @guarded(None)
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for key, gauges in self._gauges.items():
             if key in transfer_stats_data:

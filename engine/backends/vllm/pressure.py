@@ -64,13 +64,14 @@ def release_on_reset(
     cache.reset_prefix_cache = reset_prefix_cache
 
 
-def count_evictions(pool: BlockPool, leases: LeaseManager) -> None:
+def count_evictions(pool: BlockPool, leases: LeaseManager, switch: Switch) -> None:
     """Count blocks whose content goes for other content, or because its load failed."""
     evict = pool._maybe_evict_cached_block
 
     def maybe_evict(block: Block) -> bool:
         is_evicted = evict(block)
-        leases.evicted_blocks += is_evicted
+        if is_evicted:
+            switch.run(leases.count_eviction, None)
         return is_evicted
 
     pool._maybe_evict_cached_block = maybe_evict

@@ -10,12 +10,16 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from engine.backends.vllm.core import StepCounts
 from engine.backends.vllm.names import NAME
+from engine.backends.vllm.switch import Switch, guarded
 
 
 class HoldfastStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.counts = StepCounts()
+        self.switch = Switch()
+        self.switch.give_back = self._tell
 
+    @guarded(None)
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         news = getattr(scheduler_stats, "kv_connector_stats", None) or {}
         # A MultiConnector tells the figures of each of its connectors by the connector's name.
@@ -23,6 +27,9 @@ class HoldfastStatLogger(StatLoggerBase):
         self.counts.running = figures.get("tracked_running", self.counts.running)
         if iteration_stats is not None:
             self.counts.preempted += iteration_stats.num_preempted_reqs
+
+    def _tell(self) -> None:
+        self.counts.failure = self.switch.reason
 
     def log_engine_initialized(self) -> None:
         """There is nothing to tell."""

@@ -1,19 +1,40 @@
-"""Our part in vLLM's scheduler can fail, and vLLM goes on without it.
+"""Our part in vLLM's scheduler, metrics and statistics can fail, and vLLM goes on without it.
 
-vLLM's scheduler calls our hooks in its own loop: an error that left a hook would end the engine for
-all its users. The first error switches us off for good. All leases end then, no hook does anything
+vLLM calls our hooks in its own loops: an error that left a hook would end the engine for all its
+users. The first error switches us off for good. All leases end then, no hook does anything
 any more, and every call of the server is answered with the reason.
 """
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from vllm.logger import init_logger
 
 from engine.supervisor import trace_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = init_logger(f"vllm.{__name__}")
+
+
+def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Run a hook of an owner's `switch`: `otherwise` is what vLLM gets from us once we are off.
+
+    Whatever vLLM's scheduler calls of ours is guarded, whole. `hook.otherwise` tells it.
+    """
+
+    def guard(hook: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(hook)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            switch: Switch = args[0].switch  # type: ignore[attr-defined]
+            answer: T = switch.run(lambda: hook(*args, **kwargs), otherwise)
+            return answer
+
+        vars(run)["otherwise"] = otherwise
+        return run
+
+    return guard
 
 
 class SwitchedOff(RuntimeError):

@@ -33,6 +33,11 @@ class Turns:
         """As long as those that did not run in the last step are many."""
         return range(max(len(self._sequences) - self._counts.running, 0))
 
+    def check(self) -> None:
+        """Raise RuntimeError where vLLM's steps are not counted any more."""
+        if self._counts.failure is not None:
+            raise RuntimeError(f"the stat logger is off: {self._counts.failure}")
+
     def add(self, sequence: SequenceState) -> None:
         request = sequence.request
         assert request.found is not None

@@ -82,10 +82,12 @@ class Script:
 
 
 class ScriptedVllm:
+    generation = "/v1/completions"
+
     def __init__(self, script: Script) -> None:
         self.script = script
         self.tokenizer = Tokenizer.from_file(f"{DEMO_MODEL}/tokenizer.json")
-        self._answer = self.tokenizer.encode(ANSWER, add_special_tokens=False).ids
+        self.answer = self.tokenizer.encode(ANSWER, add_special_tokens=False).ids
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -107,11 +109,11 @@ class ScriptedVllm:
         if self.script.is_down:
             return
         self.script.seen.append(Seen(path, body))
-        if path == "/v1/completions":
+        if path == self.generation:
             await self._complete(body, reader, writer)
             return
         status, answer = self._look(path, body)
-        await _send(writer, status, answer)
+        await send(writer, status, answer)
 
     def _look(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         script = self.script
@@ -145,7 +147,7 @@ class ScriptedVllm:
             await asyncio.sleep(fault.pause)
         if body.get("structured_outputs") or fault.status != 200:
             status = fault.status if fault.status != 200 else 400
-            await _send(writer, status, b'{"error": {"message": "no"}}')
+            await send(writer, status, b'{"error": {"message": "no"}}')
             return
         reused = script.reuse(body)
         usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
@@ -153,10 +155,20 @@ class ScriptedVllm:
             usage["prompt_tokens_details"] = {"cached_tokens": reused}
         usage |= fault.usage or {}
         if not body["stream"]:
-            answer = {"choices": [{"token_ids": self._answer[:1]}], "usage": usage}
-            await _send(writer, 200, fault.body or json.dumps(answer).encode())
+            answer = {"choices": [{"token_ids": self.answer[:1]}], "usage": usage}
+            await send(writer, 200, fault.body or json.dumps(answer).encode())
             return
-        await _send_head(writer, 200, "text/event-stream")
+        await self._stream(body, usage, reader, writer)
+
+    async def _stream(
+        self,
+        body: dict[str, Any],
+        usage: dict[str, Any],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        script, fault = self.script, self.script.fault or Fault()
+        await send_head(writer, 200, "text/event-stream")
         script.open_streams += 1
         gone = asyncio.create_task(reader.read())
         try:
@@ -180,7 +192,7 @@ class ScriptedVllm:
             yield b": still here\n\n"
             await asyncio.sleep(0.01)
         end = [*body["stop_token_ids"][:1]]
-        tokens = [*self._answer, *end] if end else self._answer * 100
+        tokens = [*self.answer, *end] if end else self.answer * 100
         tokens = tokens[: body["max_tokens"]]
         for index, token in enumerate(tokens):
             if fault.after is not None and index >= fault.after:
@@ -188,24 +200,24 @@ class ScriptedVllm:
             reason = None
             if index == len(tokens) - 1:
                 reason = "stop" if end and token == end[0] else "length"
-            yield _event({"choices": [{"token_ids": [token], "finish_reason": reason}]})
+            yield event({"choices": [{"token_ids": [token], "finish_reason": reason}]})
             await asyncio.sleep(self.script.token_seconds)
-        yield _event({"choices": [], "usage": usage})
+        yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
 
-def _event(content: dict[str, Any]) -> bytes:
+def event(content: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
-async def _send_head(writer: asyncio.StreamWriter, status: int, kind: str) -> None:
+async def send_head(writer: asyncio.StreamWriter, status: int, kind: str) -> None:
     head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n"
     writer.write(head.encode())
     await writer.drain()
 
 
-async def _send(writer: asyncio.StreamWriter, status: int, answer: bytes) -> None:
-    await _send_head(writer, status, "application/json")
+async def send(writer: asyncio.StreamWriter, status: int, answer: bytes) -> None:
+    await send_head(writer, status, "application/json")
     writer.write(answer)
     await writer.drain()
 

@@ -1,5 +1,6 @@
 """An error of ours in vLLM's scheduler ends our part and nothing else."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -10,13 +11,23 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
+from engine.backends.vllm.leases import LeaseManager
+from engine.backends.vllm.requests import RequestTracker
 from engine.backends.vllm.switch import SwitchedOff
+from engine.backends.vllm.watches import Watches
 from tests.engine.backends.vllm.simulator import Simulator, tokens_of
 
 PREFIX = tokens_of("prefix", 400)
-SCHEDULED = ("look_up", "admit", "schedule", "end", "arrive", "boundaries", "give_up")
-LEASED = ("hold", "protect", "unprotect", "end_claim", "note_reuse", "sacrifice", "figures")
-WATCHED = ("arrive", "schedule", "end", "note_reuse")
+PARTS = {"tracker": RequestTracker, "leases": LeaseManager, "watches": Watches}
+# What our server asks through vLLM, which gives the caller the error, and what ends our part.
+ASKED = {
+    "tracker": {"bind", "report"},
+    "leases": {
+        *("release", "unlease", "refresh", "state", "holds", "take_losses", "stats"),
+        *("block_states", "abandon", "check"),
+    },
+    "watches": {"take_losses"},
+}
 
 
 @pytest.fixture(params=[None, 64], ids=["full", "window"])
@@ -33,9 +44,11 @@ def _fail(*_: Any, **__: Any) -> Any:
 
 
 def _hooks() -> Iterator[Any]:
-    for owner, names in (("tracker", SCHEDULED), ("leases", LEASED), ("watches", WATCHED)):
-        for name in names:
-            yield pytest.param(owner, name, id=f"{owner}.{name}")
+    """Every public method of a part that vLLM's scheduler may get to."""
+    for owner, part in PARTS.items():
+        for name, found in vars(part).items():
+            if inspect.isfunction(found) and name[0] != "_" and name not in ASKED[owner]:
+                yield pytest.param(owner, name, id=f"{owner}.{name}")
 
 
 @pytest.mark.parametrize(("owner", "name"), list(_hooks()))
@@ -54,6 +67,7 @@ def test_vllm_goes_on_when_a_part_of_ours_fails(
         sim.add(f"big-{index}", tokens_of(f"big-{index}", length))
     sim.drain()
     assert all(len(sim.tokens[f"big-{index}"]) == 2 for index in range(4))
+    assert sim.scheduler.reset_prefix_cache()
     if sim.switch.is_on:
         # This part is only asked where the room or the layers need it. Its own test follows.
         pytest.skip("the hook was not called")

@@ -1,0 +1,121 @@
+"""An engine before a server of llama.cpp's shape: slots, what they reuse, and for whom."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.protocol import Failed
+from tests.conformance.engines import Engine, prompt
+from tests.engine.backends.upstream.conftest import engine_before
+from tests.engine.backends.upstream.scripted import ANSWER, Fault, serving_script
+from tests.engine.backends.upstream.scripted_llamacpp import SLOTS, ScriptedLlamaCpp, SlotScript
+
+
+@pytest.fixture(scope="module")
+def script() -> SlotScript:
+    return SlotScript()
+
+
+@pytest.fixture(scope="module")
+def running(script: SlotScript) -> Iterator[Engine]:
+    with serving_script(script, ScriptedLlamaCpp) as url, engine_before(url) as engine:
+        yield engine
+
+
+def orders(script: SlotScript) -> list[tuple[int, bool]]:
+    bodies = [one.body for one in script.seen if one.path == "/completion"]
+    return [(body["id_slot"], body["cache_prompt"]) for body in bodies]
+
+
+def test_it_is_known_by_its_answers_and_says_what_it_keeps(engine: Engine) -> None:
+    told = engine.description
+    assert (told.upstream, told.max_running) == ("llamacpp", SLOTS)
+    assert engine.keeps("exact_read") and engine.keeps("isolation")
+    assert not engine.keeps("hold") and not engine.keeps("forced_tools")
+
+
+def test_a_scope_reads_what_its_slot_kept(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    first, second = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
+    (end,) = engine.ends(asked)
+    assert (first.usage.cache_write_5m_tokens, second.usage.cache_read_tokens) == (end, end)
+    # The server reuses all but the last token.
+    assert second.usage.computed_tokens == 1
+    assert second.started.breakpoints[0].reason == "no_hold"
+
+
+def test_a_slot_that_another_scope_used_is_computed_anew(
+    engine: Engine, script: SlotScript
+) -> None:
+    asked = prompt(engine.text(100))
+    for _ in range(SLOTS + 1):
+        usage = engine.ask(asked, engine.scope(), 0).usage
+        assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+    latest = orders(script)[-SLOTS - 1 :]
+    assert {slot for slot, _ in latest} == set(range(SLOTS)), "the least used goes first"
+    assert not any(may_reuse for _, may_reuse in latest)
+
+
+def test_a_slot_that_was_taken_away_gives_no_read(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    engine.ask(asked, scope, 0)
+    for _ in range(SLOTS):
+        engine.ask(prompt(engine.text(50)), engine.scope())
+    again = engine.ask(asked, scope, 0)
+    assert again.usage.cache_read_tokens == 0
+    assert again.started.miss_reason == "best_effort_evicted"
+
+
+def test_more_requests_than_slots_wait_and_all_are_answered(
+    engine: Engine, script: SlotScript
+) -> None:
+    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200, num_choices=5)
+    assert [answer.text(choice) for choice in range(5)] == [ANSWER] * 5
+    assert answer.finished[0].reason == "stop"
+
+
+def test_a_token_of_a_progress_event_is_no_output(engine: Engine) -> None:
+    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=3)
+    assert (answer.finished[0].output_tokens, answer.finished[0].reason) == (3, "length")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault(usage={"cache_n": 10**6}), id="more than the prompt"),
+        pytest.param(Fault(usage={"cache_n": None}), id="no count"),
+        pytest.param(Fault(body=b"data: {\n\n"), id="no json"),
+        pytest.param(Fault(body=b'data: {"error": {"code": 500}}\n\n'), id="an error"),
+        pytest.param(Fault(status=500), id="a status"),
+        pytest.param(Fault(after=0), id="an end without a reason"),
+    ],
+)
+def test_a_wrong_answer_fails_the_request(engine: Engine, script: SlotScript, fault: Fault) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    script.fault = fault
+    answer = engine.ask(asked, scope, 0, max_tokens=8)
+    assert isinstance(answer.last, Failed)
+    assert (engine.entries(scope), list(engine.unacknowledged().values())[-1].usage) == ([], None)
+
+
+def test_a_server_that_reuses_what_it_must_not_fails_the_request(
+    engine: Engine, script: SlotScript
+) -> None:
+    asked = prompt(engine.text(100))
+    for _ in range(SLOTS):
+        engine.ask(asked, engine.scope(), 0)
+    script.ignores_wish = True
+    try:
+        answer = engine.ask(asked, engine.scope(), 0)
+        assert isinstance(answer.last, Failed) and "reused" in answer.last.message
+    finally:
+        script.ignores_wish = False
+
+
+def test_slots_that_share_a_cache_in_host_memory_are_refused_at_the_start() -> None:
+    with (
+        serving_script(SlotScript(shares_ram=True), ScriptedLlamaCpp) as url,
+        pytest.raises(BaseException, match="ended"),
+        engine_before(url),
+    ):
+        pass
