@@ -93,6 +93,7 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelRefused(f"`dtype`: {dtype} is none of {sorted(DTYPES)}")
     _register_attention()
+    _check_place(model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         check_config(config)
@@ -107,7 +108,9 @@ def load_model(
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ModelRefused(f"`model`: {model} can't be loaded: {error}") from error
+        # The lines behind the first are a library's advice, which names its own functions.
+        why = str(error).partition("\n")[0]
+        raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
     prepared = prepare_model(loaded)
@@ -174,6 +177,12 @@ def check_exactness(loaded: LoadedModel) -> None:
 def _register_attention() -> None:
     # No mask function is registered, so models build no mask and pass None.
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def _check_place(model: str) -> None:
+    """A path that leads nowhere would be asked of the hub, whose answer speaks of names."""
+    if model.startswith(("/", ".", "~")) and not Path(model).exists():
+        raise ModelRefused(f"`model`: there is no directory {model}")
 
 
 def _check_files(model: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from engine.backends.base import Backend
+from engine.errors import StartRefused
 from engine.supervisor import Supervisor, trace_of
 
 log = structlog.get_logger()
@@ -88,11 +89,11 @@ class ServedEngine:
         """
         self._fail(type(error).__name__, trace_of(error))
 
-    def _fail(self, what: str, trace: str) -> None:
+    def _fail(self, what: str, trace: str | None = None) -> None:
         if self._readiness.stage == "failed":
             return
         self._readiness.ready, self._readiness.stage = False, "failed"
-        log.error("engine failed", error=what, trace=trace)
+        log.error("engine failed", error=what, **({"trace": trace} if trace else {}))
         self._on_failure()
 
     def end_readiness(self) -> None:
@@ -102,6 +103,8 @@ class ServedEngine:
     async def _load(self, backend: Backend) -> None:
         try:
             await asyncio.to_thread(backend.load, self._progress)
+        except StartRefused as refusal:
+            self._fail(str(refusal))
         except Exception as error:  # noqa: BLE001 - the process edge: say why and end
             # No request was taken yet, so the messages may be told.
             self._fail(repr(error), "".join(traceback.format_exception(error)))

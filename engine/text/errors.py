@@ -4,6 +4,8 @@ TemplateRefused          the files can't be used: ends the start
 InvalidRequest           (engine.errors) the template refuses this prompt: 400
 """
 
+from engine.errors import StartRefused
 
-class TemplateRefused(Exception):
+
+class TemplateRefused(StartRefused):
     """The message is for the operator: what is missing or wrong in the model's files."""
