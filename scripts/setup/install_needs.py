@@ -18,18 +18,23 @@ and the machine has no NVIDIA GPU, because the default build of torch brings gig
 
 import fcntl
 import hashlib
+import importlib.util
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
+import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +42,21 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = "requirements.lock"
 FOR = "# for: "
 UNHASHED = "torch"
+LOG = Path(sys.prefix) / "holdfast-install.log"
 STAMP = Path(sys.prefix) / "holdfast-installed.json"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 5.0
-SLOW = {
-    "engine": "PyTorch and transformers, minutes on a slow line",
-    "dashboard": "Streamlit and pandas, about a minute",
+# What is downloaded for a need on a machine without a GPU, in MB, and what most of that is.
+SIZES = {
+    "base": (16, ""),
+    "gateway": (8, ""),
+    "engine": (245, "PyTorch for CPUs"),
+    "dashboard": (100, "Streamlit with pyarrow and pandas"),
 }
+UNPACKING = "unpacking"
+PERIOD_SECONDS = 0.25
+LINE_SECONDS = 15.0
+BAR = 24
 
 
 class InstallError(Exception):
@@ -141,21 +154,126 @@ def index_options(needs: list[str]) -> list[str]:
     return []
 
 
-def run_pip(arguments: list[str]) -> None:
-    """Run pip and pass on the lines that show it moves."""
+class Progress:
+    """How far pip is: packages of how many, and the bytes that it downloaded.
+
+    A terminal gets one line that is written anew, a file a line now and then. The bytes are those
+    of pip's own folder for what it downloads, since older versions of pip tell nothing by then.
+    """
+
+    def __init__(self, total: int, folder: Path) -> None:
+        self._total, self._folder = total, folder
+        self._site = Path(sysconfig.get_paths()["purelib"])
+        self._now, self._done, self._before = "", 0, self._installed()
+        self._bytes, self._told = 0, time.monotonic()
+        self._is_live = sys.stdout.isatty()
+
+    def take(self, line: str) -> None:
+        """Read one line of pip's."""
+        words = line.split()
+        if line.startswith("Installing collected"):
+            self._now = UNPACKING
+        elif line.startswith(("Collecting", "Requirement already", "Processing")):
+            self._done = min(self._done + 1, self._total)
+        elif line.startswith(("Downloading", "Using cached")) and ".metadata" not in line:
+            if len(words) > 3:
+                self._now = " ".join([words[-3].split("/")[-1].split("-")[0], *words[-2:]])
+
+    def _installed(self) -> int:
+        return len(list(self._site.glob("*.dist-info")))
+
+    def show(self) -> None:
+        """Write how far it is, if that is due."""
+        if not self._is_live and time.monotonic() - self._told < LINE_SECONDS:
+            return
+        self._told = time.monotonic()
+        if self._now == UNPACKING:
+            self._done = min(self._installed() - self._before, self._total - 1)
+        sizes = (file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+        with suppress(OSError):  # pip takes files away meanwhile
+            self._bytes = max(self._bytes, sum(sizes))
+        filled = "#" * (BAR * self._done // max(self._total, 1))
+        text = f"    [{filled:-<{BAR}}] {self._done} of {self._total} packages, "
+        text += f"{self._bytes / 1e6:.0f} MB  {self._now}"
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{text[:width]:<{width}}" if self._is_live else text, end="", flush=True)
+        if not self._is_live:
+            print(flush=True)
+
+    def end(self) -> None:
+        if self._is_live:
+            print("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r", end="")
+
+
+@contextmanager
+def leading_group(
+    command: list[str], take: Callable[[str], None], **environment: str
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start a program in a process group of its own, which ends with the block.
+
+    Each line that it prints is given to `take`, in another thread.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+    def read() -> None:
+        for line in process.stdout or ():
+            take(line)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)
+        process.wait()
+        reader.join()
+
+
+def run_pip(arguments: list[str], total: int) -> None:
+    """Run pip and show how far it is of `total` packages. Raises InstallError with pip's reason."""
     command = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", *arguments]
-    shown = ("  Downloading", "Processing", "Installing collected", "ERROR", "WARNING: Retrying")
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as pip:
-        tail: list[str] = []
-        for line in pip.stdout or ():
-            tail = [*tail[-14:], line.rstrip()]
-            if line.startswith(shown) and ".metadata" not in line:
-                print(f"    {line.strip()[:100]}", flush=True)
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, LOG.open("a") as log:
+        progress = Progress(total, Path(folder))
+
+        def take(line: str) -> None:
+            log.write(line)
+            lines.append(line.rstrip())
+            progress.take(line.strip())
+
+        with leading_group(command, take, TMPDIR=folder) as pip:
+            try:
+                while pip.poll() is None:
+                    progress.show()
+                    time.sleep(PERIOD_SECONDS)
+            finally:
+                progress.end()
     if pip.returncode != 0:
-        raise InstallError("pip failed; its last lines were:\n  " + "\n  ".join(tail))
+        raise InstallError(reason_of(lines))
+
+
+def reason_of(lines: list[str]) -> str:
+    """One line of what pip said, and what to do about it."""
+    errors = [line.partition("ERROR: ")[2] for line in lines if "ERROR: " in line]
+    said = " ".join(errors[:1] or lines[-1:]) or "it said nothing"
+    whole = "\n".join(lines)
+    if "No space left" in whole:
+        advice = "free about 2 GB of disk, and run again"
+    elif re.search(r"Connection|Retrying|resolve|timed out|No matching distribution", whole):
+        advice = "look whether this machine reaches its package index, and run again"
+    else:
+        advice = "run again"
+    return f"pip could not install: {said[:200]}; {advice} (all it said: {LOG})"
 
 
 def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = True) -> None:
@@ -168,14 +286,35 @@ def install(needs: list[str], *, is_base_wanted: bool = True, is_locked: bool = 
         missing = [n for n, requirements in wanted.items() if stamp.get(n) != digest(requirements)]
         if not missing:
             return
-        slow = "; ".join(SLOW[need] for need in missing if need in SLOW)
-        print(f"==> installing {', '.join(missing)}" + (f" ({slow})" if slow else ""), flush=True)
-        has_pip = [sys.executable, "-m", "pip", "--version"]
-        if subprocess.run(has_pip, capture_output=True).returncode != 0:
-            subprocess.run([sys.executable, "-m", "ensurepip", "--upgrade"], check=True)
+        print(f"==> installing {', '.join(missing)}{size_of(missing)}", flush=True)
+        ensure_pip()
         install_all(names, project, lock)
         stamp.update({need: digest(wanted[need]) for need in missing})
         STAMP.write_text(json.dumps(stamp, indent=1), "utf-8")
+
+
+def size_of(needs: list[str]) -> str:
+    """What they download, in words; empty where nobody measured it."""
+    known = [SIZES[need] for need in needs if need in SIZES]
+    if not known:
+        return ""
+    parts = [what for _, what in known if what]
+    most = f" (most of it {' and '.join(parts)})" if parts else ""
+    gpu = " and 2,500 MB of CUDA" if "engine" in needs and has_nvidia_gpu() else ""
+    return f"; about {sum(size for size, _ in known)} MB are downloaded{most}{gpu}"
+
+
+def ensure_pip() -> None:
+    """`scripts/install` makes the environment without pip, which takes long."""
+    if importlib.util.find_spec("pip") is not None:
+        return
+    command = [sys.executable, "-m", "ensurepip", "--upgrade"]
+    said: list[str] = []
+    with leading_group(command, said.append) as setup:
+        setup.wait()
+    if setup.returncode != 0:
+        last = " ".join(" ".join(said).split()[-30:])
+        raise InstallError(f"pip can't be set up: {last}; run again")
 
 
 def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[str]]) -> None:
@@ -188,13 +327,13 @@ def install_all(needs: list[str], project: dict[str, Any], lock: dict[str, list[
         if entries:
             hashed = Path(folder, "hashed.txt")
             hashed.write_text("\n".join(entries), "utf-8")
-            run_pip(["--require-hashes", "--no-deps", "-r", str(hashed)])
+            run_pip(["--require-hashes", "--no-deps", "-r", str(hashed)], len(entries))
         if rest:
             if lock:
                 names = ", ".join(sorted(re.split(r"[^\w.-]", r)[0] for r in rest))
                 print(f"    not in {LOCK}, so without a hash: {names}", flush=True)
             pins.write_text("\n".join(entry.partition(" \\")[0] for entry in entries), "utf-8")
-            run_pip([*index_options(needs), "-c", str(pins), *sorted(rest)])
+            run_pip([*index_options(needs), "-c", str(pins), *sorted(rest)], len(rest))
 
 
 def is_unhashed(requirement: str) -> bool:
