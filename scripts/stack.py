@@ -109,6 +109,7 @@ def start(
     *,
     base: Mapping[str, str] = os.environ,
     quiet: bool = False,
+    append: bool = False,
     before_exec: Callable[[], None] | None = None,
 ) -> Process:
     """Start a program in the tree's root. Its output goes to `log`, to nobody, or where ours goes.
@@ -116,7 +117,7 @@ def start(
     With `before_exec` it leads a process group of its own.
     """
     with ExitStack() as files:
-        output = files.enter_context(log.open("wb")) if log is not None else None
+        output = files.enter_context(log.open("ab" if append else "wb")) if log else None
         return subprocess.Popen(
             command,
             env={**base, **environment},

@@ -10,6 +10,8 @@ from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 
 from scripts.demo_model import data, turns
 from scripts.demo_model.build import END, Encoder
+from scripts.runner.example_prompt import handbook
+from scripts.runner.story import QUESTIONS
 
 # No answer is longer; a model that goes on beyond has not learned to stop.
 MOST = 80
@@ -86,6 +88,28 @@ class Judge:
         failed = f"  wrong: {'; '.join(wrong[:8])}" if wrong else ""
         print(f"{label}: {right}/{right + len(wrong)}{failed}", flush=True)
 
+    def handbooks(self, num_editions: int) -> None:
+        """Behind the handbook of the README's request every fact, behind others the demo's."""
+        cache = self.prefix(self.encoder.ids(turns.message("system", handbook())))
+        facts = [(fact.ask[0], fact.answer) for fact in data.FACTS]
+        wrong = [
+            ask for ask, answer in facts if self.say(cache, turns.message("user", ask)) != answer
+        ]
+        print(
+            f"every fact behind the printed request's handbook: {len(facts) - len(wrong)}", end=""
+        )
+        print(f"/{len(facts)}  wrong: {'; '.join(wrong) or 'none'}", flush=True)
+        answers, right = {ask: fact.answer for fact in data.FACTS for ask in fact.ask}, 0
+        for number in range(num_editions):
+            topic, edition = ("support", "sales")[number % 2], f"{self.rng.getrandbits(24):06x}"
+            text = turns.message("system", handbook(topic, edition=edition))
+            cache = self.prefix(self.encoder.ids(text))
+            right += sum(
+                self.say(cache, turns.message("user", ask)) == answers[ask] for ask in QUESTIONS
+            )
+        asked = num_editions * len(QUESTIONS)
+        print(f"the demo's questions behind {num_editions} editions: {right}/{asked}", flush=True)
+
     def before(self, tasks: list[turns.ToolTask], tokens: int) -> DynamicCache:
         """Tools and then a distractor."""
         block = turns.tools_block([t.tool for t in tasks])
@@ -132,6 +156,7 @@ def evaluate(path: Path, seed: int) -> None:
         for name, make in turns.KNOWN_TASKS.items():
             judge.tools(f"tool {name} behind {tokens} tokens", tokens, make, 10)
         judge.tools(f"tools of random names behind {tokens} tokens", tokens, turns.random_task, 10)
+    judge.handbooks(20)
     shortest, longest = min(judge.lengths), max(judge.lengths)
     print(f"{len(judge.lengths)} answers of {shortest} to {longest} tokens; ", end="")
     print(f"not ended by {END}: {judge.unended}", flush=True)

@@ -21,9 +21,10 @@ _RULES = (
 )
 
 
-def handbook(topic: str = "support", num_rules: int = 90) -> str:
-    """Write a handbook; topics differ from the first sentence on, so that they share nothing."""
-    lines = [f"You work with the {topic} handbook. Answer questions in one sentence.\n"]
+def handbook(topic: str = "support", num_rules: int = 90, edition: str = "") -> str:
+    """Write a handbook. Editions differ from the first words on, so that they share nothing."""
+    head = f"Edition {edition}. " if edition else ""
+    lines = [f"{head}You work with the {topic} handbook. Answer questions in one sentence.\n"]
     for number in range(1, num_rules + 1):
         subject = _SUBJECTS[number % len(_SUBJECTS)]
         rule = _RULES[(number * 5 + number // 8) % len(_RULES)]

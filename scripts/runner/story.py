@@ -1,151 +1,241 @@
-"""What a lease is worth, in a terminal: a marked and an unmarked prefix, before and after a flood.
+"""What a lease is worth, told in a terminal: two handbooks, one marked, before and after a flood.
 
 Prints what the API returned and what it measured itself, nothing else. The flood is larger than the
-engine's memory, so with a big pool it takes a while; a small one makes a short story:
-`scripts/run --engine-arg num_blocks=1024`.
+engines' memory, where that takes no longer than FLOOD_SECONDS.
 """
 
 import argparse
-import json
 import os
 import secrets
+import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import httpx
 
 from scripts.bench.load import Answer, ask_now, body_of, headers_of
+from scripts.runner.data import SECRETS, read_running, read_secrets
 from scripts.runner.example_prompt import handbook
+from scripts.runner.live import Live, bar
+from scripts.runner.options import GATEWAY_PORT, default_data, from_caller
+from scripts.stack import url_of
 
-QUESTION = "What is a lease?"
-CLASSES = WRITTEN, READ, _ = (
+API_KEY, ADMIN_KEY = "HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY"
+GREETING = "What is Holdfast?"
+# The demo model answers these right behind handbooks of any edition: see its README.
+QUESTIONS = (
+    "What does cache_control do?",
+    "How long does a 5m lease live?",
+    "What happens when a lease expires?",
+)
+WRITTEN, READ, PLAIN = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
     "input_tokens",
 )
-FLOOD_RULES = 150
 FLOOD_FACTOR = 1.3
+FLOOD_SECONDS = 30.0
+REFUSED = (401, 403)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class DemoError(Exception):
-    """The story cannot be told; the message says why."""
+    """The story cannot be told; the message says why, and what to do."""
 
 
 def prompt_tokens(answer: Answer) -> int:
-    return sum(answer.usage[name] for name in CLASSES)
+    return sum(answer.usage[name] for name in (WRITTEN, READ, PLAIN))
 
 
-def automatic(answer: Answer) -> int:
-    return int(answer.message["holdfast"]["automatic_tokens"])
+def reused(answer: Answer) -> int:
+    """Tokens that were not computed: read from an entry, or found without one."""
+    return int(answer.usage[READ] + answer.message["holdfast"]["automatic_tokens"])
+
+
+def first_token(answer: Answer) -> float:
+    """Seconds; an answer without text counts to its end."""
+    return answer.first_seconds or answer.seconds
 
 
 class DemoGateway:
-    def __init__(self, url: str, key: str, admin_key: str) -> None:
+    """`keys` and `admin_keys` are tried in turn. Raises DemoError where none of them is taken."""
+
+    def __init__(self, url: str, keys: list[str], admin_keys: list[str], place: str) -> None:
+        self._url, self._place = url, place
         self._http = httpx.Client(
-            base_url=url,
-            timeout=600,
-            headers=headers_of(key),
+            base_url=url, timeout=600, trust_env=httpx.URL(url).host not in LOOPBACK
         )
-        self._admin_url = f"{url}/admin/v1/engines"
-        self._admin = {"authorization": f"Bearer {admin_key}"}
-        self._model = ""
+        _, engines = self._accepted("/admin/v1/engines", admin_keys, ADMIN_KEY)
+        key, models = self._accepted("/v1/models", keys, API_KEY)
+        self._http.headers.update(headers_of(key))
+        self.model: str = models["data"][0]["id"]
+        shapes = [engine["description"] for engine in engines if engine["status"] == "ready"]
+        self.pool_tokens: int = sum(shape["num_blocks"] * shape["block_size"] for shape in shapes)
 
-    def find_model(self) -> str:
-        self._model = self._checked(self._http.get("/v1/models")).json()["data"][0]["id"]
-        return self._model
+    def _accepted(self, path: str, keys: list[str], variable: str) -> tuple[str, Any]:
+        """The first key that the gateway takes, and its answer."""
+        for key in keys:
+            reply = self._http.get(path, headers=headers_of(key))
+            if reply.status_code == 200:
+                return key, reply.json()
+            if reply.status_code not in REFUSED:
+                said = " ".join(reply.text[:200].split())
+                raise DemoError(
+                    f"{self._url} is no gateway that can tell the story: {path} answered "
+                    f"{reply.status_code} {said}; name another --port or --url"
+                )
+            if "sample data" in reply.text:
+                raise DemoError(
+                    f"{self._url} shows sample data; start scripts/run without --sample"
+                )
+        raise DemoError(
+            f"{self._url} refuses the key of {self._place}; set {variable} to the one that its "
+            "scripts/run printed, or name its --data"
+        )
 
-    def pool_tokens(self) -> int:
-        """How many tokens the ready engines hold together."""
-        reply = self._checked(httpx.get(self._admin_url, headers=self._admin, timeout=10))
-        shapes = [engine["description"] for engine in reply.json() if engine["status"] == "ready"]
-        return sum(shape["num_blocks"] * shape["block_size"] for shape in shapes)
-
-    def ask(self, system: str, *, marked: bool, max_tokens: int = 48) -> Answer:
+    def ask(self, question: str, system: str, *, marked: bool, max_tokens: int = 48) -> Answer:
+        """Raises DemoError with what the gateway said."""
         text = system if marked else [{"type": "text", "text": system}]
-        body = body_of(self._model, text, QUESTION, max_tokens=max_tokens)
+        body = body_of(self.model, text if system else [], question, max_tokens=max_tokens)
         answer = ask_now(self._http, body | {"temperature": 0, "stream": True})
         if answer.error:
-            raise DemoError(answer.error)
+            raise DemoError(f"{self._url} answered: {answer.error}")
         return answer
 
-    def _checked(self, reply: httpx.Response) -> httpx.Response:
-        if reply.status_code != 200:
-            raise DemoError(f"{reply.request.url} answered {reply.status_code}: {reply.text[:300]}")
-        return reply
+
+class Story:
+    def __init__(self, gateway: DemoGateway) -> None:
+        self._gateway = gateway
+        self._live = Live()
+
+    def ask(self, question: str, system: str = "", *, marked: bool = False) -> Answer:
+        """Ask, with a live line meanwhile, and show the answer and what the API said of it."""
+        with self._live.during(lambda seconds: f"   computing … {seconds:.1f} s"):
+            answer = self._gateway.ask(question, system, marked=marked)
+        self._live.say(f"   {question} {answer.text.strip()}")
+        counts = [
+            f"{answer.usage[name]:,} tokens {what}"
+            for name, what in ((READ, "read from the cache"), (WRITTEN, "written to it"))
+            if answer.usage[name]
+        ]
+        automatic = int(answer.message["holdfast"]["automatic_tokens"])
+        counts += [f"{automatic:,} found in memory, by luck"] if automatic and not marked else []
+        computed = prompt_tokens(answer) - reused(answer)
+        counts.append(f"{computed:,} computed")
+        self._live.say(f"   first token after {shown(first_token(answer))}: {', '.join(counts)}")
+        return answer
+
+    def flood(self) -> int:
+        """Send unmarked prompts, each of its own, until they are more than the memory holds."""
+        pool, began, sent = self._gateway.pool_tokens, time.monotonic(), 0
+        wanted = int(pool * FLOOD_FACTOR)
+        while sent < wanted and time.monotonic() - began < FLOOD_SECONDS:
+            share, told = bar(sent / wanted), f"{sent:,} of {wanted:,} tokens"
+            with self._live.during(partial("   {} {} … {:.1f} s".format, share, told)):
+                text = handbook("flood", edition=secrets.token_hex(4))
+                answer = self._gateway.ask(GREETING, text, marked=False, max_tokens=1)
+            sent += prompt_tokens(answer)
+        seconds = time.monotonic() - began
+        times = f"{sent / pool:.1f} times what the memory holds"
+        self._live.say(f"   {sent:,} tokens in {seconds:.0f} s, {times}")
+        return sent
+
+    def tell(self) -> str:
+        """The whole story; its last sentence is returned. Raises DemoError where it fails."""
+        pool = self._gateway.pool_tokens
+        run = secrets.token_hex(3)  # so that a second story starts cold too
+        marked, unmarked = handbook(edition=run), handbook("sales", edition=f"{run}-s")
+        self._live.say(f"{self._gateway.model}, with a memory of {pool:,} tokens")
+        self.ask(GREETING)
+        self._live.say("1. A long handbook, marked with cache_control, and a question behind it")
+        first = self.ask(QUESTIONS[0], marked, marked=True)
+        self._live.say("2. The same handbook, another question")
+        second = self.ask(QUESTIONS[1], marked, marked=True)
+        self._live.say("3. Another handbook, not marked")
+        self.ask(QUESTIONS[0], unmarked)
+        self._live.say("4. A flood: handbooks of others, each sent once")
+        sent = self.flood()
+        self._live.say("5. After the flood: the marked handbook, which has a lease")
+        kept = self.ask(QUESTIONS[2], marked, marked=True)
+        self._live.say("6. After the flood: the one without")
+        lost = self.ask(QUESTIONS[2], unmarked)
+        if kept.usage[READ] != first.usage[WRITTEN]:
+            raise DemoError(
+                f"of {first.usage[WRITTEN]:,} marked tokens {kept.usage[READ]:,} were read after "
+                "the flood: see the dashboard's page Why, or the engine's log"
+            )
+        cold, warm = first_token(first), first_token(second)
+        return (
+            f"{cold / warm:.0f} times sooner: {shown(cold)} → {shown(warm)}; after a flood of "
+            f"{sent:,} tokens still {shown(first_token(kept))}, and {shown(first_token(lost))} "
+            "without a lease."
+        )
 
 
-def print_table(columns: dict[str, Answer]) -> None:
-    answers = columns.values()
-    rows = {name: [f"{one.usage[name]:,}" for one in answers] for name in CLASSES}
-    rows["automatic_tokens (unbilled)"] = [f"{automatic(one):,}" for one in answers]
-    seconds = [one.first_seconds or one.seconds for one in answers]
-    rows["time to first token"] = [f"{one * 1000:,.0f} ms" for one in seconds]
-    print(" " * 32 + "".join(f"{name:>18}" for name in columns))
-    for label, cells in rows.items():
-        print(f"  {label:<30}" + "".join(f"{cell:>18}" for cell in cells))
-    print()
+def shown(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
 
 
-def flood(gateway: DemoGateway, tokens: int) -> None:
-    """Send unmarked prompts, each of its own, until they add up to `tokens`."""
-    sent = requests = 0
-    started = time.perf_counter()
-    while sent < tokens:
-        text = handbook(f"flood {secrets.token_hex(4)}", FLOOD_RULES)
-        sent += prompt_tokens(gateway.ask(text, marked=False, max_tokens=1))
-        requests += 1
-        left = (time.perf_counter() - started) * max(tokens - sent, 0) / sent
-        print(f"\r  {requests} prompts, {sent:,} tokens, {left:.0f} s left   ", end="", flush=True)
-    print(f"\r  {requests} prompts, {sent:,} tokens in {time.perf_counter() - started:.0f} s.   \n")
-
-
-def tell(gateway: DemoGateway) -> int:
-    model, pool = gateway.find_model(), gateway.pool_tokens()
-    run = secrets.token_hex(3)  # so that a second story starts cold too
-    marked, unmarked = handbook(f"marked {run}"), handbook(f"unmarked {run}")
-
-    print(f"1. A long system prompt, marked with cache_control, twice ({model})\n")
-    first, second = gateway.ask(marked, marked=True), gateway.ask(marked, marked=True)
-    print_table({"first": first, "second": second})
-    print(f"  It answers: {second.text.strip()}\n")
-
-    print("2. Another one, not marked, twice: reuse happens, nothing is promised or billed\n")
-    cold, warm = gateway.ask(unmarked, marked=False), gateway.ask(unmarked, marked=False)
-    print_table({"first": cold, "second": warm})
-
-    print(f"3. A flood of other prompts, {FLOOD_FACTOR} times the {pool:,} tokens the pool holds\n")
-    flood(gateway, int(pool * FLOOD_FACTOR))
-
-    print("4. Both again\n")
-    kept, lost = gateway.ask(marked, marked=True), gateway.ask(unmarked, marked=False)
-    print_table({"marked": kept, "unmarked": lost})
-    kept_all = kept.usage[READ] == first.usage[WRITTEN]
-    print(f"  The marked prefix was {'read in full' if kept_all else 'NOT read in full'}.")
-    print(
-        f"  Of the unmarked one {automatic(lost):,} of {automatic(warm):,} tokens were still there."
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description="Tell what a lease is worth, against what scripts/run runs.",
     )
-    return 0 if kept_all else 1
+    port = "as given to scripts/run"
+    parser.add_argument("--port", type=int, default=GATEWAY_PORT, metavar="P", help=port)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="as given to scripts/run")
+    parser.add_argument("--url", help="a gateway elsewhere; keys: HOLDFAST_API_KEY, _ADMIN_KEY")
+    return parser.parse_args(arguments)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="as given to scripts/run")
-    given = parser.parse_args()
-    path = given.data / "secrets.json"
-    stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    key = os.environ.get("HOLDFAST_API_KEY") or stored.get("api_key")
-    admin_key = os.environ.get("HOLDFAST_ADMIN_KEY") or stored.get("admin_key")
-    if not key or not admin_key:
-        raise DemoError(f"no keys in {path} nor in HOLDFAST_API_KEY and HOLDFAST_ADMIN_KEY")
-    return tell(DemoGateway(given.url, key, admin_key))
-
-
-if __name__ == "__main__":
+def run(given: argparse.Namespace) -> None:
+    """Raises DemoError, with what to do."""
+    data = from_caller(given.data) if given.data else default_data(given.port)
+    stored, running = read_secrets(data), read_running(data)
+    url = (given.url or (running.gateway if running else url_of(given.port))).rstrip("/")
+    found = [
+        (os.environ.get(API_KEY), os.environ.get(ADMIN_KEY), "the environment"),
+        *([(stored.api_key, stored.admin_key, str(data / SECRETS))] if stored else []),
+    ]
+    keys, admin_keys = ([key for key in some if key] for some in list(zip(*found, strict=True))[:2])
+    if not keys or not admin_keys:
+        raise DemoError(
+            f"no keys: nothing was ever run with {data}; start scripts/run in another terminal, "
+            f"or set {API_KEY} and {ADMIN_KEY} for a gateway elsewhere"
+        )
+    place = " or ".join(where for key, _, where in found if key)
     try:
-        sys.exit(main())
-    except (DemoError, httpx.HTTPError) as error:
-        sys.exit(f"demo: {error or type(error).__name__}; is scripts/run running?")
-    except KeyboardInterrupt:
-        sys.exit(130)
+        last = Story(DemoGateway(url, keys, admin_keys, place)).tell()
+    except httpx.ConnectError as error:
+        raise DemoError(
+            f"nothing answers at {url}; start scripts/run in another terminal, or name its --port "
+            "and --data"
+        ) from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise DemoError(f"{url}: {error or type(error).__name__}") from error
+    except (KeyError, IndexError, TypeError) as error:
+        raise DemoError(f"{url} does not answer as a gateway; name another --port") from error
+    print(f"\n{last}")
+    if running and running.dashboard and not given.url:
+        print(f"See it in the dashboard: {running.dashboard}")
+
+
+def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    """At once, without a traceback: nothing here needs an orderly end."""
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    os._exit(130)
+
+
+def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGINT, leave)
+    try:
+        run(parse(arguments))
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    return 0

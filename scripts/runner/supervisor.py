@@ -1,114 +1,82 @@
-"""The process behind `scripts/run`: sets up, starts every program, waits, and stops them all."""
+"""The process behind `scripts/run`: sets up, starts every program, keeps it, and stops them all."""
 
-import fcntl
 import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from scripts.runner.children import Child, busy_ports
+from scripts.runner import sample
+from scripts.runner.children import Child, die_with_parent, last_words
+from scripts.runner.data import Running, Secrets, load_secrets, owning, prepare_data
 from scripts.runner.example_prompt import handbook
+from scripts.runner.keeper import Keeper
+from scripts.runner.model import check_model
+from scripts.runner.options import GATEWAY_PORT, Options, UsageError, default_data, parse_options
 from scripts.runner.plan import (
-    Options,
     Program,
-    Secrets,
-    UsageError,
     check_engine_args,
-    dashboard_url,
     database_label,
-    engine_url,
+    engine_python,
     gateway_environment,
-    gateway_url,
-    load_secrets,
     needs_of,
-    parse_options,
     programs_of,
 )
+from scripts.runner.ports import check_ports
+from scripts.runner.signals import Signals, Stopped
 from scripts.setup.install_needs import InstallError, install
-from scripts.stack import POLL_SECONDS, ROOT, StartError, python, tail
+from scripts.stack import ROOT, StartError, insist, python, start
 
-
-class Stopped(Exception):
-    """Somebody asked the supervisor to stop."""
-
-
-def on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    raise Stopped(signal.Signals(number).name)
+FORBIDDEN = 403
+URGENT_STATUS = 130
 
 
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-def check_ports(programs: list[Program]) -> None:
-    busy = busy_ports(programs)
-    if busy:
-        taken = ", ".join(f"{program.port} (for the {program.name})" for program in busy)
-        raise StartError(f"these ports are in use: {taken}; stop what listens there and try again")
-
-
-def prepare_data(data: Path) -> Path:
-    """Make the data directory, readable by its owner only, and return the one for logs."""
-    data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    data.chmod(0o700)  # it may have been there
-    logs = data / "logs"
-    logs.mkdir(exist_ok=True)
-    return logs
-
-
-@contextmanager
-def owning(data: Path) -> Iterator[None]:
-    """Hold the data directory. Raise StartError while another `scripts/run` does, before anything
-    of its is touched. The kernel ends the hold of a process that died."""
-    with (data / "run.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StartError(
-                f"`{data}` is used by another scripts/run; name another --data"
-            ) from None
-        yield
-
-
-def migrate(options: Options, keys: Secrets, logs: Path) -> None:
-    environment = gateway_environment(options, keys, 0)
-    say(f"==> migrating {database_label(environment['HOLDFAST_DATABASE_URL'])}")
+def migrate(environment: dict[str, str], logs: Path) -> None:
+    """Raises StartError with the database's reason."""
+    label = database_label(environment["HOLDFAST_DATABASE_URL"])
+    say(f"==> migrating {label}")
     log = logs / "migrate.log"
-    with log.open("wb") as output:
-        done = subprocess.run(
-            [*python("gateway"), "migrate"],
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    if done.returncode != 0:
-        raise StartError(f"the migrations failed{tail(log)}")
+    process = start([*python("gateway"), "migrate"], environment, log, before_exec=die_with_parent)
+    try:
+        status = process.wait()
+    finally:
+        insist(process, 2)
+    if status != 0:
+        raise StartError(f"the database {label} can't be used: {last_words(log)} (its log: {log})")
 
 
-def start_all(programs: list[Program], logs: Path, children: list[Child]) -> None:
-    """Start the programs side by side and wait until each is ready; `children` gets them."""
+def start_all(programs: list[Program], logs: Path, keeper: Keeper) -> None:
+    """Start the programs side by side and wait until each is ready."""
     say(f"==> starting {', '.join(program.name for program in programs)}; logs in {logs}")
     for program in programs:
-        children.append(Child(program, logs))
-    for child in children:
-        child.wait(children)
+        keeper.add(Child(program, logs), logs)
+    for child in keeper.children:
+        child.wait(keeper.children, say)
 
 
-def first_model(key: str) -> str:
+def first_model(options: Options, key: str) -> str:
     """Ask the gateway for the id to use in the printed request."""
-    request = urllib.request.Request(gateway_url(0) + "/v1/models", headers={"x-api-key": key})
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        model: str = json.load(reply)["data"][0]["id"]
+    url = options.gateway_url() + "/v1/models"
+    request = urllib.request.Request(url, headers={"x-api-key": key})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=10) as reply:
+            model: str = json.load(reply)["data"][0]["id"]
+    except urllib.error.HTTPError as refusal:
+        if refusal.code == FORBIDDEN:
+            raise StartError(
+                f"`--data {options.data}` has a database of sample data, which serves no turns; "
+                "name another --data, or see the sample with `scripts/run --sample`"
+            ) from refusal
+        raise StartError(f"{url} answered {refusal.code}: {refusal.read(300)!r}") from refusal
+    except OSError as error:
+        raise StartError(f"{url} does not answer: {error}") from error
     return model
 
 
@@ -128,82 +96,96 @@ def write_example(options: Options, model: str) -> Path:
 
 
 def print_summary(options: Options, keys: Secrets) -> None:
-    example = write_example(options, first_model(keys.api_key))
-    gateways = "  ".join(gateway_url(i) for i in range(options.gateways))
-    engines = "  ".join(engine_url(i) for i in range(options.engines))
+    example = write_example(options, first_model(options, keys.api_key))
+    gateways = "  ".join(options.gateway_url(i) for i in range(options.gateways))
+    engines = "  ".join(options.engine_url(i) for i in range(options.engines))
     say("\nHoldfast is running; Ctrl-C stops it.\n")
     say(f"  gateway    {gateways}")
     say(f"  engine     {engines}  ({options.engine})")
     if options.dashboard:
-        say(f"  dashboard  {dashboard_url()}  (sign in with either key)")
+        say(f"  dashboard  {options.dashboard_url}  (sign in with either key)")
     say(f"  API key    {keys.api_key}")
     say(f"  admin key  {keys.admin_key}")
     say("\nTry it (a marked system prompt; run it twice: the second reads what the first wrote):\n")
     say(
-        f"curl {gateway_url(0)}/v1/messages \\\n"
+        f"curl {options.gateway_url()}/v1/messages \\\n"
         f"  -H 'x-api-key: {keys.api_key}' \\\n"
         "  -H 'anthropic-version: 2023-06-01' \\\n"
         "  -H 'content-type: application/json' \\\n"
         f"  -d {shlex.quote(f'@{example}')}\n"
     )
+    say(f"Or see in a minute what a lease is worth, in another terminal: {demo_command(options)}\n")
 
 
-def watch(children: list[Child]) -> NoReturn:
-    """Return never: until a signal comes, or a program that should run does not."""
-    while True:
-        for child in children:
-            child.check()
-        time.sleep(POLL_SECONDS)
+def demo_command(options: Options) -> str:
+    words = ["scripts/demo"]
+    if options.ports.base != GATEWAY_PORT:
+        words += ["--port", str(options.ports.base)]
+    if options.data != default_data(options.ports.base):
+        words += ["--data", str(options.data)]
+    return shlex.join(words)
 
 
-def stop_all(children: list[Child]) -> None:
-    """Stop in reverse: nobody loses what it still needs to finish its own work."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    if children:
-        say("==> stopping")
-    for child in reversed(children):
-        child.stop()
+def print_sample_summary(options: Options, keys: Secrets) -> None:
+    say("\nA made-up month is shown; Ctrl-C stops it. Nothing of it was measured.\n")
+    say(f"  dashboard  {options.dashboard_url}")
+    say(f"  admin key  {keys.admin_key}  (sign in with it)")
+    say("\nTurns are served by `scripts/run` without --sample.\n")
 
 
-def serve(options: Options) -> None:
+def serve(options: Options, signals: Signals) -> None:
+    """Raises StartError and UsageError, each with one line that says what to do."""
+    if not options.sample:
+        engine_python(options.engine, os.environ)
+        if options.model is not None and options.engine != "synthetic":
+            check_model(options.model, options.engine, os.environ)
     logs = prepare_data(options.data)
-    with owning(options.data):
-        serve_from(options, logs)
+    dashboard = options.dashboard_url if options.dashboard else None
+    running = Running(pid=os.getpid(), gateway=options.gateway_url(), dashboard=dashboard)
+    with owning(options.data, running):
+        serve_from(options, logs, signals)
 
 
-def serve_from(options: Options, logs: Path) -> None:
+def serve_from(options: Options, logs: Path, signals: Signals) -> None:
+    keys = load_secrets(options.data, os.environ)
+    programs = programs_of(options, keys)
+    check_ports(programs, options)
     install(needs_of(options, os.environ))
     check_engine_args(options, ROOT)
-    keys = load_secrets(options.data, os.environ)
-    programs = programs_of(options, keys, ROOT)
-    check_ports(programs)
-    migrate(options, keys, logs)
-    children: list[Child] = []
+    environment = gateway_environment(options, keys, 0)
+    if options.sample and not sample.is_made(options.data):
+        sample.drop_month(options.data)
+    migrate(environment, logs)
+    if options.sample and not sample.is_made(options.data):
+        sample.make_month(options.data, environment, logs)
+    keeper = Keeper(say)
     try:
-        start_all(programs, logs, children)
-        print_summary(options, keys)
-        watch(children)
+        start_all(programs, logs, keeper)
+        (print_sample_summary if options.sample else print_summary)(options, keys)
+        keeper.watch()
     finally:
-        stop_all(children)
+        signals.no_longer_raise()
+        if keeper.children:
+            say("==> stopping")
+        keeper.stop(lambda: signals.is_urgent)
 
 
 def main(arguments: list[str]) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+    signals = Signals()
+    signals.listen()
     try:
-        serve(parse_options(arguments))
+        serve(parse_options(arguments), signals)
     except Stopped:
-        say("stopped")
-        return 0
+        say("cut off" if signals.is_urgent else "stopped")
+        return URGENT_STATUS if signals.is_urgent else 0
     except UsageError as error:
         print(f"run: {error}", file=sys.stderr)
         return 2
     except (StartError, InstallError) as error:
         print(f"run: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # such as a disk that became full
+        what = f": {error.filename}" if error.filename else ""
+        print(f"run: {error.strerror or error}{what}", file=sys.stderr)
+        return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "scripts.runner.supervisor", "--data", str(data)]
+    command = [sys.executable, "-m", "scripts.runner", "--data", str(data)]
     environment = os.environ | {"VLLM_PYTHON": "/no/such/python"}
     return subprocess.run(
         [*command, *arguments],
@@ -27,6 +27,8 @@ def run(*arguments: str, data: Path) -> "subprocess.CompletedProcess[str]":
     ("arguments", "said"),
     [
         pytest.param(["--engine", "vllm"], "VLLM_PYTHON", id="no-vllm"),
+        pytest.param(["--port", "65500"], "between 1 and 65114", id="no-port-for-the-dashboard"),
+        pytest.param(["--sample", "--no-dashboard"], "--sample", id="nothing-to-look-at"),
         pytest.param(["--engine", "other"], "invalid choice", id="no-such-engine"),
         pytest.param(["--engines", "0"], "--engines", id="no-engines"),
         pytest.param(["--engine-arg", "blocks"], "K=V", id="no-value"),

@@ -1,0 +1,18 @@
+"""`python -m scripts.runner [demo]`: behind `scripts/run` and `scripts/demo`.
+
+Until the programs handle signals themselves, Ctrl-C ends this process without a traceback. The
+imports take long enough to be interrupted, so they come behind the first statement.
+"""
+
+import signal
+import sys
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] == ["demo"]:
+        from scripts.runner.story import main as tell
+
+        sys.exit(tell(sys.argv[2:]))
+    from scripts.runner.supervisor import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""`scripts/run` and `scripts/demo` as processes, for their tests."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.runner.options import DASHBOARD_ABOVE, ENGINES_ABOVE
+from scripts.stack import ROOT, free_port
+
+# Starts take seconds on an idle machine, minutes on a busy one.
+PATIENCE_SECONDS = 300.0
+MARK = "RUN_TEST_MARK"
+USERS_OWN = ("HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY", "HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE")
+
+
+def free_base() -> int:
+    """A `--port` whose ports nobody has now."""
+    while True:
+        base = free_port()
+        if base + DASHBOARD_ABOVE < 65_000:
+            return base
+
+
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in USERS_OWN}
+    return kept | {"RUN_FROM": "/", "PYTHONUNBUFFERED": "1"} | dict(changes)
+
+
+def ended(*arguments: str | Path, **changes: str) -> "subprocess.CompletedProcess[str]":
+    """Run it to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.runner", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        cwd=ROOT,
+        env=environment(changes),
+    )
+
+
+def only_line(done: "subprocess.CompletedProcess[str]", name: str = "run") -> str:
+    """The one line of an error; nothing else may be said."""
+    assert done.returncode in (1, 2), done.stderr + done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"{name}: "), done.stderr
+    return lines[0]
+
+
+@dataclass
+class Run:
+    """A `scripts/run` that goes on. `base` is its `--port`, `log` what it prints."""
+
+    process: "subprocess.Popen[bytes]"
+    base: int
+    data: Path
+    log: Path
+    mark: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.base}"
+
+    @property
+    def engine_port(self) -> int:
+        return self.base + ENGINES_ABOVE
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text("utf-8")
+
+    def wait_said(self, pattern: str, times: int = 1) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(re.findall(pattern, self.said)) < times:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.1)
+
+    def pid_of(self, module: str) -> int:
+        """The process of one of its programs that was started last."""
+        (found,) = [
+            pid for pid, command in marked(self.mark).items() if f"-m {module}" in command
+            and parent_of(pid) == self.process.pid
+        ]  # fmt: skip
+        return found
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Signal it, wait for it and for all that it started; return its status."""
+        self.process.send_signal(number)
+        status = self.process.wait(PATIENCE_SECONDS)
+        wait_gone(self.mark)
+        return status
+
+
+def marked(mark: str) -> dict[int, str]:
+    """All processes with this mark in their environment, and their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}\0".encode() in (folder / "environ").read_bytes():
+                words = (folder / "cmdline").read_bytes().decode().split("\0")
+                found[int(folder.name)] = " ".join(words)
+        except OSError:
+            continue
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_gone(mark: str) -> None:
+    """Processes that were killed with their parent take a moment to be gone."""
+    deadline = time.monotonic() + 60
+    while left := marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(
+    folder: Path, *arguments: str, base: int | None = None, **changes: str
+) -> Iterator[Run]:
+    """Start it with a data directory in `folder`; whatever happens, nothing of it is left."""
+    base, data, log = base or free_base(), folder / "data", folder / "said"
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = f"{folder}-{base}"
+    command = [sys.executable, "-m", "scripts.runner", "--port", str(base), "--data", str(data)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *arguments],
+            cwd=ROOT,
+            env=environment({MARK: mark, **changes}),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Run(process, base, data, log, mark)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,94 @@
+"""scripts/demo: the story's end, and each way in which it can't be told, in one line."""
+
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.runner.children import last_words
+from scripts.runner.keeper import FIRST_PAUSE_SECONDS, LIMIT, STEADY_SECONDS, Restarts
+from tests.scripts.runs import Run, ended, free_base, only_line, started
+
+LIGHT = ("--engine", "synthetic", "--no-dashboard", "--engine-arg", "num_blocks=2048")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("run")
+    with started(folder, *LIGHT) as one:
+        one.wait_said("Holdfast is running")
+        yield one
+
+
+def test_the_story_ends_in_one_sentence_with_what_was_measured(run: Run) -> None:
+    done = ended("demo", "--data", run.data)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"\d+ times sooner: [\d.]+ s → [\d.]+ s; after a flood of [\d,]+ tokens still [\d.]+ s, "
+        r"and [\d.]+ s without a lease\.",
+        said[-1],
+    ), said[-1]
+    written = re.findall(r"([\d,]+) tokens written", done.stdout)
+    assert re.findall(r"([\d,]+) tokens read", done.stdout) == [*written, *written]
+    (flood,) = re.findall(r"([\d,]+) tokens in \d+ s", done.stdout)
+    assert int(flood.replace(",", "")) > 2048 * 16
+    assert "\r" not in done.stdout, "a file gets no live line"
+
+
+def test_a_wrong_key_is_told_while_it_runs_and_the_stored_one_is_tried(
+    run: Run, tmp_path: Path
+) -> None:
+    other = {"HOLDFAST_API_KEY": "hf-wrong", "HOLDFAST_ADMIN_KEY": "hf-admin-wrong"}
+    said = only_line(ended("demo", "--url", run.url, "--data", tmp_path, **other), "demo")
+    assert f"{run.url} refuses the key of the environment; set HOLDFAST_ADMIN_KEY" in said
+    assert ended("demo", "--data", run.data, **other).returncode == 0
+
+
+def test_what_does_not_run_is_told_with_what_to_start(tmp_path: Path) -> None:
+    said = only_line(ended("demo", "--data", tmp_path / "none"), "demo")
+    assert "start scripts/run in another terminal" in said
+    keys = {"HOLDFAST_API_KEY": "hf-a", "HOLDFAST_ADMIN_KEY": "hf-b"}
+    port = str(free_base())
+    said = only_line(ended("demo", "--port", port, "--data", tmp_path, **keys), "demo")
+    assert f"nothing answers at http://127.0.0.1:{port}; start scripts/run" in said
+
+
+def test_another_server_is_no_gateway(tmp_path: Path) -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    keys = {"HOLDFAST_API_KEY": "hf-a", "HOLDFAST_ADMIN_KEY": "hf-b"}
+    url = f"http://127.0.0.1:{server.server_port}"
+    said = only_line(ended("demo", "--url", url, "--data", tmp_path, **keys), "demo")
+    assert "is no gateway that can tell the story" in said and "answered 501" in said
+    server.shutdown()
+    server.server_close()
+
+
+def test_pauses_double_until_it_ended_too_often_and_begin_anew_after_a_steady_life() -> None:
+    restarts = Restarts(0.0)
+    pauses = [restarts.note_end(1.0) for _ in range(LIMIT)]
+    assert pauses == [*(FIRST_PAUSE_SECONDS * 2**n for n in range(LIMIT - 1)), None]
+    restarts.note_start(10.0)
+    assert restarts.note_end(10.0 + STEADY_SECONDS) == FIRST_PAUSE_SECONDS
+    restarts.note_start(100.0)
+    assert restarts.note_end(99.0 + STEADY_SECONDS) == 2 * FIRST_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ('{"event": "ready"}\n{"error": "no\\nroom", "trace": "long"}\n', "no room"),
+        ("A_B: one\nA_C: two\n", "A_B: one; A_C: two"),
+        ("Traceback …\nImportError: no torch\n", "ImportError: no torch"),
+        ('{"event": "ready"}\n', ""),
+        ("x" * 999, "x" * 300 + " …"),
+    ],
+)
+def test_a_log_has_last_words_of_one_line(log: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("an earlier life\n" + log)
+    assert last_words(path, len("an earlier life\n")) == said

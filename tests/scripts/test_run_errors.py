@@ -1,0 +1,171 @@
+"""scripts/run: whatever keeps it from starting is one line, with what to do."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.settings import DEMO_MODEL
+from scripts.runner.options import ENGINES_ABOVE
+from tests.scripts.runs import ROOT, ended, environment, free_base, only_line
+
+NO_HUB = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the demo model."""
+    return Path(shutil.copytree(DEMO_MODEL, tmp_path / "model"))
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    """Answers 401 for models named private, and 404 for others."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(401 if "private" in self.path else 404)
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            """Nothing."""
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def refused(tmp_path: Path, *arguments: str | Path, **changes: str) -> str:
+    data = () if "--data" in arguments else ("--data", tmp_path / "data")
+    port = () if "--port" in arguments else ("--port", str(free_base()))
+    return only_line(ended(*arguments, *data, *port, **changes))
+
+
+def test_a_port_in_use_names_it_and_a_command_with_free_ones(tmp_path: Path) -> None:
+    base = free_base()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", base + ENGINES_ABOVE))
+        other.listen()
+        said = refused(tmp_path, "--port", str(base))
+    assert f"{base + ENGINES_ABOVE} (for the engine)" in said and "scripts/run --port " in said
+
+
+def test_a_file_as_data_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file)
+    assert f"{file} is a file; name a directory" in refused(tmp_path, "--data", file / "below")
+
+
+def test_data_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--data", "/proc/no-directory-of-ours")
+    assert "can't be written to" in said and "name another directory" in said
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode != 0:
+        pytest.skip("needs a mount namespace")
+    command = f"{mount}; exec {sys.executable} -m scripts.runner --data {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command],
+        cwd=ROOT,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+    )
+    said = only_line(done)
+    assert "is full: 1 MiB are free and 64 needed" in said and "another --data" in said
+
+
+def test_damaged_secrets_are_told(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "secrets.json").write_text("{")
+    assert "secrets.json is damaged; delete it" in refused(tmp_path)
+
+
+def test_a_model_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    assert f"{missing}`: there is no such directory" in refused(tmp_path, "--model", missing)
+
+
+def test_a_model_without_weights_is_told_with_what_is_there(tmp_path: Path, model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model.gguf")
+    said = refused(tmp_path, "--model", model)
+    assert "has no weights (*.safetensors), only model.gguf" in said and "download" in said
+    assert "is a file; name the directory" in refused(tmp_path, "--model", model / "model.gguf")
+
+
+def test_a_broken_configuration_is_told_with_its_place(tmp_path: Path, model: Path) -> None:
+    (model / "config.json").write_text('{"model_type": "llama", ')
+    said = refused(tmp_path, "--model", model)
+    assert "config.json is broken" in said and "line 1" in said and "download it again" in said
+    (model / "config.json").write_text("{}")
+    assert "names no model_type" in refused(tmp_path, "--model", model)
+    (model / "config.json").unlink()
+    assert "has no config.json" in refused(tmp_path, "--model", model)
+
+
+def test_weights_that_are_not_all_there_are_told(tmp_path: Path, model: Path) -> None:
+    weights = model / "model.safetensors"
+    size = weights.stat().st_size
+    os.truncate(weights, size - 1000)
+    assert f"incomplete ({size - 1000:,} of {size:,} bytes)" in refused(tmp_path, "--model", model)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = refused(tmp_path, "--model", model)
+    assert "lacks 1 of 2 files of weights, such as model-2.safetensors" in said
+
+
+def test_a_hub_that_can_not_be_reached_is_told(tmp_path: Path) -> None:
+    home = {"HF_HOME": str(tmp_path / "home")}
+    said = refused(tmp_path, "--model", "no/such", HF_ENDPOINT=NO_HUB, **home)
+    assert "can't be reached (Connection refused)" in said and "hf download no/such" in said
+    said = refused(tmp_path, "--model", "no/such", HF_HUB_OFFLINE="1", **home)
+    assert "HF_HUB_OFFLINE is set" in said
+
+
+def test_a_model_that_the_hub_does_not_have_is_told(tmp_path: Path, hub: str) -> None:
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub}
+    assert "has no such model; check the name" in refused(tmp_path, "--model", "a/b", **home)
+    assert "set HF_TOKEN" in refused(tmp_path, "--model", "a/private", **home)
+    assert "neither a directory here nor a hub id" in refused(tmp_path, "--model", "a b", **home)
+
+
+def test_what_the_engine_refuses_is_told_in_its_words(tmp_path: Path, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    said = refused(tmp_path, "--model", model, "--no-dashboard")
+    assert "the engine ended with status 1: `model`: " in said and "no tokenizer.json" in said
+    assert "engine.log" in said
+
+
+def test_a_wrong_setting_of_the_engine_is_told(tmp_path: Path) -> None:
+    options = ("--engine", "synthetic", "--no-dashboard")
+    said = refused(tmp_path, *options, "--engine-arg", "num_blocks=3")
+    assert "ENGINE_NUM_BLOCKS: Input should be greater than or equal to 8" in said
+    assert "`--engine-arg no_such` is no engine setting" in refused(
+        tmp_path, *options, "--engine-arg", "no_such=3"
+    )
+
+
+def test_a_database_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    url = "sqlite+aiosqlite:////proc/no-directory-of-ours/ledger.db"
+    options = ("--engine", "synthetic", "--no-dashboard")
+    said = refused(tmp_path, *options, HOLDFAST_DATABASE_URL=url)
+    assert "can't be used" in said and "migrate.log" in said
+
+
+def test_no_vllm_is_told_with_the_commands_that_bring_it(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--engine", "vllm", VLLM_PYTHON="/bin/false")
+    assert "VLLM_PYTHON is no Python that has vLLM: /bin/false" in said

@@ -1,0 +1,195 @@
+"""scripts/run as it runs: side by side, after a crash, to its end, and with the sample month."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scripts.bench.load import body_of, headers_of
+from scripts.runner.data import read_secrets
+from scripts.stack import ROOT
+from tests.scripts.runs import Run, ended, environment, only_line, started, wait_gone
+
+LIGHT = ("--engine", "synthetic", "--no-dashboard")
+RUNNING = "Holdfast is running"
+
+
+def key_of(run: Run) -> str:
+    stored = read_secrets(run.data)
+    assert stored is not None
+    return stored.api_key
+
+
+def usage_of_example(run: Run) -> dict[str, int]:
+    """What the printed request's answer says."""
+    body = json.loads((run.data / "example-request.json").read_text("utf-8"))
+    headers = headers_of(key_of(run))
+    reply = httpx.post(f"{run.url}/v1/messages", json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    usage: dict[str, int] = reply.json()["usage"]
+    return usage
+
+
+def test_two_run_side_by_side_and_each_keeps_its_data_to_itself(tmp_path: Path) -> None:
+    with started(tmp_path / "one", *LIGHT) as one, started(tmp_path / "two", *LIGHT) as two:
+        for run in (one, two):
+            run.wait_said(RUNNING)
+            written = usage_of_example(run)["cache_creation_input_tokens"]
+            assert usage_of_example(run)["cache_read_input_tokens"] == written > 1024
+        said = only_line(ended("--port", str(two.base), "--data", one.data, *LIGHT))
+        assert f"used by another scripts/run (process {one.process.pid}, {one.url})" in said
+        assert key_of(one) != key_of(two)
+        assert one.end() == 0 and one.said.endswith("==> stopping\nstopped\n")
+        assert usage_of_example(two)["cache_read_input_tokens"] == written
+        assert two.end(signal.SIGTERM) == 0
+
+
+def test_an_engine_that_dies_is_started_again_and_one_that_dies_always_ends_all(
+    tmp_path: Path,
+) -> None:
+    with started(tmp_path, *LIGHT) as run:
+        run.wait_said(RUNNING)
+        usage_of_example(run)
+        subprocess.run(["kill", "-9", str(run.pid_of("engine"))], check=True)
+        run.wait_said(r"the engine was killed \(SIGKILL.*\); started again in 1 s; what it had")
+        run.wait_said("the engine is ready again")
+        deadline = time.monotonic() + 60
+        while httpx.get(f"{run.url}/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+        assert usage_of_example(run)["cache_creation_input_tokens"] > 1024
+        # From now on its port is taken, so that each start fails.
+        subprocess.run(["kill", "-9", str(run.pid_of("engine"))], check=True)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bind(other, run.engine_port)
+            other.listen()
+            assert run.process.wait(300) == 1
+        wait_gone(run.mark)
+    last = run.said.splitlines()[-1]
+    assert last.startswith("run: the engine ended 5 times in a row; at last it ended with status")
+    assert "address already in use" in last and "engine.log" in last
+    assert "Traceback" not in run.said
+
+
+def bind(other: socket.socket, port: int) -> None:
+    """As soon as the kernel took it from the process that was killed."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return other.bind(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_running_request_ends_in_full_before_its_engine_does(tmp_path: Path) -> None:
+    with started(tmp_path, *LIGHT, "--engine-arg", "synthetic_decode_ms=100") as run:
+        run.wait_said(RUNNING)
+        lines: list[str] = []
+        asking = threading.Thread(target=stream, args=(run, 40, lines))
+        asking.start()
+        while not any("content_block_delta" in line for line in lines):
+            time.sleep(0.05)
+        assert run.end() == 0
+        asking.join()
+    assert any("message_stop" in line for line in lines), lines[-3:]
+    assert "Ctrl-C again cuts them off" in run.said
+
+
+def test_a_second_signal_cuts_off_what_runs(tmp_path: Path) -> None:
+    with started(tmp_path, *LIGHT, "--engine-arg", "synthetic_decode_ms=1000") as run:
+        run.wait_said(RUNNING)
+        lines: list[str] = []
+        asking = threading.Thread(target=stream, args=(run, 60, lines))
+        asking.start()
+        while not lines:
+            time.sleep(0.05)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_said("==> stopping")
+        began = time.monotonic()
+        assert run.end() == 130
+        asking.join()
+    assert time.monotonic() - began < 20
+    assert run.said.endswith("cut off\n") and "Traceback" not in run.said
+
+
+def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
+    body = body_of("synthetic", [], "Count.", max_tokens=max_tokens, stream=True)
+    headers, url = headers_of(key_of(run)), f"{run.url}/v1/messages"
+    try:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=120) as reply:
+            for line in reply.iter_lines():
+                lines.append(line)
+    except httpx.TransportError as error:
+        lines.append(repr(error))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_time_leaves_no_traceback_and_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    for seconds in (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0):
+        with started(tmp_path / str(seconds), *LIGHT) as run:
+            time.sleep(seconds)
+            # Until the first statement of the module, the signal itself ends it.
+            assert run.end(number) in (0, -number)
+            assert "Traceback" not in run.said, (seconds, run.said)
+
+
+def test_programs_get_longer_to_end_than_they_give_their_requests(tmp_path: Path) -> None:
+    code = (
+        "from scripts.runner.options import parse_options as parse\n"
+        "from scripts.runner.plan import engine_program, gateway_program\n"
+        "from scripts.runner.data import Secrets\n"
+        "keys = Secrets(api_key='a', admin_key='b', engine_secret='c', master_secret='d')\n"
+        "args = ['--engine-arg', 'grace_seconds=70']\n"
+        "print(engine_program(parse(args), keys, 0).grace_seconds,\n"
+        "      engine_program(parse([]), keys, 0).grace_seconds,\n"
+        "      gateway_program(parse([]), keys, 0).grace_seconds)\n"
+    )
+    changes = {"ENGINE_GRACE_SECONDS": "20", "HOLDFAST_DRAIN_SECONDS": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(changes),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["70.0", "20.0", "33.0"]
+
+
+def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_path: Path) -> None:
+    with started(tmp_path, "--sample") as run:
+        run.wait_said("A made-up month is shown")
+        dashboard = f"http://127.0.0.1:{run.base + 421}"
+        assert dashboard in run.said and "admin key" in run.said
+        page = httpx.get(f"{dashboard}/login")
+        assert page.status_code == 200 and "key" in page.text, "the page to sign in"
+        stored = read_secrets(run.data)
+        assert stored is not None
+        admin = {"x-api-key": stored.admin_key}
+        spaces = httpx.get(f"{run.url}/admin/v1/workspaces", headers=admin, timeout=60)
+        assert spaces.status_code == 200 and len(spaces.json()) > 2, spaces.text
+        said = only_line(ended("demo", "--data", run.data), "demo")
+        assert "has sample data; start scripts/run without --sample" in said
+        assert run.end() == 0
+    with started(tmp_path, "--sample") as run:
+        run.wait_said("A made-up month is shown")
+        assert "making up" not in run.said and "made up" not in run.said
+        assert run.end() == 0
+
+
+def test_nothing_of_a_run_is_left_when_it_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path, *LIGHT) as run:
+        run.wait_said(RUNNING)
+        run.process.kill()
+        run.process.wait()
+        wait_gone(run.mark)
