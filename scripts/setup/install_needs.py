@@ -357,3 +357,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except InstallError as error:
         sys.exit(f"install: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
