@@ -21,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
+from engine import protocol
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
 from engine.backends.native import load_native
@@ -31,19 +32,6 @@ from engine.cache.entries import Entries
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import MonotonicClock
-from engine.protocol import (
-    Breakpoint,
-    Done,
-    Failed,
-    Frame,
-    GenerateRequest,
-    InputUsage,
-    Message,
-    Prompt,
-    Sampling,
-    Started,
-    TextPart,
-)
 from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
@@ -84,11 +72,11 @@ class Sent:
     """A request in a stepped engine and the frames that came of it."""
 
     state: RequestState
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[protocol.Frame] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
-        return bool(self.frames) and isinstance(self.frames[-1], Done | Failed)
+        return bool(self.frames) and isinstance(self.frames[-1], protocol.Done | protocol.Failed)
 
 
 class SteppedEngine:
@@ -123,12 +111,12 @@ class SteppedEngine:
         )
         self.loop = EngineLoop(self.scheduler, self.lifecycle, self.parts.runner, self.clock)
 
-    def submit(self, request: GenerateRequest) -> Sent:
+    def submit(self, request: protocol.GenerateRequest) -> Sent:
         renderer, description = self.parts.renderer, self.parts.description
         now = self.clock.now()
         rendered = renderer.render(request.prompt, thinking=False, scope=request.scope)
         query = new_query(request, rendered, self.cache, description, arrived_at=now)
-        frames: list[Frame] = []
+        frames: list[protocol.Frame] = []
         state = RequestState(
             request=request,
             query=query,
@@ -144,7 +132,7 @@ class SteppedEngine:
 class EngineAnswer:
     """`first_seconds` is the time to the first frame, `seconds` to the last."""
 
-    usage: InputUsage
+    usage: protocol.InputUsage
     output_tokens: int
     first_seconds: float
     seconds: float
@@ -168,17 +156,17 @@ def _crash(error: BaseException) -> None:
     os._exit(1)
 
 
-async def ask(backend: LoopedBackend, request: GenerateRequest) -> EngineAnswer:
+async def ask(backend: LoopedBackend, request: protocol.GenerateRequest) -> EngineAnswer:
     """Run a request to its end. Raises RuntimeError where it fails."""
     begun = time.perf_counter()
     first, usage = 0.0, None
     async for frame in await backend.open(request):
         match frame:
-            case Started():
+            case protocol.Started():
                 usage, first = frame.usage, time.perf_counter() - begun
-            case Failed():
+            case protocol.Failed():
                 raise RuntimeError(f"{request.request_id}: {frame.message}")
-            case Done():
+            case protocol.Done():
                 assert usage is not None
                 return EngineAnswer(usage, frame.output_tokens, first, time.perf_counter() - begun)
     raise RuntimeError(f"{request.request_id}: the frames ended early")
@@ -193,14 +181,16 @@ def new_request(
     scope: str = "bench",
     is_marked: bool = True,
     ignore_eos: bool = False,
-) -> GenerateRequest:
+) -> protocol.GenerateRequest:
     """One system block, marked or not, and one question; greedy."""
-    return GenerateRequest(
+    asked = protocol.Message("user", [protocol.TextPart(question)])
+    prompt = protocol.Prompt([asked], system=[protocol.TextPart(system)])
+    return protocol.GenerateRequest(
         request_id=request_id,
         scope=scope,
-        prompt=Prompt([Message("user", [TextPart(question)])], system=[TextPart(system)]),
-        sampling=Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=ignore_eos),
-        breakpoints=[Breakpoint(0)] if is_marked else [],
+        prompt=prompt,
+        sampling=protocol.Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=ignore_eos),
+        breakpoints=[protocol.Breakpoint(0)] if is_marked else [],
     )
 
 

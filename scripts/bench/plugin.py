@@ -2,10 +2,10 @@
 
 Three servers with the same flags stand side by side: without a connector, with one that does
 nothing, and with the plugin and a gateway before it. Rounds of the same requests through
-`/v1/completions` go to them in turns, in a drawn order, so that what else the machine does falls on
-all. Printed are medians of the ratios of a round, of tokens a second and of processor time a token,
-with the 95 % interval of that median (of order statistics: no shape is assumed). The room of the
-pool suffices in all of them, so the memory that leases hold is no part of it.
+`/v1/completions` go to them in turns, in a drawn order, so that other programs of the machine slow
+all of them alike. Printed are medians of the ratios of a round, of tokens a second and of processor
+time a token, with the 95 % interval of that median. The room of the pool suffices in all of them,
+so the memory that leases hold is no part of it.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -23,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from scipy.stats import binom  # type: ignore[import-untyped]
 
-from scripts.bench.report import machine_line, table
+from scripts.bench.report import machine_line, median_interval, table
 from scripts.options import parse
 from scripts.stack import (
     API_HEADERS,
@@ -144,13 +142,6 @@ def fill_leases(subject: Subject, gateway: str, draw: random.Random) -> None:
         httpx.post(url, headers=API_HEADERS, json=body, timeout=120).raise_for_status()
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median by order statistics: the widest below 6 values."""
-    ordered, count = sorted(values), len(values)
-    below = max(int(binom.ppf(0.025, count, 0.5)) - 1, 0)
-    return ordered[below], ordered[count - 1 - below]
-
-
 Round = dict[str, tuple[float, float]]
 
 
@@ -160,8 +151,7 @@ def report(rounds: Sequence[Round], leases: str) -> None:
         rates = [each[other][0] / each[PLUGIN][0] for each in rounds]
         costs = [each[PLUGIN][1] / each[other][1] for each in rounds]
         cells = [
-            f"{statistics.median(values):.4f} ({interval(values)[0]:.4f} to"
-            f" {interval(values)[1]:.4f})"
+            "{:.4f} ({:.4f} to {:.4f})".format(*median_interval(values))
             for values in (rates, costs)
         ]
         rows.append([f"{other}, leases {leases}", *cells])

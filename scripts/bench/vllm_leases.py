@@ -4,17 +4,16 @@
 
 Three vLLMs with a tiny model do the same rounds of work: without a connector, with one that does
 nothing, and with ours. Each has a process of its own. They take turns in a drawn order, so that
-other programs of the machine slow all of them alike. Printed are the ratios of their rates and of
-the processor time that they took, with 95 % intervals. The second against the first is the cost of
-vLLM's own connector path, the third against the second is ours. A fourth vLLM measures the time
-inside the connector's hooks as a share of the time of steps: all that vLLM's scheduler calls, and
-what our wraps of its cache manager add. It also floods the pool ten times over with a marked prefix
-in it, and prints the longest time without a scheduled step while a request waited. Ends with 1
-where the marked prefix was not read in full after the flood.
+other programs of the machine slow all of them alike. Printed are the medians of the ratios of
+their rates and of the processor time that they took, with 95 % intervals. The second against the
+first is the cost of vLLM's own connector path, the third against the second is ours. A fourth vLLM
+measures the time inside the connector's hooks as a share of the time of steps: all that vLLM's
+scheduler calls, and what our wraps of its cache manager add. It also floods the pool ten times over
+with a marked prefix in it, and prints the longest time without a scheduled step while a request
+waited. Ends with 1 where the marked prefix was not read in full after the flood.
 """
 
 import functools
-import math
 import multiprocessing
 import os
 import random
@@ -27,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.report import machine_line
+from scripts.bench.report import machine_line, median_interval
 from scripts.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
@@ -47,9 +46,6 @@ CONNECTORS = {
     "timed": ("HoldfastConnector", "engine.backends.vllm.connector"),
 }
 KINDS = {"plain": "none", "idle": "one that does nothing", "leasing": "ours"}
-# Student's t, two-sided 95 %, by degrees of freedom; between two, the one below. scipy is not in
-# vLLM's environment.
-T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093, 29: 2.045}
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -270,15 +266,6 @@ class WorkerProcess:
             raise SystemExit("vllm_leases: a vLLM ended; its messages are above") from None
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Geometric mean and 95 % interval of ratios, by Student's t on their logarithms."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, degrees = statistics.mean(logs), len(logs) - 1
-    t = T_95[max(known for known in T_95 if known <= degrees)]
-    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
 def compare(model: Path, rounds: int, requests: int) -> None:
     processes = {kind: WorkerProcess(kind, model) for kind in KINDS}
     for process in processes.values():
@@ -296,7 +283,9 @@ def compare(model: Path, rounds: int, requests: int) -> None:
         print(f"connector: {KINDS[kind]}, against {KINDS[base]}:")
         for measure, text in (("wall", "throughput"), ("cpu", "tokens per second of processor")):
             pairs = zip(rates[kind], rates[base], strict=True)
-            mean, low, high = interval([ours[measure] / other[measure] for ours, other in pairs])
+            mean, low, high = median_interval(
+                [ours[measure] / other[measure] for ours, other in pairs]
+            )
             print(f"  {text} {mean:.3f} times, 95 % {low:.3f} to {high:.3f}")
 
 
