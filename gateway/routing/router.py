@@ -174,7 +174,9 @@ def check_capabilities(ask: Ask, description: Description) -> None:
 
 
 def _penalty(ask: Ask) -> str:
+    """The field of the request, by its dialect's name."""
     sampling = ask.sampling
     if sampling.logit_bias:
         return "logit_bias"
-    return "presence_penalty" if sampling.presence_penalty else "frequency_penalty"
+    kind = "presence" if sampling.presence_penalty else "frequency"
+    return f"generationConfig.{kind}Penalty" if ask.dialect == "gemini" else f"{kind}_penalty"

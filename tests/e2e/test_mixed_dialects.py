@@ -1,7 +1,8 @@
 """Conversations of which each turn comes through another API: what one wrote another reads.
 
-The engine is synthetic: a real pool with real entries and leases. The Messages API marks by its own
-automatic caching, the others mark nothing and get the key's policy.
+Rows of batches are among them. The engine is synthetic: a real pool with real entries and leases.
+The Messages API marks by its own automatic caching, the others mark nothing and get the key's
+policy.
 """
 
 import os
@@ -59,6 +60,10 @@ def by_messages(http: httpx.Client, system: str, talk: Talk) -> Told:
         messages=[{"role": role, "content": text} for role, text in talk],
         cache_control={"type": "ephemeral"},
     )
+    return told_of_message(answer)
+
+
+def told_of_message(answer: dict[str, Any]) -> Told:
     usage = answer["usage"]
     read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
     prompt = usage["input_tokens"] + read + written
@@ -134,6 +139,26 @@ def by_generate_content(http: httpx.Client, system: str, talk: Talk) -> Told:
     return Told(turn_id, text, prompt, read, None, output, read, entry_of(answer), True)
 
 
+def by_batch(http: httpx.Client, system: str, talk: Talk) -> Told:
+    """A batch of one row. The row is a request of the Messages API."""
+    params = {
+        "model": MODEL,
+        "max_tokens": 5,
+        "system": system,
+        "tools": [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}],
+        "messages": [{"role": role, "content": text} for role, text in talk],
+        "cache_control": {"type": "ephemeral"},
+    }
+    rows = [{"custom_id": "row", "params": params}]
+    made = http.post("/v1/messages/batches", json={"requests": rows})
+    assert made.status_code == 200, made.text
+    path = f"/v1/messages/batches/{made.json()['id']}"
+    eventually(lambda: http.get(path).json()["processing_status"] == "ended", 300)
+    result = http.get(f"{path}/results").json()["result"]
+    assert result["type"] == "succeeded", result
+    return told_of_message(result["message"])
+
+
 def entry_of(answer: dict[str, Any]) -> int:
     points = answer["holdfast"]["breakpoints"]
     return max((point["tokens"] for point in points if point["state"] != "none"), default=0)
@@ -151,6 +176,7 @@ APIS: tuple[Callable[[httpx.Client, str, Talk], Told], ...] = (
     by_chat,
     by_responses,
     by_generate_content,
+    by_batch,
 )
 
 

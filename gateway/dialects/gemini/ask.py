@@ -30,12 +30,11 @@ _UNDONE = (
     "enable_enhanced_civic_answers",
     "routing_config",
     "model_config",
+    "model_selection_config",
     "translation_config",
 )
 # What would change the answer, and no engine here can: refused unless it is neutral.
 _REFUSED: dict[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
     "response_logprobs": False,
     "logprobs": None,
     "response_format": None,
@@ -121,6 +120,8 @@ def _sampling(config: GenerationConfig) -> Sampling:
         stop_sequences=config.stop_sequences,
         seed=config.seed,
         num_choices=config.candidate_count,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
     )
 
 

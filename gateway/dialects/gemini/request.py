@@ -11,6 +11,7 @@ from gateway.dialects.gemini.content import Content, Shape, Tool, ToolConfig
 
 _MAX_COUNT = 1_000_000_000
 MAX_CANDIDATES = 16
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 
 
@@ -36,8 +37,8 @@ class GenerationConfig(Shape):
     response_schema: dict[str, Any] | None = None
     response_json_schema: dict[str, Any] | None = None
     thinking_config: ThinkingConfig | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     response_logprobs: bool = False
     logprobs: int | None = None
     response_modalities: list[str] = msgspec.field(default_factory=list)
@@ -51,6 +52,7 @@ class GenerationConfig(Shape):
     enable_enhanced_civic_answers: Any = None
     routing_config: Any = None
     model_config: Any = None
+    model_selection_config: Any = None
     translation_config: Any = None
     continuation_token: Any = None
 

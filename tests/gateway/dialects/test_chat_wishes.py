@@ -10,6 +10,7 @@ import pytest
 from engine.protocol import TextPart, ToolChoice, ToolResultPart
 from tests.gateway.conftest import Stack
 from tests.gateway.dialects.test_ignored import told
+from tests.gateway.gemini_bodies import generate, post
 from tests.gateway.openai_bodies import LOOK, chat, refused
 from tests.gateway.prompt.test_media import jpeg
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -155,3 +156,12 @@ def test_penalties_reach_an_engine_that_can_and_are_refused_by_name_elsewhere(
                 chat(plain, **{name: value})
             assert caught.value.param == name
         chat(plain, presence_penalty=0, frequency_penalty=0, logit_bias={})
+        reply = post(plain, generationConfig={"frequencyPenalty": 1})
+        assert reply.status_code == 400
+        assert "generationConfig.frequencyPenalty" in reply.json()["error"]["message"]
+
+
+def test_googles_penalties_reach_an_engine_that_can(stack: Stack) -> None:
+    generate(stack, presence_penalty=0.5, frequency_penalty=-0.25)
+    sampling = stack.engine.requests[-1].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)

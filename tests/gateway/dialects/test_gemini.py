@@ -253,7 +253,7 @@ def test_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
         ({"contents": [user({"text": "x", "fileData": {}})]}, "contents[0].parts[0]"),
         ({"contents": [user({"txt": "x"})]}, "contents[0].parts[0].txt"),
         ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
-        ({"generationConfig": {"presencePenalty": 1}}, "generationConfig.presencePenalty"),
+        ({"generationConfig": {"presencePenalty": 3}}, "generationConfig.presencePenalty"),
         ({"generationConfig": {"candidateCount": 99}}, "generationConfig.candidateCount"),
         ({"generationConfig": {"responseMimeType": "x/y"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"responseSchema": {}}}, "generationConfig.responseSchema"),

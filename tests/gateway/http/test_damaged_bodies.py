@@ -24,7 +24,7 @@ from tests.gateway.bodies import conversation
 from tests.gateway.damage import mutant
 from tests.gateway.process import gateway_process
 from tests.gateway.scripted_engine import ScriptedEngine, say
-from tests.gateway.serving import API_KEY, serve
+from tests.gateway.serving import API_KEY, eventually, serve
 
 NUM_MUTANTS = 10_000
 NUM_WARM_UP = 500
@@ -128,6 +128,28 @@ GEMINI: dict[str, Any] = {
 }
 
 
+CACHED: dict[str, Any] = {
+    "model": "models/holdfast-demo",
+    "systemInstruction": {"parts": [{"text": "Rules. " * 100}]},
+    "contents": [{"role": "user", "parts": [{"text": "a"}]}],
+    "displayName": "rules",
+    "ttl": "300.5s",
+}
+BATCH: dict[str, Any] = {
+    "requests": [
+        {"custom_id": "first", "params": conversation()},
+        {
+            "custom_id": "second",
+            "params": {
+                "model": "holdfast-demo",
+                "max_tokens": 5,
+                "messages": [{"role": "user", "content": "a"}],
+            },
+        },
+    ]
+}
+
+
 @dataclass(frozen=True)
 class Endpoint:
     path: str
@@ -153,7 +175,7 @@ class Endpoint:
     def check_answer(self, raw: bytes) -> None:
         """Of the body as it was: what the engine said, and counts that add up."""
         answer = json.loads(raw)
-        match self.path.removeprefix("/v1/"):
+        match self.path.removeprefix("/v1/").removeprefix("/v1beta/"):
             case "messages/count_tokens":
                 assert answer["input_tokens"] > 100
             case "messages":
@@ -164,6 +186,11 @@ class Endpoint:
                 assert candidate["content"]["parts"][0]["text"] == "Hello there"
                 usage = answer["usageMetadata"]
                 assert usage["totalTokenCount"] == usage["promptTokenCount"] + 2
+            case "cachedContents":
+                assert answer["name"].startswith("cachedContents/")
+                assert answer["usageMetadata"]["totalTokenCount"] > 100
+            case "messages/batches":
+                assert answer["request_counts"]["processing"] == len(BATCH["requests"])
             case "responses":
                 [item] = answer["output"]
                 assert item["content"][0]["text"] == "Hello there"
@@ -209,6 +236,8 @@ def endpoints() -> list[Endpoint]:
         Endpoint("/v1/completions", text, is_openai=True),
         Endpoint("/v1/responses", RESPONSES, is_openai=True),
         Endpoint("/v1/models/holdfast-demo:generateContent", GEMINI, is_google=True),
+        Endpoint("/v1beta/cachedContents", CACHED, is_google=True),
+        Endpoint("/v1/messages/batches", BATCH),
     ]
 
 
@@ -222,17 +251,45 @@ class Caller:
     def close(self) -> None:
         self._connection.close()
 
+    def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        return self._ask("GET", path, b"")
+
     def post(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         headers = {
             "x-api-key": API_KEY,
             "anthropic-version": "2023-06-01",
             "content-type": "application/json",
         }
-        self._connection.request("POST", path, body, headers)
+        self._connection.request(method, path, body, headers)
         reply = self._connection.getresponse()
         self.num_closed += reply.will_close
         found = {name.lower(): value for name, value in reply.getheaders()}
         return reply.status, found, reply.read()
+
+
+def check_rows(caller: Caller) -> None:
+    """Rows of damaged batches that were taken all the same: none of them is an error of ours."""
+
+    def ended() -> list[str]:
+        found: list[str] = []
+        query = "limit=1000"
+        while True:
+            page = json.loads(caller.get(f"/v1/messages/batches?{query}")[2])
+            found += [b["id"] for b in page["data"] if b["processing_status"] == "ended"]
+            if not page["has_more"]:
+                return found
+            query = f"limit=1000&after_id={page['last_id']}"
+
+    eventually(lambda: len(ended()) > 20, 120)
+    for batch_id in ended():
+        _, _, raw = caller.get(f"/v1/messages/batches/{batch_id}/results")
+        for line in raw.splitlines():
+            result = json.loads(line)["result"]
+            kind = result["error"]["error"]["type"] if result["type"] == "errored" else "none"
+            assert kind not in ("api_error", "overloaded_error"), line
 
 
 @contextmanager
@@ -243,6 +300,9 @@ def serving(data: Path) -> Iterator[tuple[str, psutil.Process, Path]]:
     rates = {
         "HOLDFAST_COUNT_REQUESTS_PER_MINUTE": "1000000",
         "HOLDFAST_COUNT_BYTES_PER_MINUTE": str(1 << 40),
+        "HOLDFAST_BATCHES": "1000000",
+        "HOLDFAST_CACHED_CONTENTS": "1000000",
+        "HOLDFAST_BATCH_CONCURRENCY": "64",
     }
     with (
         serve(engine) as engine_url,
@@ -280,6 +340,8 @@ def test_damaged_bodies_are_never_5xx_and_valid_requests_between_them_are_answer
                 baseline = process.memory_info().rss
         growth = process.memory_info().rss - baseline
         assert growth < MAX_GROWTH_BYTES
+        if any(endpoint.path == "/v1/messages/batches" for endpoint in found):
+            check_rows(caller)
         assert caller.num_closed == 0, "a refused body ended its connection"
         assert "unhandled" not in log.read_text()
     assert num_refused > NUM_MUTANTS // 2
