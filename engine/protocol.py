@@ -18,6 +18,7 @@ Ttl = Literal["5m", "1h"]
 TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}
 Role = Literal["user", "assistant", "system"]
 Tier = Literal["device", "host"]
+ServiceClass = Literal["interactive", "batch"]
 EntryState = Literal["leased", "best_effort", "none"]
 FinishReason = Literal[
     "stop", "length", "stop_sequence", "tool_use", "cancelled", "context", "failed"
@@ -33,6 +34,7 @@ Capability = Literal[
     "thinking",
     "manual_clock",
     "block_map",
+    "service_class",
 ]
 MissReason = Literal[
     "cold",
@@ -223,7 +225,9 @@ class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not self.names or name in self.names
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GenerateRequest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """One turn for an engine.
 
     `request_id` is the turn's id and the idempotence key; `scope` the tenant salt (32 hex digits);
@@ -231,7 +235,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     `min_cache_tokens` None means the engine's own minimum. With an `output_schema` (JSON Schema;
     needs the capability `structured_output`) the text is JSON of that schema. `lease_share` is the
     part (0 to 1) of the lease budget that the scope gets even where others have it all, from this
-    request on; None is the engine's own.
+    request on; None is the engine's own. A `service_class` of `batch` needs the capability
+    `service_class`: the engine computes the request behind the interactive ones.
     """
 
     request_id: str
@@ -246,6 +251,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     thinking: bool = False
     output_schema: dict[str, Any] | None = None
     lease_share: float | None = None
+    service_class: ServiceClass = "interactive"
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

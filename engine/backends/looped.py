@@ -65,7 +65,7 @@ class Loop(Protocol):
 
     def start(self, on_crash: Callable[[BaseException], None]) -> None: ...
     def stop(self) -> None: ...
-    def call(self, function: Callable[[], T]) -> "Future[T]": ...
+    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]": ...
 
 
 class LoopedBackend:
@@ -286,7 +286,9 @@ class LoopedBackend:
         self, loaded: "Loaded", state: RequestState, samples: list[SampleParams]
     ) -> None:
         """Hand the request over; one that was cancelled on the way ends here or there."""
-        future = loaded.loop.call(partial(loaded.lifecycle.submit, state, samples))
+        is_urgent = state.request.service_class == "interactive"
+        submit = partial(loaded.lifecycle.submit, state, samples)
+        future = loaded.loop.call(submit, is_urgent=is_urgent)
         try:
             await asyncio.wrap_future(future)
         except asyncio.CancelledError:

@@ -30,7 +30,7 @@ from engine.protocol import (
     ToolUsePart,
 )
 from engine.schedule.output import OutputParser
-from engine.schedule.runner import Work
+from engine.schedule.runner import Stop, Work
 from engine.settings import Settings
 from engine.text.days import KnownDays
 from engine.text.formats.stops import StopFinder, StopStrings
@@ -43,6 +43,8 @@ DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
 """Of Llama-3-8B in 16 bits: what a copy between device and host is taken to move."""
 COPY_BYTES_PER_SECOND = 10e9
+PIECE_SECONDS = 0.002
+"""A step that may be stopped ends within this time, as a model's does at its next layer."""
 _SCAFFOLD = [0xFFFFFFF0 + i for i in range(GENERATION_TOKENS)]
 
 
@@ -70,7 +72,13 @@ def load_synthetic(
             num_blocks=settings.num_blocks or DEFAULT_NUM_BLOCKS,
             granularity=1,
             min_cache_tokens=settings.min_cache_tokens,
-            capabilities=["copy_on_write", "multiple_choices", "tools", "block_map"],
+            capabilities=[
+                "copy_on_write",
+                "multiple_choices",
+                "tools",
+                "block_map",
+                "service_class",
+            ],
             prefix_order="tools_first",
             ttl_scale=settings.ttl_scale,
             max_running=settings.max_running,
@@ -98,10 +106,17 @@ class SyntheticRunner:
         self._decode_seconds = decode_seconds
         self._sleep = sleep
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
         prefilled = sum(len(work.token_ids) for work in works if len(work.token_ids) > 1)
         decodes = any(len(work.token_ids) == 1 for work in works)
         seconds = prefilled * self._prefill_seconds + decodes * self._decode_seconds
+        while stop is not None and seconds > PIECE_SECONDS:
+            if stop():
+                return None
+            self._sleep(PIECE_SECONDS)
+            seconds -= PIECE_SECONDS
         if seconds:
             self._sleep(seconds)
         return [None if work.sample is None else _next_token(work) for work in works]

@@ -8,9 +8,10 @@ from transformers import PreTrainedModel
 from engine.cache.ids import BlockId, TokenId
 from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep
 from engine.compute.batch import build_batch
+from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.sampler import biased, sample
-from engine.schedule.runner import Work
+from engine.schedule.runner import Stop, Work
 
 
 class TorchRunner:
@@ -27,8 +28,13 @@ class TorchRunner:
         self._model = model
         self._windows = windows
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        rows = iter(self.logits(works))
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
+        try:
+            rows = iter(self.visit(works, stop)[0])
+        except StepStopped:
+            return None
         tokens: list[TokenId | None] = []
         for work in works:
             if work.sample is None:
@@ -53,12 +59,17 @@ class TorchRunner:
         return self.visit(works)[0]
 
     @torch.inference_mode()
-    def visit(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
-        """Compute a step; its logits, and the layers whose attention ran, in order."""
+    def visit(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Compute a step; its logits, and the layers whose attention ran, in order.
+
+        Raises StepStopped, before a layer, where `stop` says so.
+        """
         batch = build_batch(
             works, self.pool.block_size, self.pool.device, share=not any(self._windows)
         )
-        step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows)
+        step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows, stop=stop)
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],

@@ -26,9 +26,9 @@ from engine.protocol import (
     Started,
 )
 from engine.schedule.books import Books
+from engine.schedule.chunks import new_boundaries
 from engine.schedule.request import RequestState, SequenceState
 from engine.schedule.runner import SampleParams
-from engine.schedule.scheduler import new_boundaries
 
 
 class Publish(Protocol):

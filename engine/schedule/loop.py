@@ -12,11 +12,12 @@ from typing import TypeVar
 
 from engine.cache.ids import TokenId
 from engine.clock import Clock
+from engine.schedule.chunks import PrefillChunk
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.masks import MaskPool
 from engine.schedule.runner import Runner, Work
 from engine.schedule.sampled import SampledTokens
-from engine.schedule.scheduler import PrefillChunk, Scheduler
+from engine.schedule.scheduler import Scheduler
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class EngineLoop:
         self._masks = masks or MaskPool()
         self._sampled = SampledTokens(clock, lifecycle.take_token)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._urgent = threading.Event()
         self._thread: threading.Thread | None = None
 
     def step(self) -> None:
@@ -54,7 +56,11 @@ class EngineLoop:
         self._runner.promote(self.scheduler.take_promotions())
         begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
-        tokens = self._runner.execute(works) if works else []
+        stop = self._urgent.is_set if self.scheduler.may_stop else None
+        tokens = self._runner.execute(works, stop) if works else []
+        if tokens is None:
+            # An interactive request came. Nothing was computed, so there is nothing to take back.
+            return
         self.scheduler.computed(chunks, self._clock.now() - begun)
         for chunk, token in zip(chunks, tokens, strict=True):
             self._advance(chunk, token)
@@ -105,8 +111,11 @@ class EngineLoop:
             self._thread = None
         self._masks.close()
 
-    def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run a function on the engine's thread between two steps."""
+    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]":
+        """Run a function on the engine's thread between two steps.
+
+        An urgent one stops a step of batch sequences alone.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -118,6 +127,9 @@ class EngineLoop:
                 future.set_exception(error)
 
         self._inbox.put(run)
+        if is_urgent:
+            # Behind the call itself: whoever sees the event finds the call.
+            self._urgent.set()
         return future
 
     def _run(self, on_crash: Callable[[BaseException], None]) -> None:
@@ -130,6 +142,7 @@ class EngineLoop:
 
     def _take_calls(self) -> bool:
         """Run the waiting calls; wait if there is nothing to do. False when the loop must stop."""
+        self._urgent.clear()
         is_waiting = not self.scheduler.has_work
         timeout = min(self.lifecycle.seconds_to_expiry(self._clock.now()), MAX_IDLE_SECONDS)
         while True:

@@ -32,7 +32,7 @@ class StepPace:
         self._seen: dict[str, float] = {}
 
     def see(self, scopes: Iterable[str], now: float) -> None:
-        """These scopes have requests now."""
+        """These scopes have requests now. A scope's batches count as another scope."""
         for scope in scopes:
             self._seen.pop(scope, None)
             self._seen[scope] = now
@@ -82,6 +82,10 @@ class StepPace:
         """
         tokens = max(self.max_tokens - num_decodes, self.max_tokens // 4)
         return StepRoom(self if self.is_shared else None, tokens)
+
+    def new_part(self) -> "StepRoom":
+        """The room of prompts beside others' decoding: a quarter of a short step."""
+        return StepRoom(None, max(int(self.tokens_at(0)) // 4, self.least_tokens))
 
 
 class StepRoom:

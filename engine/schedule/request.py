@@ -52,6 +52,10 @@ class SequenceState:
         return self.request.query.scope
 
     @property
+    def is_batch(self) -> bool:
+        return self.request.request.service_class == "batch"
+
+    @property
     def can_sample(self) -> bool:
         """Whether the allowed next tokens are known."""
         return self.parser.mask is None or self.parser.mask.is_ready

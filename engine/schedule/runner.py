@@ -1,6 +1,6 @@
 """The interface between the scheduler and the model: the work of one step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,14 +50,24 @@ class Work:
     bias: Mapping[TokenId, float] | None = None
 
 
+Stop = Callable[[], bool]
+"""Whether the step in progress is to be stopped. It may be asked at any time, from any thread."""
+
+
 class Runner(Protocol):
     """Owns the KV memory of blocks 0 … num_blocks - 1, and the host's.
 
     It is called from one thread.
     """
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
-        """Compute one step; the next token of each work that samples, None for the others."""
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
+        """Compute one step; the next token of each work that samples, None for the others.
+
+        None where `stop` ended it. Then nothing was sampled, and the keys and values at the works'
+        positions are undefined.
+        """
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:

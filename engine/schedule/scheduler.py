@@ -3,26 +3,27 @@
 A waiting request is admitted when all blocks of its prompt can be allocated, in order of arrival
 within its scope. Scopes take turns by computed tokens, at prefill and at admission, and while
 several share the engine a step is short (`pace.py`). So a long prompt of one scope does not delay
-another scope's short one.
+another scope's short one. Batch sequences are planned behind all interactive ones (`classes.py`).
 
 If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
 After that it gets the blocks of the running sequences as they end. If a running sequence finds no
-block for its next token, the youngest sequence is preempted and recomputed later. Leases are ended
-only when nothing else can run.
+block for its next token, the youngest sequence is preempted and recomputed later. Batch sequences
+are preempted before interactive ones, and for interactive requests that find no block or place.
+Leases are ended only when nothing else can run.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import islice
 
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.table import BlockCopy
+from engine.schedule.chunks import PrefillChunk, prefill_chunks
+from engine.schedule.classes import BatchShare, WaitingClasses
 from engine.schedule.pace import StepPace, StepRoom
-from engine.schedule.request import RequestState, SequenceState, Twin
+from engine.schedule.request import SequenceState, Twin
 from engine.schedule.twins import find_twin
-from engine.schedule.waiting import WaitingQueue
 from engine.schedule.yielding import Yielding
 
 MAX_OVERTAKEN = 16
@@ -38,19 +39,6 @@ SPARE_SHARE = 8
 """An eighth of `max_running` more may run, each of a scope of which nothing else runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
-
-    A step may have several chunks of one sequence, with content in memory between them.
-    """
-
-    sequence: SequenceState
-    start: int
-    count: int
-    is_last: bool
-
-
 class Scheduler:
     def __init__(self, cache: PrefixCache, *, max_step_tokens: int, max_running: int) -> None:
         """`max_step_tokens` bounds a step's prefill, and so the time for which decoding waits."""
@@ -58,7 +46,9 @@ class Scheduler:
         self._pace = StepPace(max_step_tokens)
         self._yielding = Yielding(self._pace)
         self._max_running = max_running
-        self.waiting = WaitingQueue()
+        self._batch_share = BatchShare()
+        self.may_stop = False
+        self.waiting = WaitingClasses()
         self.running: list[SequenceState] = []
         self.copies: list[BlockCopy] = []
         self.num_preempted = 0
@@ -94,18 +84,41 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[PrefillChunk]:
         """The next step's chunks. The copies of `take_copies` must be made before them."""
-        self._pace.see({sequence.scope for sequence in self.running} | self.waiting.scopes, now)
+        self._see(now)
         self._look_up_again()
-        chunks = self._decode()
-        chunks += self._prefills(self._pace.new_room(len(chunks)), now)
+        chunks = self._decode(is_batch=False)
+        room = self._pace.new_room(len(chunks))
+        chunks += self._prefills(room, now, is_batch=False)
+        num_interactive = len(chunks)
+        if self._batch_share.allows(self.running, self.waiting, now) or not chunks:
+            chunks += self._decode(is_batch=True)
+            if num_interactive:
+                is_overdue = self._batch_share.is_overdue(now)
+                room = self._pace.new_room(0) if is_overdue else self._pace.new_part()
+            chunks += self._prefills(room, now, is_batch=True)
+        self.may_stop = not num_interactive and not self._batch_share.is_overdue(now)
+        self._charge(chunks[:num_interactive], is_batch=False)
+        self._charge(chunks[num_interactive:], is_batch=True)
+        return chunks
+
+    def _see(self, now: float) -> None:
+        waiting = self.waiting
+        seen = {one.scope for one in self.running if not one.is_batch}
+        batches = {one.scope for one in self.running if one.is_batch}
+        batches |= waiting.of(is_batch=True).scopes
+        seen |= waiting.of(is_batch=False).scopes | {f"batches of {scope}" for scope in batches}
+        self._pace.see(seen, now)
+
+    def _charge(self, chunks: Sequence[PrefillChunk], *, is_batch: bool) -> None:
         computed: Counter[str] = Counter()
         for chunk in chunks:
             computed[chunk.sequence.scope] += chunk.count
-        self.waiting.charge(computed)
-        return chunks
+        self.waiting.charge(computed, is_batch=is_batch)
 
     def computed(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
         """The step that computed these chunks took so long."""
+        if any(chunk.sequence.is_batch for chunk in chunks):
+            self._batch_share.computed()
         # One token that samples is a decode; a prompt's last token alone costs the same.
         prefilled = [(one.start, one.count) for one in chunks if one.count > 1 or not one.is_last]
         self._pace.learn(prefilled, seconds)
@@ -135,28 +148,32 @@ class Scheduler:
 
         This comes before any block is prepared for writing, because a hold makes blocks shared.
         """
-        sequence = self._next_waiting()
-        if sequence is not None and _lacks_look_up(sequence):
-            request = sequence.request
-            request.found = self._cache.look_up(request.query)
+        for is_batch in (False, True):
+            sequence = self._next_waiting(is_batch)
+            if sequence is not None and _lacks_look_up(sequence):
+                request = sequence.request
+                request.found = self._cache.look_up(request.query)
 
-    def _next_waiting(self) -> SequenceState | None:
-        """The first request that does not wait for a twin's blocks.
+    def _next_waiting(self, is_batch: bool) -> SequenceState | None:
+        """The first request of its class that does not wait for a twin's blocks.
 
         Those that wait keep their place.
         """
-        return next((waits for waits in self.waiting if not self._awaits_twin(waits)), None)
+        line = self.waiting.of(is_batch=is_batch)
+        return next((waits for waits in line if not self._awaits_twin(waits)), None)
 
-    def _next_behind(self, overtaken: Sequence[SequenceState]) -> SequenceState | None:
+    def _next_behind(
+        self, overtaken: Sequence[SequenceState], is_batch: bool
+    ) -> SequenceState | None:
         """The next request that may fit, behind these, which do not."""
         if not overtaken:
-            return self._next_waiting()
+            return self._next_waiting(is_batch)
         if len(overtaken) > MAX_TRIED:
             return None
         if any(other.request.num_overtaken >= MAX_OVERTAKEN for other in overtaken):
             return None
         free = self._cache.pool.num_reclaimable
-        for waits in islice(self.waiting, MAX_LOOKED_AT):
+        for waits in islice(self.waiting.of(is_batch=is_batch), MAX_LOOKED_AT):
             if waits.request.num_needed > free or waits in overtaken or _lacks_look_up(waits):
                 continue
             if waits.request.started_at is None and waits is not waits.request.leader:
@@ -179,9 +196,9 @@ class Scheduler:
     def _is_computing(self, twin: Twin) -> bool:
         return twin.sequence in self.running and twin.sequence.table.num_tokens < twin.tokens
 
-    def _decode(self) -> list[PrefillChunk]:
+    def _decode(self, *, is_batch: bool) -> list[PrefillChunk]:
         chunks = []
-        for sequence in list(self.running):
+        for sequence in [one for one in self.running if one.is_batch == is_batch]:
             if sequence.num_pending == 1 and sequence.can_sample and sequence in self.running:
                 if self._make_room(sequence):
                     chunks.append(
@@ -195,7 +212,7 @@ class Scheduler:
             try:
                 self.copies.extend(sequence.table.prepare(1))
             except NoFreeBlocks:
-                victim = self.running[-1]
+                victim = self._youngest()
                 if victim is not sequence:
                     self._preempt(victim)
                 elif len(self.running) > 1:
@@ -208,19 +225,35 @@ class Scheduler:
             else:
                 return True
 
-    def _prefills(self, room: StepRoom, now: float) -> list[PrefillChunk]:
-        """Prefill running sequences and admit the next, the least served scope first.
+    def _youngest(self) -> SequenceState:
+        """The sequence to preempt: the youngest batch sequence, else the youngest of all."""
+        batch = [one for one in self.running if one.is_batch]
+        return batch[-1] if batch else self.running[-1]
+
+    def _preempt_batch(self, needy: SequenceState, keep: int = 0) -> bool:
+        """Preempt the youngest batch sequence for an interactive request, but not the last `keep`.
+
+        Return whether there was one.
+        """
+        if needy.is_batch or sum(one.is_batch for one in self.running) <= keep:
+            return False
+        self._preempt(self._youngest())
+        return True
+
+    def _prefills(self, room: StepRoom, now: float, *, is_batch: bool) -> list[PrefillChunk]:
+        """Prefill running sequences of a class and admit the next, the least served scope first.
 
         Running ones win ties, but a long prompt against a short one.
         """
         chunks: list[PrefillChunk] = []
-        served = self.waiting.served
+        pending = (s for s in self.running if s.num_pending > 1 and s.can_sample)
         prefilling = deque(
-            sorted((s for s in self.running if s.num_pending > 1 and s.can_sample), key=served)
+            sorted((s for s in pending if s.is_batch == is_batch), key=self.waiting.served)
         )
         overtaken: list[SequenceState] = []
-        candidate = self._next_waiting()
-        self._yielding.begin(self.running, candidate)
+        candidate = self._next_waiting(is_batch)
+        if not is_batch:
+            self._yielding.begin(self.running, candidate)
         while room.is_left and (prefilling or candidate is not None):
             if candidate is None or (prefilling and self._goes_on(prefilling[0], candidate)):
                 sequence = prefilling.popleft()
@@ -232,13 +265,13 @@ class Scheduler:
             elif self._has_place(candidate) and self._admit(candidate, now):
                 for other in overtaken:
                     other.request.num_overtaken += 1
-                sequence, candidate = candidate, self._next_behind(overtaken)
+                sequence, candidate = candidate, self._next_behind(overtaken, is_batch)
                 self._yielding.admitted(sequence)
             else:
                 overtaken.append(candidate)
-                candidate = self._next_behind(overtaken)
+                candidate = self._next_behind(overtaken, is_batch)
                 continue
-            for chunk in _prefill(sequence, room.tokens_for(sequence)):
+            for chunk in prefill_chunks(sequence, room.tokens_for(sequence)):
                 chunks.append(chunk)
                 room.take(chunk.start, chunk.count)
         return chunks
@@ -257,7 +290,8 @@ class Scheduler:
         running many sequences.
         """
         left = self._max_running - len(self.running)
-        if left > 0:
+        # One batch sequence keeps its place, for its floor.
+        if left > 0 or self._preempt_batch(sequence, keep=1):
             return True
         is_new_scope = all(other.scope != sequence.scope for other in self.running)
         return is_new_scope and left + self._max_running // SPARE_SHARE > 0
@@ -270,6 +304,8 @@ class Scheduler:
                 self.copies.extend(self._begin(sequence, now))
             except NoFreeBlocks as lack:
                 sequence.request.num_needed = lack.num_needed
+                if self._preempt_batch(sequence):
+                    continue
                 if self.running:
                     return False
                 if not self._free_what_nobody_runs_on(besides=sequence):
@@ -325,22 +361,6 @@ class Scheduler:
         return self._cache.entries.sacrifice()
 
 
-def _prefill(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:
-    """Chunks up to the budget, never across a boundary, so that equal prompts get equal chunks."""
-    if budget <= 0:
-        return
-    for start, stop in sequence.table.gaps(sequence.table.reachable(len(sequence.tokens))):
-        end = min(start + budget, stop)
-        for boundary in sequence.request.boundaries:
-            if start < boundary < end:
-                end = boundary
-                break
-        yield PrefillChunk(sequence, start, end - start, is_last=end == len(sequence.tokens))
-        budget -= end - start
-        if end < stop or not budget:
-            return
-
-
 def _is_new(sequence: SequenceState) -> bool:
     """Whether its response has not begun, so that its read is not reported yet."""
     return sequence.request.leader is sequence and sequence.request.started_at is None
@@ -348,17 +368,3 @@ def _is_new(sequence: SequenceState) -> bool:
 
 def _lacks_look_up(sequence: SequenceState) -> bool:
     return _is_new(sequence) and sequence.request.found is None
-
-
-def new_boundaries(request: RequestState) -> list[int]:
-    """The positions at which prefill chunks must end.
-
-    One is at each breakpoint, so that the text behind a cached prefix is computed in the same
-    chunks as without it (bitwise equal results). One is before the last token if several choices
-    start there.
-    """
-    ends = {request.query.segments[p.segment].end for p in request.query.breakpoints}
-    boundaries = {end for end in ends if end}
-    if request.request.sampling.num_choices > 1:
-        boundaries.add(len(request.query.tokens) - 1)
-    return sorted(boundaries)

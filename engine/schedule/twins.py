@@ -24,7 +24,8 @@ def find_twin(
     read = request.found.read if request.found is not None else 0
     usable = (digests.num_tokens - 1) // block_size
     for sequence in running:
-        if sequence.num_pending < block_size:
+        # A batch sequence may be paused: an interactive request does not wait for it.
+        if sequence.num_pending < block_size or sequence.is_batch > request.leader.is_batch:
             continue
         shared = min(common_blocks(digests, sequence.request.query.digests), usable) * block_size
         computed = sequence.table.num_tokens

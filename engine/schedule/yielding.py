@@ -34,19 +34,19 @@ class Yielding:
 
     def admitted(self, sequence: SequenceState) -> None:
         """This one is to run from this step on."""
-        if self._pace.is_short(sequence):
+        if self._pace.is_short(sequence) and not sequence.is_batch:
             self._urgent.add(sequence.scope)
 
     def asks(self, sequence: SequenceState) -> bool:
         """Whether this sequence's prompt must wait for the next step."""
-        if not self._pace.is_shared or self._num_yielded >= MAX_YIELDED:
+        if not self._pace.is_shared or self._num_yielded >= MAX_YIELDED or sequence.is_batch:
             return False
         yields = not self._pace.is_short(sequence) and bool(self._urgent - {sequence.scope})
         self._has_yielded = self._has_yielded or yields
         return yields
 
     def _is_urgent(self, sequence: SequenceState) -> bool:
-        if not sequence.num_pending or not sequence.can_sample:
+        if sequence.is_batch or not sequence.num_pending or not sequence.can_sample:
             return False
         if sequence.num_output >= FIRST_TOKENS:
             return False

@@ -53,6 +53,7 @@ from gateway.prompt.origin import Origin
 from gateway.turn.turn import TurnService
 
 _TICK_SECONDS = 0.5
+_TICKS = 10
 _OWNED_SECONDS = 15.0
 _KEPT = timedelta(days=29)
 _WINDOW = 64
@@ -97,12 +98,19 @@ class BatchRunner:
                         await self._step()
                 except GatewayError as error:
                     log.warning("batches_wait", error=str(error))
-                await pause(stopping, _TICK_SECONDS)
+                await self._rest(stopping)
         finally:
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
             self._running.clear()
+
+    async def _rest(self, stopping: asyncio.Event) -> None:
+        """Until the next tick, or until a batch ends and leaves its place to another."""
+        for _ in range(_TICKS):
+            await pause(stopping, _TICK_SECONDS / _TICKS)
+            if stopping.is_set() or any(task.done() for task in self._running.values()):
+                return
 
     async def _step(self) -> None:
         ended = [name for name, task in self._running.items() if task.done()]

@@ -6,7 +6,14 @@ from typing import Any, Literal, NewType
 
 import msgspec
 
-from engine.protocol import Capability, CountRequest, GenerateRequest, Sampling, ToolChoice
+from engine.protocol import (
+    Capability,
+    CountRequest,
+    GenerateRequest,
+    Sampling,
+    ServiceClass,
+    ToolChoice,
+)
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, KeyScope, Limits
 from gateway.prompt.fingerprint import Fingerprint, digest_parameters, few_of, points_of
@@ -136,10 +143,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             thinking=self._thinks(capabilities),
             output_schema=self.output_schema,
             lease_share=self.principal.lease_share,
+            service_class=self._class(capabilities),
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
         return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))
+
+    def _class(self, capabilities: Collection[Capability]) -> ServiceClass:
+        return "batch" if self.is_batch and "service_class" in capabilities else "interactive"
 
     def _thinks(self, capabilities: Collection[Capability]) -> bool:
         return self.thinking and "thinking" in capabilities

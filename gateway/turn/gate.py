@@ -22,7 +22,7 @@ from gateway.limits.admission import MAX_IN_FLIGHT, Admission
 from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
-from gateway.turn.idle_room import IdleRoom
+from gateway.turn.idle_room import ROW_SECONDS, IdleRoom
 from gateway.turn.passing import Pace, Passing, PassingSum, WaitingTurn
 
 _TICK_SECONDS = 0.2
@@ -59,6 +59,7 @@ class Gate:
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
+        self._row_timer: asyncio.TimerHandle | None = None
         metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.num_tokens)
 
     async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
@@ -211,11 +212,13 @@ class Gate:
                 self._pace.count(self._monotonic())
                 place.future.set_result(self._pass(place.prompt_tokens))
         refusing = self.refusing
-        while not self._queue and self._let_in_row(lambda model: rows.is_for(model, refusing)):
-            pass
+        if not self._queue and rows.is_due:
+            self._let_in_row(lambda model: rows.is_for(model, refusing))
+        loop = asyncio.get_running_loop()
         if (self._queue or rows.queue) and self._timer is None:
-            loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_TICK_SECONDS, self._tick)
+        if rows.queue and not rows.is_due and self._row_timer is None:
+            self._row_timer = loop.call_later(ROW_SECONDS, self._row_tick)
 
     def _let_in_row(self, has_room: Callable[[str | None], bool]) -> bool:
         """Let in the next row that has room. Return whether there was one."""
@@ -230,6 +233,10 @@ class Gate:
 
     def _tick(self) -> None:
         self._timer = None
+        self._admit()
+
+    def _row_tick(self) -> None:
+        self._row_timer = None
         self._admit()
 
     def _pass(self, prompt_tokens: int, *, is_batch: bool = False) -> Passing:

@@ -5,6 +5,9 @@ computes fewer than half of the turns that it computes together. An engine with 
 `service_class` computes rows behind its other turns by itself. Any other engine gets FEW rows while
 it has other turns, or had some in the last LATELY_SECONDS.
 
+Rows that end together would begin together, and a turn that comes then would wait for all of them
+here. So one is let in every ROW_SECONDS.
+
 Rows have a floor: where none was let in for FLOOR_SECONDS, a free place is enough for one.
 """
 
@@ -17,6 +20,7 @@ from gateway.turn.passing import PassingSum, WaitingTurn
 
 FEW = 1
 LATELY_SECONDS = 0.5
+ROW_SECONDS = 0.01
 FLOOR_SECONDS = 2.0
 _SHARE = 0.5
 _UNTOLD_RUNNING = 32
@@ -41,6 +45,10 @@ class IdleRoom:
 
     def let_in(self) -> None:
         self._let_in_at = self._monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        return self._monotonic() - self._let_in_at >= ROW_SECONDS
 
     @property
     def is_overdue(self) -> bool:

@@ -19,7 +19,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.cache.table import BlockTable
 from engine.protocol import MAX_NAMES, Breakpoint, HeldName
-from engine.schedule.scheduler import PrefillChunk
+from engine.schedule.chunks import PrefillChunk
 from scripts.bench.common import (
     BLOCK_SIZE,
     SteppedEngine,

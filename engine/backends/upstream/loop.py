@@ -88,7 +88,7 @@ class UpstreamLoop:
         self.lifecycle.publish()
         await self._cancel_tasks()
 
-    def call(self, function: Callable[[], T]) -> "Future[T]":
+    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]":
         """Run a function between two pieces; what it ended is told."""
 
         async def run() -> T:

@@ -225,7 +225,7 @@ def _description(
         num_blocks=cache.num_gpu_blocks - 1,
         granularity=cache.block_size,
         min_cache_tokens=settings.min_cache_tokens,
-        capabilities=_capabilities(renderer),
+        capabilities=_capabilities(renderer, config.scheduler_config.policy),
         prefix_order=renderer.prefix_order,
         tool_format=renderer.tool_format,
         reasoning_format=renderer.reasoning_format,
@@ -243,7 +243,7 @@ def _description(
     )
 
 
-def _capabilities(renderer: ChatRenderer) -> list[Capability]:
+def _capabilities(renderer: ChatRenderer, policy: str) -> list[Capability]:
     """As the native engine's, but that blocks are shared whole only."""
     has_tools = renderer.tool_format is not None
     declared: dict[Capability, bool] = {
@@ -252,6 +252,7 @@ def _capabilities(renderer: ChatRenderer) -> list[Capability]:
         "forced_tools": has_tools and renderer.can_constrain,
         "structured_output": renderer.can_constrain,
         "penalties": True,
+        "service_class": policy == "priority",
         "thinking": renderer.reasoning_format is not None,
     }
     return [capability for capability, is_there in declared.items() if is_there]

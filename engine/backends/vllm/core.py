@@ -47,6 +47,7 @@ class Order:
     end_token_ids: Sequence[TokenId]
     directive: Directive
     grammar: str | None = None
+    is_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,12 @@ class VllmCore:
             # The grammar knows what may be thought. Without this a server's `--reasoning-parser`
             # would leave it unapplied until the model ends its thinking.
             collector = await self._llm.add_request(
-                order.order_id, prompt, params, reasoning_ended=True
+                order.order_id,
+                prompt,
+                params,
+                reasoning_ended=True,
+                # Of the policy `priority`: a higher number comes later. `fcfs` ignores it.
+                priority=int(order.is_batch),
             )
         except ValueError as error:
             raise OrderRefused(str(error)) from error

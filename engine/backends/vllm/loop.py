@@ -99,8 +99,8 @@ class VllmLoop:
             log.error("a request could not be closed", trace=trace_of(error))
             sequence.request.emit(Failed(code="internal", message=FAILED))
 
-    def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run a function between two outputs; what it ended is told."""
+    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]":
+        """Run a function between two outputs; what it ended is told. None waits for a step."""
 
         async def run() -> T:
             result = function()
@@ -256,4 +256,5 @@ def _order(sequence: SequenceState, directive: Directive) -> Order:
         end_token_ids=sorted(parser.end_token_ids),
         directive=directive,
         grammar=parser.grammar,
+        is_batch=sequence.is_batch,
     )

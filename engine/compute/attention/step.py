@@ -24,8 +24,9 @@ from engine.compute.attention.arithmetic import (
     visible,
 )
 from engine.compute.batch import Batch, TokenRun
-from engine.compute.errors import ModelRefused
+from engine.compute.errors import ModelRefused, StepStopped
 from engine.compute.kv import KvPool
+from engine.schedule.runner import Stop
 
 ATTENTION_NAME = "holdfast"
 STEP_ARGUMENT = "holdfast_step"
@@ -47,13 +48,15 @@ class AttentionStep:
     """What one forward's attention layers share.
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
-    counts the layers whose attention ran, for the check at load.
+    counts the layers whose attention ran, for the check at load. `stop` is asked at each layer; the
+    forward ends with StepStopped where it says so.
     """
 
     pool: KvPool
     batch: Batch
     windows: Sequence[int | None]
     visited: list[int] = field(default_factory=list)
+    stop: Stop | None = None
 
 
 def paged_attention(
@@ -81,6 +84,8 @@ def paged_attention(
     expected = (pool.layout.num_kv_heads, pool.layout.head_dim)
     if (key.shape[1], key.shape[3]) != expected:
         raise ModelRefused(f"layer {layer.index} has other KV heads than the first: {key.shape}")
+    if step.stop is not None and step.stop():
+        raise StepStopped
     step.visited.append(layer.index)
     pool.write(layer.index, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     output = torch.empty_like(query[0])

@@ -8,7 +8,7 @@ import torch
 
 from engine.cache.ids import BlockId, TokenId
 from engine.protocol import Done
-from engine.schedule.runner import Work
+from engine.schedule.runner import Stop, Work
 from tests.engine.compute.tiny import TinyModel, relative_difference
 from tests.engine.schedule.harness import Harness, Sent
 
@@ -36,7 +36,9 @@ class CheckedRunner:
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self._runner.promote(pairs)
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
         rows = iter(self._runner.logits(works))
         return [None if work.sample is None else self._compare(work, next(rows)) for work in works]
 

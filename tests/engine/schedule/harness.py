@@ -5,7 +5,7 @@ table*: a wrong block, a missed copy or a stale slot changes the tokens. `expect
 request must answer however it was scheduled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -33,6 +33,7 @@ from engine.protocol import (
     Message,
     Prompt,
     Sampling,
+    ServiceClass,
     Started,
     TextDelta,
     TextPart,
@@ -43,7 +44,7 @@ from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop
 from engine.schedule.output import Mask
 from engine.schedule.request import RequestState
-from engine.schedule.runner import Runner, SampleParams, Work
+from engine.schedule.runner import Runner, SampleParams, Stop, Work
 from engine.schedule.scheduler import Scheduler
 
 NUM_WORDS = 1000
@@ -67,6 +68,8 @@ class FakeRunner:
         self.host = [[-1] * block_size for _ in range(host_blocks)]
         self.memory = [[-1] * block_size for _ in range(num_blocks)]
         self.steps: list[list[Work]] = []
+        self.stops: Callable[[], bool] = lambda: False
+        self.num_stopped = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """In any order, as on a device: so no block may be the destination of two."""
@@ -85,7 +88,12 @@ class FakeRunner:
         for source, destination in pairs:
             self.memory[destination] = list(self.host[source])
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
+        if stop is not None and self.stops():
+            self._spoil(works)
+            return None
         self.steps.append(list(works))
         written: set[tuple[int, int]] = set()
         for work in works:
@@ -95,6 +103,14 @@ class FakeRunner:
                 written.add(slot)
                 self.memory[slot[0]][slot[1]] = token
         return [self._answer(work) for work in works]
+
+    def _spoil(self, works: Sequence[Work]) -> None:
+        """What a stopped step leaves: anything at the positions that it was to compute."""
+        self.num_stopped += 1
+        for work in works:
+            for position in range(work.start, work.start + len(work.token_ids)):
+                block = work.block_table[position // self._size]
+                self.memory[block][position % self._size] = -2
 
     def _answer(self, work: Work) -> TokenId | None:
         if work.sample is None:
@@ -212,6 +228,7 @@ class Harness:
         scope: str = "s",
         request_id: str | None = None,
         stop: TokenId | None = None,
+        service_class: ServiceClass = "interactive",
     ) -> Sent:
         """Submit a prompt of token segments and one token of scaffold."""
         self._num_sent += 1
@@ -230,6 +247,7 @@ class Harness:
                 prompt=Prompt(messages=[Message("user", [TextPart("")])]),
                 sampling=Sampling(max_tokens=max_tokens, num_choices=choices),
                 breakpoints=points,
+                service_class=service_class,
             ),
             query=CacheQuery(
                 scope=scope,

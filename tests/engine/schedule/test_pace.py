@@ -7,7 +7,7 @@ from engine.clock import ManualClock
 from engine.protocol import Delta
 from engine.schedule.pace import LATELY_SECONDS, SHARED_SECONDS
 from engine.schedule.request import SequenceState
-from engine.schedule.runner import Work
+from engine.schedule.runner import Stop, Work
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 
 STEP_TOKENS = 256
@@ -24,13 +24,15 @@ class TimedRunner(FakeRunner):
         self._clock = clock
         self.seconds: list[float] = []
 
-    def execute(self, works: Sequence[Work]) -> list[TokenId | None]:
+    def execute(
+        self, works: Sequence[Work], stop: Stop | None = None
+    ) -> list[TokenId | None] | None:
         seconds = FIXED + sum(
             len(work.token_ids) * (PER_TOKEN + PER_KEY * work.start) for work in works
         )
         self._clock.advance(seconds)
         self.seconds.append(seconds)
-        return super().execute(works)
+        return super().execute(works, stop)
 
 
 class Timed(Harness):
