@@ -18,6 +18,8 @@ _STEPS_SECONDS = (
     *(365 * 86_400,),
 )
 _DAY_SECONDS = 86_400
+# A thousandth of a nano-dollar: smaller amounts are drawn as none.
+_NOTHING = 1e-12
 
 
 class Amounts(NamedTuple):
@@ -38,13 +40,13 @@ def amounts(values: Iterable[float], *, unit: str = "", whole: bool = False) -> 
     """The axis of these values, 0 among them. `whole`: there are no halves of what is counted."""
     found = [float(value) for value in values if value is not None and math.isfinite(value)]
     low, high = min([0.0, *found]), max([0.0, *found])
-    if low == high:
-        high = 1.0
+    if high - low < _NOTHING:
+        low, high = 0.0, 1.0
     step = _nice((high - low) / 4)
     if whole:
         step = max(step, 1.0)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [number * step for number in range(first, last + 1)]
+    ticks = [round(number * step, 12) for number in range(first, last + 1)]
     return Amounts([ticks[0], ticks[-1]], ticks, unit + _form(step, max(-low, high)))
 
 
@@ -59,7 +61,9 @@ def _form(step: float, high: float) -> str:
     if high >= 10_000:
         return "~s"
     digits = 0
-    while digits < 12 and abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
+    while digits < 12 and (
+        step * 10**digits < 1 - 1e-9 or abs(step * 10**digits - round(step * 10**digits)) > 1e-6
+    ):
         digits += 1
     return f",.{digits}f"
 

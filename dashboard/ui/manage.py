@@ -173,4 +173,4 @@ def _change(ask: Callable[[], Any], said: str, key_of: Callable[[Any], str] = la
         st.session_state[_OUTCOME] = False, f"{error} Nothing was changed.", ""
     else:
         st.session_state[_OUTCOME] = True, said, key_of(made)
-    st.rerun(scope="fragment")
+    st.rerun()

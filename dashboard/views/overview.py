@@ -101,6 +101,8 @@ def draw_leases_kept(engines: list[EngineReport] | None) -> None:
     delta = None
     if engines is None:
         delta = "an admin key shows it"
+    elif not stats:
+        delta = "no engine answers"
     elif share is None:
         delta = f"none has ended, {sum(each.num_leases for each in stats):,} held"
     else:

@@ -25,13 +25,15 @@ from gateway.prompt.fingerprint import (
 Section = Literal["tools", "system", "messages"]
 # How many earlier turns are compared where the query names none.
 _MAX_CANDIDATES = 200
+_ALIKE_BYTES = 0.9
 
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
 
     Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
-    longest prefix with this turn. `earlier` is None where no turn shares anything with it.
+    longest prefix with this turn, or else one of the same shape and size. `earlier` is None where
+    there is none.
 
     `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
     `block` are the same place, counted within tools, system or messages. `characters` is the offset
@@ -98,9 +100,12 @@ async def _nearest(
 ) -> tuple[str, Fingerprint] | None:
     """The earlier turn that shares the longest prefix with this one; of equals the latest.
 
-    A prompt that shares nothing explains nothing, and is not compared.
+    Fingerprints of short prompts have few points, so two that begin alike may share none. Without
+    a shared one the latest prompt of the same shape and size is taken. A prompt that shares nothing
+    and looks otherwise explains nothing, and is not compared.
     """
     best: tuple[int, str, Fingerprint] | None = None
+    alike: tuple[str, Fingerprint] | None = None
     for turn_id, packed in await queries_turns.earlier(
         services.queries.ledger, turn, _MAX_CANDIDATES
     ):
@@ -108,7 +113,16 @@ async def _nearest(
         shared = shared_bytes(candidate, later)
         if shared and (best is None or shared > best[0]):
             best = shared, turn_id, candidate
-    return None if best is None else (best[1], best[2])
+        if alike is None and _is_alike(candidate, later):
+            alike = turn_id, candidate
+    return alike if best is None else (best[1], best[2])
+
+
+def _is_alike(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether two prompts have as many tools, system and other blocks, and about as many bytes."""
+    shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (one, other)]
+    small, large = sorted((one.num_bytes, other.num_bytes))
+    return shapes[0] == shapes[1] and small >= _ALIKE_BYTES * large
 
 
 def _report(

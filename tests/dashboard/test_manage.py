@@ -1,0 +1,104 @@
+"""An admin makes and changes workspaces and keys on their page, against a real gateway."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.dashboard.ledgers import empty, fill
+from tests.dashboard.signed_in import open_page, sign_in
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import ADMIN_KEY, API_KEY, serve_gateway
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data = Path(tmp_path_factory.mktemp("manage") / "data")
+    fill(data, empty())
+    with serve_gateway(data, "http://127.0.0.1:9") as url:
+        yield url
+
+
+@pytest.fixture
+def admin(gateway: str) -> Admin:
+    return Admin(gateway, ADMIN_KEY)
+
+
+@pytest.fixture
+def page(gateway: str, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    sign_in(monkeypatch, gateway, ADMIN_KEY)
+    app = open_page("workspaces")
+    assert not app.exception and not app.error
+    return app
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    next(button for button in app.button if button.label == label).click().run()
+    assert not app.exception
+    return app
+
+
+def works(gateway: str, key: str) -> bool:
+    reply = httpx.get(f"{gateway}/admin/v1/about", headers={"x-api-key": key}, timeout=60)
+    return reply.status_code == 200
+
+
+def test_a_workspace_is_made_limited_archived_and_restored(page: AppTest, admin: Admin) -> None:
+    page.text_input(key="new_id").set_value("desk")
+    press(page, "Create workspace")
+    assert "desk" in [each["id"] for each in admin.get("workspaces")]
+    page.selectbox(key="limit_workspace").set_value("desk").run()
+    page.number_input[0].set_value(60)
+    press(page, "Set limits")
+    assert admin.get("workspaces/desk")["workspace"]["requests_per_minute"] == 60
+    page.selectbox(key="archive_id").set_value("desk").run()
+    assert page.button(key="do_archive_desk").disabled, "not before it is confirmed"
+    page.checkbox(key="sure_archive_desk").set_value(True).run()
+    press(page, "Archive it")
+    assert admin.get("workspaces/desk")["workspace"]["archived_at"] is not None
+    page.selectbox(key="restore_id").set_value("desk").run()
+    press(page, "Restore it")
+    assert admin.get("workspaces/desk")["workspace"]["archived_at"] is None
+
+
+def test_a_key_is_shown_once_rotated_and_revoked(page: AppTest, admin: Admin, gateway: str) -> None:
+    admin.workspace("keys")
+    page.run()
+    page.selectbox(key="key_workspace").set_value("keys")
+    page.text_input(key="key_name").set_value("robot")
+    press(page, "Create key")
+    made = page.code[0].value
+    assert works(gateway, made)
+    page.run()
+    assert made not in [each.value for each in page.code], "it is shown once"
+    (info,) = admin.get("keys?workspace=keys")
+    label = f"keys · robot · {info['id']}"
+    page.selectbox(key="rotate_label").set_value(label)
+    page.selectbox(key="rotate_grace").set_value("none: it ends now")
+    press(page, "Rotate key")
+    successor = page.code[0].value
+    assert works(gateway, successor) and not works(gateway, made)
+    new = next(k for k in admin.get("keys?workspace=keys") if k["id"] != info["id"])
+    page.run()
+    page.selectbox(key="revoke_label").set_value(f"keys · robot · {new['id']}").run()
+    page.checkbox(key=f"sure_revoke_{new['id']}").set_value(True).run()
+    press(page, "Revoke it")
+    assert not works(gateway, successor)
+
+
+def test_what_the_gateway_refuses_is_said_as_plain_text(page: AppTest, admin: Admin) -> None:
+    page.text_input(key="new_id").set_value("not an id :red[x]")
+    press(page, "Create workspace")
+    assert any("id" in each.value and "400" in each.value for each in page.text)
+    assert not any(":red[x]" in str(each.value) for each in (*page.markdown, *page.error))
+
+
+def test_a_workspaces_own_key_changes_nothing(
+    gateway: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(monkeypatch, gateway, API_KEY)
+    app = open_page("workspaces")
+    assert not app.exception
+    assert "Create workspace" not in [button.label for button in app.button]
