@@ -169,7 +169,9 @@ def main() -> int:
     )
     # Told to end, it still ends the servers that it started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    draw, rounds = random.Random(options.seed or os.urandom(8)), list[Round]()
+    draw = random.Random(options.seed or os.urandom(8))
+    kept = Path(options.add) if options.add else None
+    rounds: list[Round] = json.loads(kept.read_text("utf-8")) if kept and kept.exists() else []
     with tempfile.TemporaryDirectory(prefix="plugin-") as work, ExitStack() as stack:
         servers = serving_vllm(Path(options.python).absolute(), (PLAIN, IDLE, PLUGIN), Path(work))
         subjects = stack.enter_context(servers)
@@ -184,11 +186,9 @@ def main() -> int:
             if number >= 0:  # the first warms them up
                 rounds.append(seen)
                 print(f"{number}: " + json.dumps(seen), flush=True)
+                if kept is not None:
+                    kept.write_text(json.dumps(rounds), "utf-8")
         share = leased_share(mounted)
-    if options.add:
-        kept = Path(options.add)
-        rounds += json.loads(kept.read_text("utf-8")) if kept.exists() else []
-        kept.write_text(json.dumps(rounds), "utf-8")
     print(f"\n{machine_line()}; demo model, float32; leases hold {share:.0%} of what they may\n")
     report(rounds, options.leases)
     return 0

@@ -30,6 +30,7 @@ from scripts.bench.report import machine_line, median_interval
 from scripts.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
+FULL = 0.8
 PREFIX_TOKENS, TAIL_TOKENS, OUTPUT_TOKENS = 640, 100, 48
 TOKEN = "the secret that our directives carry"
 HOOKS = (
@@ -59,7 +60,10 @@ ENVIRONMENT = {
 
 
 class Stopwatch:
-    """Time inside callables, nested ones counted once per watch."""
+    """Processor time of this thread inside callables, nested ones counted once per watch.
+
+    The model is computed in the same thread, so another program's turns are in neither.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -67,11 +71,11 @@ class Stopwatch:
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)  # the connector's start looks at signatures
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - begin
+                self.seconds += time.thread_time() - begin
 
         return timed
 
@@ -158,9 +162,30 @@ class VllmWorker:
 
     def share(self, requests: int) -> dict[str, float]:
         """Time inside hooks and wraps, as shares of the steps' time, over one round."""
+        return self._shares(lambda: self.round(0, requests))
+
+    def foreign(self, requests: int, is_full: int) -> dict[str, float]:
+        """The same for requests without a directive, with leases empty or full."""
+        rng = random.Random(requests)
+        stats, keys = self._core.holdfast_stats(), []
+        while is_full and stats["leased_blocks"] < FULL * stats["max_leased_blocks"]:
+            keys.append(f"full-{self._num}")
+            want = {"key": keys[-1], "tokens": PREFIX_TOKENS, "expires_at": 9e9}
+            marked = self._params(1, {"wants": [want]})
+            self._generate([draw(rng, PREFIX_TOKENS + TAIL_TOKENS)], [marked])
+            stats = self._core.holdfast_stats()
+        from vllm import SamplingParams
+
+        plain = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
+        prompts = [draw(rng, PREFIX_TOKENS // 4 + TAIL_TOKENS) for _ in range(requests)]
+        found = self._shares(lambda: self._generate(prompts, [plain] * requests))
+        self._core.holdfast_release(keys)
+        return {**found, "leased_blocks": stats["leased_blocks"]}
+
+    def _shares(self, work: Callable[[], object]) -> dict[str, float]:
         for watch in (self.steps, self.hooks, self.inner, self.outer):
             watch.seconds = 0.0
-        self.round(0, requests)
+        work()
         wraps = self.outer.seconds - self.inner.seconds
         steps = self.steps.seconds
         return {"steps_s": steps, "hooks": self.hooks.seconds / steps, "wraps": wraps / steps}
@@ -293,9 +318,20 @@ def measure(model: Path, requests: int) -> bool:
     """Print the shares and the flood; whether the marked prefix was read in full after it."""
     timed = WorkerProcess("timed", model)
     timed.ask("round", 1, requests)
-    shares = [timed.ask("share", requests) for _ in range(5)]
-    hooks, wraps = (statistics.median(share[key] for share in shares) for key in ("hooks", "wraps"))
-    print(f"inside hooks {hooks:.3%} and wraps {wraps:.3%} of the time of steps (median of 5)")
+    print("inside hooks and wraps, of the time of steps (median of 9, and their range):")
+    for what, *words in (
+        ("requests with directives", "share", requests),
+        ("others', leases empty", "foreign", requests, 0),
+        ("others', leases full", "foreign", requests, 1),
+    ):
+        shares = [timed.ask(*words) for _ in range(9)]
+        sums = sorted(share["hooks"] + share["wraps"] for share in shares)
+        told = [statistics.median(share[key] for share in shares) for key in ("hooks", "wraps")]
+        print(
+            f"  {what}: hooks {told[0]:.3%}, wraps {told[1]:.3%}; both {sums[4]:.3%}"
+            f" ({sums[0]:.3%} to {sums[-1]:.3%});"
+            f" {shares[-1].get('leased_blocks', 0)} blocks leased"
+        )
     flood = timed.ask("flood")
     timed.stop()
     print(
@@ -313,6 +349,7 @@ def measure(model: Path, requests: int) -> bool:
 def main() -> int:
     arguments = parse(
         __doc__,
+        only_shares=(False, "leave the comparison of three vLLMs out"),
         rounds=(12, "at least two"),
         requests=(48, "of one round"),
     )
@@ -322,7 +359,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         model = write_llama(Path(directory) / "model")
         is_kept = measure(model, arguments.requests)
-        compare(model, max(2, arguments.rounds), arguments.requests)
+        if not arguments.only_shares:
+            compare(model, max(2, arguments.rounds), arguments.requests)
     print("the marked prefix was read in full" if is_kept else "LOST: the marked prefix")
     return 0 if is_kept else 1
 
