@@ -20,6 +20,7 @@ from engine.serve.health import ServedEngine
 from engine.serve.process import Server
 from engine.serve.server import create_app
 from engine.settings import Settings
+from engine.traces import TracesError, open_traces
 
 log = structlog.get_logger()
 
@@ -45,6 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.warning("TTLS ARE SCALED: not for production", ttl_scale=settings.ttl_scale)
     if settings.clock == "manual":
         log.warning("THE CLOCK IS MANUAL: for tests only")
+    try:
+        traces = open_traces("holdfast-engine") if settings.traces else None
+    except TracesError as error:
+        print(f"ENGINE_TRACES: {error}", file=sys.stderr)
+        return 2
     failed: list[bool] = []
 
     def fail() -> None:
@@ -58,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn handles the signal while it serves, and raises it again at the end.
     signal.signal(signal.SIGTERM, end)
     host = ServedEngine(fail)
-    app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host)
+    app = create_app(backend_factory(settings), settings.secret.get_secret_value(), host, traces)
     server = Server(app, host, settings)
     with suppress(KeyboardInterrupt):
         server.run()
@@ -100,6 +106,7 @@ def _load_parts(settings: Settings) -> Callable[[Settings, Progress], Parts]:
 def _configure_logs(level: str) -> None:
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.protocol import BlockStats, LeaseStats, Stats
+from engine.traces import NO_SPANS, SpanCounts
 
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
 TOKEN_CLASSES = {
@@ -121,11 +122,27 @@ class _LoopCollector(Collector):
         yield ended
 
 
-def render(stats: Stats | None, loop_ends: Mapping[str, int]) -> bytes:
+class _SpanCollector(Collector):
+    def __init__(self, spans: SpanCounts) -> None:
+        self._spans = spans
+
+    def collect(self) -> Iterable[Metric]:
+        spans = CounterMetricFamily(
+            "engine_spans", "Spans of traces, by what became of them", labels=["result"]
+        )
+        for result, amount in self._spans._asdict().items():
+            spans.add_metric([result], amount)
+        yield spans
+
+
+def render(
+    stats: Stats | None, loop_ends: Mapping[str, int], spans: SpanCounts = NO_SPANS
+) -> bytes:
     """The exposition text of one moment. `stats` is None while the engine has none."""
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
         registry.register(_StatsCollector(stats))
     registry.register(_LoopCollector(loop_ends))
+    registry.register(_SpanCollector(spans))
     ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -168,6 +168,12 @@ class Settings(BaseSettings):
         "info", description="Least severe log line that is written"
     )
 
+    traces: bool = Field(
+        False,
+        description="Send spans of calls to an OpenTelemetry collector; needs the extra `otel`. "
+        "The standard OTEL_* variables say where to",
+    )
+
     @field_validator("template_date")
     @classmethod
     def _is_a_day(cls, value: str) -> str:

@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 
+from engine.traces import Traces, open_traces
 from gateway.admin.openapi.controller import describe_once
 from gateway.admin.routes import CONTROLLERS
 from gateway.base.background import Background
@@ -23,6 +24,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
 from gateway.base.supervisor import CountEnd, Loop, Supervisor
 from gateway.http import errors
+from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
 from gateway.http.connections import BodyDeadline
@@ -59,6 +61,7 @@ from gateway.turn.dispatch import Dispatcher
 from gateway.turn.gate import Gate
 from gateway.turn.ids import Ids
 from gateway.turn.sweep import Sweep
+from gateway.turn.tracing import tracing_of
 from gateway.turn.turn import TurnService
 from gateway.turn.why_missed import LastHolders
 
@@ -72,6 +75,7 @@ class Foundation:
     metrics: Metrics
     supervisor: Supervisor
     clock: Clock
+    traces: Traces | None
 
 
 def create_app(
@@ -84,14 +88,17 @@ def create_app(
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
     prices = PriceBook(settings.prices, settings.hosted_prices)
+    traces = open_traces("holdfast-gateway") if settings.traces else None
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             metrics = Metrics()
-            base = Foundation(
-                metrics, make_supervisor(clock.monotonic, metrics.count_loop_end), clock
-            )
+            supervisor = make_supervisor(clock.monotonic, metrics.count_loop_end)
+            if traces is not None:
+                stack.push_async_callback(traces.aclose)
+                metrics.watch_spans(traces.count)
+            base = Foundation(metrics, supervisor, clock, traces)
             app.state.services = await _start(stack, settings, base, catalogue, prices)
             yield
 
@@ -106,7 +113,7 @@ def create_app(
                 request_seconds=settings.request_seconds,
                 bodies=BodyBytes(settings.bodies_bytes),
                 large=LargeBodies(settings.large_body_bytes_per_minute, time.monotonic),
-            )
+            ),
         ],
         exception_handlers=errors.handlers,
         before_send=[errors.before_send],
@@ -141,7 +148,7 @@ async def _start(
     spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, base)
-    billing = Billing(prices, metrics, admission.count_used)
+    billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
     reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
     recovered = await reconciler.recover()
     drain = _drain(journal, ledgers.drain, fleet, metrics)
@@ -152,7 +159,7 @@ async def _start(
     await _look_at_database(keyring, keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
-    turns = _turn_service(dispatcher, admission, billing, queries, _background(stack))
+    turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.access, turns, keyring, _workers(stack), catalogue)
     _run_beside(stack, base.supervisor, "batches", runner.run)
     return Services(
@@ -228,6 +235,7 @@ def _turn_service(
     billing: Billing,
     queries: Queries,
     background: Background,
+    base: Foundation,
 ) -> TurnService:
     return TurnService(
         dispatcher=dispatcher,
@@ -240,6 +248,7 @@ def _turn_service(
         diagnostics=PromptComparer(queries.fingerprint, background),
         residency=LastHolders(dispatcher.fleet.epoch_of),
         clock=dispatcher.clock,
+        tracing=tracing_of(base.traces, dispatcher.clock.monotonic),
     )
 
 

@@ -180,7 +180,7 @@ def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
         for module in imports(tree)
         if module.split(".")[0] == "engine"
         and module != "engine"
-        and not module.startswith("engine.protocol")
+        and not module.startswith(("engine.protocol", "engine.traces"))
     }
     assert not strays
 
@@ -211,9 +211,9 @@ def test_the_layers_hold() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("gateway.app", ["torch", "transformers", "streamlit"]),
+        ("gateway.app", ["torch", "transformers", "streamlit", "opentelemetry"]),
         ("engine.protocol", ["torch", "litestar"]),
-        ("engine.serve.server", ["torch", "transformers", "sqlalchemy"]),
+        ("engine.serve.server", ["torch", "transformers", "sqlalchemy", "opentelemetry"]),
         ("dashboard.admin.client", ["torch", "sqlalchemy", "litestar"]),
     ],
 )

@@ -25,6 +25,7 @@ from engine.mount.refusals import Refused, check
 from engine.serve.health import ServedEngine
 from engine.serve.server import create_app
 from engine.settings import Settings
+from engine.traces import Traces, TracesError, open_traces
 
 PATH = "/holdfast"
 KEEP_ALIVE_SECONDS = "75"
@@ -83,7 +84,9 @@ class HoldfastPlugin:
             self._backend = VllmBackend(settings, clock, host.crash, host.supervisor, self._load)
             return self._backend
 
-        self._app = create_app(new_backend, settings.secret.get_secret_value(), self._host)
+        self._app = create_app(
+            new_backend, settings.secret.get_secret_value(), self._host, _traces(settings)
+        )
 
     # Inside.
 
@@ -136,6 +139,13 @@ def _settings() -> Settings:
             for problem in error.errors(include_input=False, include_url=False)
         ]
         raise Refused("holdfast: " + "; ".join(problems)) from None
+
+
+def _traces(settings: Settings) -> Traces | None:
+    try:
+        return open_traces("holdfast-engine") if settings.traces else None
+    except TracesError as error:
+        raise Refused(f"holdfast: ENGINE_TRACES: {error}") from None
 
 
 def _extra_config(transfer: Any) -> dict[str, Any]:

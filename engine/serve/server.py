@@ -43,6 +43,7 @@ from engine.protocol import (
 from engine.serve.health import ServedEngine
 from engine.serve.presence import CallerLeft, while_connected
 from engine.supervisor import trace_of
+from engine.traces import NO_SPANS, Traces, trace_headers
 
 log = structlog.get_logger()
 
@@ -60,9 +61,13 @@ EngineBackend = NamedDependency[Backend]
 
 @post("/generate", status_code=200)
 async def generate(
-    body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend
+    body: RawBody, request: Request[Any, Any, Any], backend: EngineBackend, state: State
 ) -> Stream:
-    generation = await while_connected(request, backend.open(body))
+    traces: Traces | None = state.traces
+    if traces is None:
+        generation = await while_connected(request, backend.open(body))
+    else:
+        generation = await _spanned(traces, request, backend, body)
     return Stream(_frame_lines(generation), media_type=NDJSON)
 
 
@@ -143,11 +148,32 @@ async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]
 
 @get("/metrics")
 async def render_metrics(
-    backend: EngineBackend, host: NamedDependency[ServedEngine]
+    backend: EngineBackend, host: NamedDependency[ServedEngine], state: State
 ) -> Response[bytes]:
     stats = await backend.stats() if host.readiness.stage == "ready" else None
-    text = metrics.render(stats, host.supervisor.ends)
+    traces: Traces | None = state.traces
+    spans = NO_SPANS if traces is None else traces.count()
+    text = metrics.render(stats, host.supervisor.ends, spans)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _spanned(
+    traces: Traces, request: Request[Any, Any, Any], backend: Backend, body: bytes
+) -> Generation:
+    """Open a generation with spans, which OpenTelemetry must be installed for."""
+    from engine.serve.spans import Call, SpannedGeneration
+
+    call = Call(traces, trace_headers(request.scope["headers"]))
+    try:
+        generation = await while_connected(request, backend.open(body))
+        call.opened(backend.describe())
+        return SpannedGeneration(generation, call)
+    except EngineError as error:
+        call.failed(error.code)
+        raise
+    finally:
+        # A call that ended in another way was cancelled; one that goes on is not touched.
+        call.abandoned()
 
 
 async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
@@ -216,14 +242,20 @@ def create_app(
     backend_of: Callable[[ServedEngine], Backend],
     secret: str,
     host: ServedEngine,
+    traces: Traces | None = None,
 ) -> Litestar:
-    """The application over one backend, which is made and loaded when the server starts."""
+    """The application over one backend, which is made and loaded when the server starts.
+
+    With `traces` every generation has spans.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.host, app.state.backend = host, backend_of(host)
         async with host.running(app.state.backend):
             yield
+        if traces is not None:
+            await traces.aclose()
 
     handlers: list[HTTPRouteHandler] = [
         generate,
@@ -249,6 +281,7 @@ def create_app(
     return Litestar(
         [calls, *probes],
         lifespan=[lifespan],
+        state=State({"traces": traces}),
         dependencies={
             "backend": Provide(_provide_backend, sync_to_thread=False),
             "host": Provide(_provide_host, sync_to_thread=False),

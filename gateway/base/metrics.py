@@ -1,10 +1,14 @@
 """All metrics of the gateway, in its own registry. Labels are bounded: no tenants, no paths."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from engine.traces import NO_SPANS, SpanCounts
 
 KeyT = TypeVar("KeyT", str, tuple[str, str])
 MetricT = TypeVar("MetricT", Counter, Histogram)
@@ -38,10 +42,25 @@ class Children(dict[KeyT, MetricT]):
         return child
 
 
+class _SpanCollector(Collector):
+    def __init__(self) -> None:
+        self.counts: Callable[[], SpanCounts] = lambda: NO_SPANS
+
+    def collect(self) -> Iterable[Metric]:
+        spans = CounterMetricFamily(
+            "holdfast_gateway_spans", "Spans of traces, by what became of them", labels=["result"]
+        )
+        for result, amount in self.counts()._asdict().items():
+            spans.add_metric([result], amount)
+        yield spans
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self._spans = _SpanCollector()
+        self.registry.register(self._spans)
         self.requests = Counter(
             "holdfast_gateway_requests",
             "HTTP requests by route template and status",
@@ -231,6 +250,9 @@ class Metrics:
             self.engine_draining.labels(name).set(state.is_draining)
             self.engine_breaker.labels(name).set(_BREAKER_STATES[state.breaker])
             self.engine_names.labels(name).set(state.num_names)
+
+    def watch_spans(self, counts: Callable[[], SpanCounts]) -> None:
+        self._spans.counts = counts
 
     def count_loop_end(self, kind: str) -> None:
         self.loop_restarts.labels(kind).inc()

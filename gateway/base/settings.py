@@ -217,6 +217,15 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         default="5m", description="For how long it is held: 5m or 1h, renewed by each use"
     )
     log_level: str = Field(default="info", description="debug, info, warning or error")
+    access_log: bool = Field(
+        default=False,
+        description="Write a log line for each HTTP response, and one for each turn at its end",
+    )
+    traces: bool = Field(
+        default=False,
+        description="Send spans of turns to an OpenTelemetry collector; needs the extra `otel`."
+        " The standard OTEL_* variables say where to",
+    )
     request_seconds: float = Field(
         default=30.0,
         gt=0,

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from engine.traces import TracesError
 from gateway.base.catalogue import CatalogueError
 from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
-    except (SettingsError, CatalogueError, PriceError) as error:
+    except (SettingsError, CatalogueError, PriceError, TracesError) as error:
         print(error, file=sys.stderr)
         return 2
     except GatewayError as error:

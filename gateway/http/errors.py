@@ -66,7 +66,8 @@ def request_id(scope: Scope) -> str:
 
 def origin_of(request: Request[Any, Any, Any]) -> Origin:
     """What the ledger keeps of the HTTP request of a turn."""
-    return Origin(request_id(request.scope), agent_of(_user_agent(request.scope)))
+    scope = request.scope
+    return Origin(request_id(scope), agent_of(_user_agent(scope)), scope["headers"])
 
 
 def _user_agent(scope: Scope) -> str:

@@ -17,6 +17,7 @@ from litestar import Litestar
 
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
+from gateway.http.access_log import AccessLog
 from gateway.http.admitted import (
     Connections,
     backlog_for,
@@ -66,7 +67,10 @@ class Server(uvicorn.Server):
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
             "timeout_graceful_shutdown": settings.grace_seconds,
         }
-        super().__init__(uvicorn.Config(answering_head(app), **{**options, **changes}))
+        served = answering_head(app)
+        if settings.access_log:
+            served = AccessLog(served)
+        super().__init__(uvicorn.Config(served, **{**options, **changes}))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopping.is_set() or sig != signal.SIGTERM or not self._drain_seconds:

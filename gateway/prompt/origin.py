@@ -1,5 +1,6 @@
 """Who sent a turn, as its HTTP request tells: what the ledger keeps to find it again. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ class Origin:
     """`request_id` is the id in the response's `request-id` header; `user_agent` is the client's.
 
     A turn of a batch has the id that an error in its result would have, and no user agent.
+    `headers` are the request's, of which the caller's trace is read where turns are traced.
     """
 
     request_id: str | None = None
     user_agent: str | None = None
+    headers: Iterable[tuple[bytes, bytes]] = ()
 
 
 NO_ORIGIN = Origin()

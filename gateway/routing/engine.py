@@ -5,7 +5,7 @@ typed error each.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Literal, TypeVar
 
 import aiohttp
@@ -112,9 +112,15 @@ class Engine:
     def capabilities(self) -> list[Capability]:
         return self.description.capabilities if self.description else []
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Return when the engine's status line has come. Raise when the engine refuses."""
-        response = await self._send("POST", "/v1/generate", _encode(request), _GENERATE)
+    async def generate(
+        self, request: GenerateRequest, headers: Mapping[str, str] | None = None
+    ) -> Generation:
+        """Return when the engine's status line has come. Raise when the engine refuses.
+
+        With `headers` the engine continues the turn's trace.
+        """
+        body = _encode(request)
+        response = await self._send("POST", "/v1/generate", body, _GENERATE, headers)
         if response.status != 200:
             await self._refuse(response)
         return Generation(response, request.request_id)
@@ -289,10 +295,16 @@ class Engine:
         await response.read()
 
     async def _send(
-        self, method: str, path: str, body: bytes | None, timeout: aiohttp.ClientTimeout
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+        headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
+        sent = self._headers if headers is None else {**self._headers, **headers}
         try:
-            return await self._http.send(method, self.url + path, self._headers, body, timeout)
+            return await self._http.send(method, self.url + path, sent, body, timeout)
         except CannotConnect:
             self.mark_down("cannot connect")
             raise

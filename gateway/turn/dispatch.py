@@ -38,6 +38,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
 from gateway.routing.router import Route, Router
 from gateway.turn.gate import Gate
+from gateway.turn.tracing import NO_TRACE, TurnTrace
 
 MAX_ATTEMPTS = 3
 """The most engines that one turn is sent to.
@@ -67,6 +68,7 @@ class Dispatch:
     failure: GatewayError | None = None
     tried: list[str] = field(default_factory=list)
     is_charged: bool = False
+    trace: TurnTrace = NO_TRACE
 
     @property
     def engine(self) -> Engine:
@@ -119,9 +121,10 @@ class Dispatcher:
             request = dispatch.ask.generate_request(
                 record.request_id, self.clock.monotonic(), engine.capabilities
             )
+            headers = dispatch.trace.sent(engine.name, record)
             dispatch.may_run = True
             try:
-                dispatch.generation = await engine.generate(request)
+                dispatch.generation = await engine.generate(request, headers)
                 return
             except GatewayError as error:
                 dispatch.may_run = is_unsure(error)
@@ -180,6 +183,7 @@ class Dispatcher:
         if dispatch.choice is None:
             return
         engine, request_id = dispatch.engine, dispatch.record.request_id
+        dispatch.trace.left()
         engine.load.ended(request_id)
         engine.breaker.left(request_id)
         if not dispatch.has_started:
@@ -257,6 +261,7 @@ class Dispatcher:
         engine, ask, now = choice.engine, dispatch.ask, self.clock.monotonic()
         usage = started.usage
         dispatch.has_started = True
+        dispatch.trace.started(started)
         engine.breaker.answered()
         engine.load.started(record.request_id, usage.computed_tokens, now)
         self.gate.moved(engine)
@@ -275,6 +280,7 @@ class Dispatcher:
         """Note the failure for its engine. Raise it, unless another engine may be tried."""
         engine, request_id = dispatch.engine, dispatch.record.request_id
         now = self.clock.monotonic()
+        dispatch.trace.failed(error)
         if isinstance(error, DemandRefused):
             error = DemandRefused(dispatch.ask.plan.in_request(str(error)))
         if _is_breakdown(error):

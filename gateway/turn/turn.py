@@ -1,6 +1,6 @@
 """THE MAIN PATH: one turn, served and accounted for.
 
-`run` is the whole of it, in the order of the design: admit, wait until an engine has room
+`_run` is the whole of it, in the order of the design: admit, wait until an engine has room
 (`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
 Every turn's record is closed, however the turn ends. On the last frame the record is closed before
 the frame is passed on. Otherwise the reconciler closes it, with the engine's own counts.
@@ -30,6 +30,7 @@ from gateway.turn.answers import kept_text, status_of
 from gateway.turn.diagnostics import Comparison, Diagnosis, PromptComparer
 from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
 from gateway.turn.ids import Ids
+from gateway.turn.tracing import NO_TRACE, TracedTurn, Tracing, TurnTrace
 from gateway.turn.why_missed import LastHolders
 
 _OK = 200
@@ -91,6 +92,7 @@ class TurnService:
     residency: LastHolders
     clock: Clock
     ids: Ids = field(default_factory=Ids)
+    tracing: Tracing | None = None
 
     def new_id(self) -> TurnId:
         """A new id.
@@ -99,7 +101,7 @@ class TurnService:
         """
         return TurnId(f"msg_{self.journal.instance}{self.ids.hex(10)}")
 
-    async def run(
+    def run(
         self, ask: Ask, turn_id: TurnId, origin: Origin = NO_ORIGIN
     ) -> AsyncGenerator[Taken | list[Frame], None]:
         """Yield Taken, then the turn's frames, as many at a time as have come.
@@ -110,6 +112,29 @@ class TurnService:
         frames of an answer that is not streamed come when the answer is whole, because another
         engine may begin it anew.
         """
+        if self.tracing is None:
+            return self._run(ask, turn_id, origin, NO_TRACE)
+        return self._traced(ask, turn_id, origin, self.tracing.begin(ask, turn_id, origin))
+
+    async def _traced(
+        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TracedTurn
+    ) -> AsyncGenerator[Taken | list[Frame], None]:
+        """As `run`. The trace ends when the turn does, in whatever way."""
+        failure: GatewayError | None = None
+        items = self._run(ask, turn_id, origin, trace)
+        try:
+            async for item in items:
+                yield item
+        except GatewayError as error:
+            failure = error
+            raise
+        finally:
+            await items.aclose()
+            trace.ended(failure)
+
+    async def _run(
+        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
+    ) -> AsyncGenerator[Taken | list[Frame], None]:
         self.dispatcher.check_length(ask)
         gate, tokens = self.dispatcher.gate, ask.estimated_tokens
         with ExitStack() as admitted:
@@ -122,7 +147,7 @@ class TurnService:
                 )
                 if not ask.is_batch:
                     passing = entering.enter_context(await gate.enter(ask))
-                turn = await self._open(ask, turn_id, origin)
+                turn = await self._open(ask, turn_id, origin, trace)
                 turn.dispatch.is_charged = passing.is_charged
             place.is_open = True
             try:
@@ -157,7 +182,9 @@ class TurnService:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
 
-    async def _open(self, ask: Ask, turn_id: TurnId, origin: Origin) -> RunningTurn:
+    async def _open(
+        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
+    ) -> RunningTurn:
         now = self.clock.wall()
         record = TurnRecord(
             id=turn_id,
@@ -174,6 +201,7 @@ class TurnService:
             user_agent=origin.user_agent,
             name=ask.name,
         )
+        trace.opened(record)
         if (marked := ask.plan.deepest_marked()) is not None:
             record.prefix, record.prefix_ttl = marked
         try:
@@ -186,7 +214,7 @@ class TurnService:
             self.billing.charge(record)
             self.journal.close_soon(record)
             raise
-        return RunningTurn(turn_id, ask, Meter(record), Dispatch(ask, record))
+        return RunningTurn(turn_id, ask, Meter(record), Dispatch(ask, record, trace=trace))
 
     def _note(self, turn: RunningTurn, frame: Frame) -> None:
         match frame:

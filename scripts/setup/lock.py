@@ -29,7 +29,7 @@ from scripts.setup.install_needs import (
 
 NEEDS = (
     "base",
-    *("gateway", "postgres", "engine", "dashboard"),
+    *("gateway", "postgres", "engine", "dashboard", "otel"),
     *("test", "check", "bench", "release"),
 )
 LEFT_OUT = re.compile(rf"(?:{UNHASHED}|triton|nvidia-.*|cuda-.*)==")

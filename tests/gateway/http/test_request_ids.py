@@ -146,3 +146,24 @@ def test_the_log_lines_of_a_turn_have_the_id(
     assert made == reply.json()["request_id"]
     assert {line["request_id"] for line in failed} == {made}
     assert len({line["turn"] for line in failed}) == 1
+
+
+def test_the_access_log_has_a_line_for_each_response_and_for_each_turn(
+    logs: io.StringIO, tmp_path: Path
+) -> None:
+    headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
+    with serve(ScriptedEngine()) as one, serve_gateway(tmp_path, one, access_log=True) as url:
+        reply = httpx.post(
+            f"{url}/v1/messages", json=body(stream=True), headers=headers, timeout=120
+        )
+        secret = "a-key-in-the-query"
+        httpx.get(f"{url}/v1beta/models?key={secret}", timeout=120)
+    lines = [json.loads(line) for line in logs.getvalue().splitlines()]
+    [turn] = [line for line in lines if line["event"] == "turn"]
+    answer, refused = [line for line in lines if line["event"] == "response"]
+    made = reply.headers["request-id"]
+    assert turn["request_id"] == answer["request_id"] == made
+    assert (turn["outcome"], turn["status"], turn["output_tokens"]) == ("stop", 200, 2)
+    assert (answer["route"], answer["status"]) == ("/v1/messages", 200)
+    assert answer["bytes"] == len(reply.content) and answer["workspace"] == "default"
+    assert refused["status"] == 401 and secret not in logs.getvalue()

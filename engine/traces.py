@@ -1,0 +1,215 @@
+"""Spans for a collector, through OpenTelemetry's SDK and its OTLP exporters.
+
+The standard `OTEL_*` variables say where spans go, how many are sampled and how many may wait.
+OpenTelemetry (the extra `otel`) is imported by `open_traces` alone. The gateway uses this module
+too: what continues a trace from one process to the other is a part of the engine protocol.
+
+A span that ends waits in a bounded queue for a thread that sends batches. A collector that is down
+or slow holds nothing else up: spans beyond the queue are dropped, and counted.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span, SpanKind
+
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+OF_TRACES = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+_FLUSH_SECONDS = 3.0
+_CONTEXT_HEADERS = ("traceparent", "tracestate")
+Value = str | int | float | bool | Sequence[str]
+
+
+class TracesError(Exception):
+    """Traces are on and can't be. The message says what to do."""
+
+
+class SpanCounts(NamedTuple):
+    """Spans that a collector took, that it did not take in time, and that found no room to wait."""
+
+    exported: int
+    failed: int
+    dropped: int
+
+
+NO_SPANS = SpanCounts(0, 0, 0)
+
+
+class Traces:
+    """The spans of one process. `begin` and `headers_of` are what the rest of the program uses."""
+
+    def __init__(self, service: str, exporter: "SpanExporter") -> None:
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
+        # The variables' own attributes are added by `create`, and the service's name counts first.
+        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._queue = _bounded(exporter)
+        self._provider.add_span_processor(self._queue.processor)
+        self._tracer = self._provider.get_tracer("holdfast")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def count(self) -> SpanCounts:
+        return self._queue.counts
+
+    def context_of(self, headers: Mapping[str, str]) -> "Context":
+        """The caller's span, of `traceparent` and `tracestate`. What is not valid is ignored."""
+        return self._propagator.extract(headers)
+
+    def begin(
+        self,
+        name: str,
+        parent: "Context",
+        kind: "SpanKind",
+        attributes: Mapping[str, Value],
+        at_ns: int | None = None,
+    ) -> "Span":
+        """Begin a span, `at_ns` since 1970 or now. It is nobody's current span."""
+        return self._tracer.start_span(
+            name, parent, kind, dict(attributes), start_time=at_ns, record_exception=False
+        )
+
+    def below(self, span: "Span") -> "Context":
+        """The context of a span's children."""
+        from opentelemetry.trace import set_span_in_context
+
+        return set_span_in_context(span)
+
+    def headers_of(self, span: "Span") -> dict[str, str]:
+        """The headers with which another process continues the trace below this span."""
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers, self.below(span))
+        return headers
+
+    async def aclose(self) -> None:
+        """Send what waits, for some seconds at most. A collector that is away loses it."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while closing.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+
+def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """What a request's headers say of its caller's trace."""
+    names = {name.encode(): name for name in _CONTEXT_HEADERS}
+    return {names[name]: value.decode("latin-1") for name, value in headers if name in names}
+
+
+def fail(span: "Span", kind: str) -> None:
+    """Mark a span as failed. No message is kept, since it may quote what a client wrote."""
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def open_traces(service: str) -> Traces | None:
+    """Spans of the service, to where the `OTEL_*` variables say; None where those turn them off.
+
+    Raises TracesError where the extra is not installed or the protocol is unknown.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "none":
+        return None
+    return Traces(service, _exporter())
+
+
+def _exporter() -> "SpanExporter":
+    protocol = os.environ.get(OF_TRACES) or os.environ.get(PROTOCOL) or "http/protobuf"
+    try:
+        if protocol == "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+                OTLPSpanExporter as OverGrpc,
+            )
+
+            return OverGrpc()
+        if protocol == "http/protobuf":
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+                OTLPSpanExporter as OverHttp,
+            )
+
+            return OverHttp()
+    except ImportError as error:
+        message = f"traces need the extra `otel`: scripts/install otel ({error})"
+        raise TracesError(message) from error
+    raise TracesError(f"{PROTOCOL}: `{protocol[:40]}` is neither grpc nor http/protobuf")
+
+
+def _queue_size() -> int:
+    written = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "2048")
+    try:
+        return max(int(written), 1)
+    except ValueError:
+        raise TracesError(f"OTEL_BSP_MAX_QUEUE_SIZE: `{written[:20]}` is no number") from None
+
+
+class _Queue(NamedTuple):
+    processor: Any
+    exporter: Any
+
+    @property
+    def counts(self) -> SpanCounts:
+        return SpanCounts(self.exporter.exported, self.exporter.failed, self.processor.dropped)
+
+
+def _bounded(exporter: "SpanExporter") -> _Queue:
+    """The SDK's batches, with counts. Its own queue drops without telling the program."""
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import (
+        BatchSpanProcessor,
+        SpanExporter,
+        SpanExportResult,
+    )
+
+    class Counting(SpanExporter):
+        """Called from the SDK's thread alone. `taken` spans have left the queue."""
+
+        def __init__(self) -> None:
+            self.taken = self.exported = self.failed = 0
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            self.taken += len(spans)
+            result = SpanExportResult.FAILURE
+            try:
+                result = exporter.export(spans)
+            finally:
+                if result is SpanExportResult.SUCCESS:
+                    self.exported += len(spans)
+                else:
+                    self.failed += len(spans)
+            return result
+
+        def shutdown(self) -> None:
+            exporter.shutdown()
+
+    class Bounded(BatchSpanProcessor):
+        """`passed` spans went into the SDK's queue, which is never asked to drop one."""
+
+        def __init__(self, counting: Counting, most: int) -> None:
+            super().__init__(counting, max_queue_size=most, max_export_batch_size=min(most, 512))
+            self._counting = counting
+            self._most = most
+            self.passed = self.dropped = 0
+
+        def on_end(self, span: ReadableSpan) -> None:
+            if not (span.context and span.context.trace_flags.sampled):
+                return
+            if self.passed - self._counting.taken >= self._most:
+                self.dropped += 1
+                return
+            self.passed += 1
+            super().on_end(span)
+
+    counting = Counting()
+    return _Queue(Bounded(counting, _queue_size()), counting)

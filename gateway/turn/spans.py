@@ -1,0 +1,155 @@
+"""The spans of a turn: one for the turn, one below it for each engine that it was sent to.
+
+Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`); what these have no word for
+begins with `holdfast.`. The engine's own spans continue below its call. No attribute has a word
+that a client wrote, but the model's name and the workspace's.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from opentelemetry.trace import Span, SpanKind
+
+from engine.protocol import BreakpointReport, Started
+from engine.traces import Traces, Value, fail, trace_headers
+from gateway.base.errors import ClientGone, GatewayError
+from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
+from gateway.prompt.ask import Ask
+from gateway.prompt.origin import Origin
+from gateway.turn.tracing import TracedTurn
+
+OPERATION, PROVIDER = "chat", "holdfast"
+_RANKS = ("leased", "best_effort", "none")
+
+
+class Spans:
+    """Begins the spans of turns. `monotonic` is the clock of `Ask.arrived`."""
+
+    def __init__(self, traces: Traces, monotonic: Callable[[], float]) -> None:
+        self._traces = traces
+        self._monotonic = monotonic
+
+    def begin(self, ask: Ask, turn_id: str, origin: Origin) -> "SpannedTurn":
+        """The turn's span begins when its request arrived, below the client's own span."""
+        waited = max(self._monotonic() - ask.arrived, 0.0)
+        model = ask.model.id[:MODEL_CHARACTERS]
+        span = self._traces.begin(
+            f"{OPERATION} {model}",
+            self._traces.context_of(trace_headers(origin.headers)),
+            SpanKind.SERVER,
+            {
+                "gen_ai.operation.name": OPERATION,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": model,
+                "gen_ai.request.stream": ask.stream,
+                "gen_ai.response.id": turn_id,
+                "holdfast.api": ask.dialect,
+                "holdfast.workspace": ask.principal.workspace,
+                "holdfast.request_id": origin.request_id or "",
+            },
+            time.time_ns() - int(waited * 1e9),
+        )
+        return SpannedTurn(self._traces, span, model)
+
+
+class SpannedTurn(TracedTurn):
+    __slots__ = ("_below", "_call", "_model", "_record", "_span", "_traces")
+
+    def __init__(self, traces: Traces, span: Span, model: str) -> None:
+        self._traces = traces
+        self._span = span
+        self._model = model
+        self._below = traces.below(span)
+        self._call: Span | None = None
+        self._record: TurnRecord | None = None
+
+    def opened(self, record: TurnRecord) -> None:
+        """The turn was let in; until then it waited for an engine with room."""
+        self._record = record
+        self._span.add_event("holdfast.admitted")
+
+    def sent(self, engine: str, record: TurnRecord) -> Mapping[str, str] | None:
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": OPERATION,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,
+            "server.address": engine,
+            "holdfast.attempt": record.attempt,
+        }
+        self._call = self._traces.begin("engine_call", self._below, SpanKind.CLIENT, attributes)
+        return self._traces.headers_of(self._call)
+
+    def started(self, frame: Started) -> None:
+        self._span.add_event("holdfast.first_frame")
+        attributes = cache_attributes(frame)
+        for span in (self._span, self._call):
+            if span is not None:
+                span.set_attributes(attributes)
+
+    def failed(self, error: GatewayError) -> None:
+        if self._call is not None:
+            fail(self._call, type(error).__name__)
+
+    def left(self) -> None:
+        if self._call is not None:
+            self._call.end()
+            self._call = None
+
+    def ended(self, error: GatewayError | None) -> None:
+        self.left()
+        record = self._record
+        if record is not None:
+            self._span.set_attributes(outcome_attributes(record))
+        if error is not None:
+            fail(self._span, error.type)
+        elif record is not None and record.outcome == CLIENT_LEFT:
+            fail(self._span, ClientGone.__name__)
+        self._span.end()
+
+
+def cache_attributes(frame: Started) -> dict[str, Value]:
+    """What was read and written, why not more, and what is held now and where."""
+    usage = frame.usage
+    found: dict[str, Value] = {
+        # With all classes, as the convention asks.
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_5m_tokens
+        + usage.cache_write_1h_tokens,
+        "holdfast.cache.automatic_tokens": usage.automatic_tokens,
+        "holdfast.cache.computed_tokens": usage.computed_tokens,
+        "holdfast.cache.tier": frame.receipt.tier,
+        "holdfast.lease.state": _lease_of(frame.breakpoints),
+    }
+    if frame.miss_reason is not None:
+        found["holdfast.cache.miss_reason"] = frame.miss_reason
+    seconds = [each.expires_in_seconds for each in frame.breakpoints if each.expires_in_seconds]
+    if seconds:
+        found["holdfast.lease.seconds"] = max(seconds)
+    return found
+
+
+def _lease_of(reports: list[BreakpointReport]) -> str:
+    """The best state of the turn's breakpoints; `none` without any."""
+    return min((each.state for each in reports), key=_RANKS.index, default="none")
+
+
+def outcome_attributes(record: TurnRecord) -> dict[str, Value]:
+    """What is known of the turn at its end, but for its words."""
+    found: dict[str, Value] = {
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "holdfast.outcome": record.outcome,
+        "holdfast.attempts": record.attempt,
+    }
+    optional: dict[str, Value | None] = {
+        "gen_ai.response.model": record.engine_model,
+        "gen_ai.response.time_to_first_chunk": record.first_token_seconds,
+        "http.response.status_code": record.status,
+        "holdfast.engine": record.engine,
+        # The gateway knows other engines and earlier turns, so its reason says more.
+        "holdfast.cache.miss_reason": record.miss_reason,
+    }
+    found |= {name: value for name, value in optional.items() if value is not None}
+    if record.stop_reason is not None:
+        found["gen_ai.response.finish_reasons"] = [record.stop_reason]
+    return found

@@ -1,0 +1,105 @@
+"""A collector: an HTTP server that takes OTLP and decodes it with OpenTelemetry's own messages."""
+
+import gzip
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+Value = str | int | float | bool | list[str]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span as it came. Times are ns since 1970."""
+
+    service: str
+    name: str
+    trace: str
+    id: str
+    parent: str
+    kind: int
+    began: int
+    ended: int
+    is_error: bool
+    attributes: dict[str, Value]
+
+
+@dataclass
+class Collector:
+    """`delay_seconds` is how long it takes to answer."""
+
+    url: str = ""
+    spans: list[Span] = field(default_factory=list)
+    raw: bytes = b""
+    delay_seconds: float = 0.0
+
+    def take(self, body: bytes) -> None:
+        self.raw += body
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            about = {a.key: a.value.string_value for a in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [_span(about["service.name"], each) for each in scope.spans]
+
+    def trace(self, trace_id: str) -> list[Span]:
+        """The spans of a trace, in the order in which they began."""
+        found = [span for span in self.spans if span.trace == trace_id]
+        return sorted(found, key=lambda span: (span.began, -span.ended))
+
+
+def _span(service: str, made: Any) -> Span:
+    return Span(
+        service,
+        made.name,
+        made.trace_id.hex(),
+        made.span_id.hex(),
+        made.parent_span_id.hex(),
+        made.kind,
+        made.start_time_unix_nano,
+        made.end_time_unix_nano,
+        made.status.code == 2,
+        {attribute.key: _value(attribute.value) for attribute in made.attributes},
+    )
+
+
+def _value(given: Any) -> Value:
+    kind = given.WhichOneof("value")
+    if kind == "array_value":
+        return [each.string_value for each in given.array_value.values]
+    value: Value = getattr(given, kind)
+    return value
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            time.sleep(collector.delay_seconds)
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            assert self.path == "/v1/traces"
+            collector.take(body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    collector.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield collector
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,279 @@
+"""Spans of a turn over gateway and engine, as a collector gets them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+
+from engine.protocol import ErrorReply
+from engine.traces import TracesError
+from scripts.stack import API_KEY, Stack, running_stack
+from tests.gateway import serving
+from tests.gateway.bodies import body
+from tests.gateway.scripted_engine import ScriptedEngine, say
+from tests.gateway.serving import eventually, serve, serve_gateway
+
+pytest.importorskip("opentelemetry.sdk")
+from tests.gateway.turn.collector import Collector, Span, collecting
+
+SERVER, CLIENT, INTERNAL = 2, 3, 1
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SECRET_WORDS = "The heron counts forty two stones"
+
+
+def environment(collector: Collector) -> dict[str, str]:
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test",
+    }
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["synthetic", "native"])
+def stack(
+    request: pytest.FixtureRequest,
+    collector: Collector,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stack]:
+    shared = environment(collector)
+    engine = {**shared, "ENGINE_TRACES": "true", "ENGINE_MIN_CACHE_TOKENS": "16"}
+    gateway = {**shared, "HOLDFAST_TRACES": "true"}
+    data = tmp_path_factory.mktemp("traces")
+    with running_stack(data, request.param, engine, gateway) as running:
+        yield running
+
+
+def ask(stack: Stack, trace: str, *, stream: bool = False) -> str:
+    """One turn of a client that has a trace already. Return the turn's id."""
+    block = {"type": "text", "text": f"{SECRET_WORDS}. " * 40}
+    block["cache_control"] = {"type": "ephemeral"}  # type: ignore[assignment]
+    with Anthropic(base_url=stack.gateway, api_key=API_KEY, max_retries=0, timeout=120) as sdk:
+        answer = sdk.messages.create(
+            model=sdk.models.list().data[0].id,
+            max_tokens=4,
+            system=[block],  # type: ignore[list-item]
+            messages=[{"role": "user", "content": SECRET_WORDS}],
+            extra_headers={"traceparent": f"00-{trace}-{PARENT}-01"},
+        )
+    return answer.id
+
+
+def spans_of(collector: Collector, trace: str, number: int) -> list[Span]:
+    eventually(lambda: len(collector.trace(trace)) >= number)
+    time.sleep(0.3)  # for one too many
+    found = collector.trace(trace)
+    assert len(found) == number, [span.name for span in found]
+    return found
+
+
+def test_a_turn_is_one_trace_over_gateway_and_engine(stack: Stack, collector: Collector) -> None:
+    trace = os.urandom(16).hex()
+    turn_id = ask(stack, trace)
+    found = spans_of(collector, trace, 7)
+    turn, call, generate, *parts = found
+    parts.sort(key=lambda part: (part.began, part.ended))
+    assert (turn.service, turn.kind, turn.parent) == ("holdfast-gateway", SERVER, PARENT)
+    assert turn.name == f"chat {turn.attributes['gen_ai.request.model']}"
+    assert (call.name, call.kind, call.parent) == ("engine_call", CLIENT, turn.id)
+    assert (generate.service, generate.kind) == ("holdfast-engine", SERVER)
+    assert generate.parent == call.id
+    assert [part.name for part in parts] == ["look_up", "queue", "prefill", "decode"]
+    assert {(part.parent, part.kind) for part in parts} == {(generate.id, INTERNAL)}
+    for before, after in pairwise(parts):
+        assert before.began <= before.ended == after.began <= after.ended
+    assert turn.began <= call.began <= generate.began <= generate.ended <= turn.ended
+    assert not any(span.is_error for span in found)
+    assert turn.attributes["gen_ai.response.id"] == turn_id
+
+
+def test_what_was_read_and_written_is_in_the_spans_of_both(
+    stack: Stack, collector: Collector
+) -> None:
+    ask(stack, os.urandom(16).hex())
+    trace = os.urandom(16).hex()
+    ask(stack, trace)
+    turn, _, generate, *_ = spans_of(collector, trace, 7)
+    for span in (turn, generate):
+        read = span.attributes["gen_ai.usage.cache_read.input_tokens"]
+        assert isinstance(read, int) and read > 100
+        assert span.attributes["gen_ai.usage.cache_creation.input_tokens"] == 0
+        assert span.attributes["gen_ai.usage.input_tokens"] > read
+        assert span.attributes["gen_ai.usage.output_tokens"] > 0
+        assert span.attributes["holdfast.cache.tier"] == "device"
+        assert span.attributes["gen_ai.operation.name"] == "chat"
+    assert turn.attributes["holdfast.lease.state"] == "leased"
+    assert 0 < turn.attributes["holdfast.lease.seconds"] <= 300  # type: ignore[operator]
+    assert turn.attributes["http.response.status_code"] == 200
+    assert str(turn.attributes["holdfast.request_id"]).startswith("req_")
+
+
+def test_no_span_has_a_word_of_the_prompt_or_a_key(stack: Stack, collector: Collector) -> None:
+    trace = os.urandom(16).hex()
+    ask(stack, trace)
+    spans_of(collector, trace, 7)
+    words = (*SECRET_WORDS.split(), API_KEY, "engine-secret")
+    assert not [word for word in words if word.encode() in collector.raw]
+
+
+def test_both_count_their_spans(stack: Stack, collector: Collector) -> None:
+    trace = os.urandom(16).hex()
+    ask(stack, trace)
+    spans_of(collector, trace, 7)
+    for url in (stack.gateway, stack.engine):
+        eventually(lambda url=url: counted(url, "exported") >= 2)
+        assert counted(url, "failed") == counted(url, "dropped") == 0
+
+
+def counted(url: str, result: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=120).text
+    [line] = [row for row in text.splitlines() if f'_spans_total{{result="{result}"}}' in row]
+    return float(line.split()[-1])
+
+
+# What needs engines that fail: scripted ones, which make no spans of their own.
+
+
+@contextmanager
+def gateway(
+    monkeypatch: pytest.MonkeyPatch, data: Path, endpoint: str, *engines: str, **variables: str
+) -> Iterator[str]:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with serve_gateway(data, *engines, traces=True) as url:
+        yield url
+
+
+def post(url: str, trace: str = TRACE, **changes: Any) -> httpx.Response:
+    headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
+    headers["traceparent"] = f"00-{trace}-{PARENT}-01"
+    return httpx.post(f"{url}/v1/messages", json=body(**changes), headers=headers, timeout=120)
+
+
+def test_a_retry_at_another_engine_is_a_second_call_of_one_trace(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = ScriptedEngine(breaks_early=True), ScriptedEngine()
+    with (
+        serve(first) as one,
+        serve(second) as other,
+        gateway(monkeypatch, tmp_path, collector.url, one, other) as url,
+    ):
+        for number in range(60):
+            trace = os.urandom(16).hex()
+            asked = [{"role": "user", "content": f"question {number}"}]
+            assert post(url, trace, messages=asked).status_code == 200
+            if first.requests:
+                break
+        turn, broken, whole = spans_of(collector, trace, 3)
+    assert {broken.parent, whole.parent} == {turn.id}
+    assert (broken.attributes["server.address"], whole.attributes["server.address"]) == (
+        "engine-0",
+        "engine-1",
+    )
+    assert (broken.is_error, whole.is_error, turn.is_error) == (True, False, False)
+    assert broken.attributes["error.type"] == "EngineLost"
+    assert broken.ended <= whole.began
+    assert turn.attributes["holdfast.attempts"] == whole.attributes["holdfast.attempt"] == 2
+
+
+def test_a_turn_that_fails_and_one_whose_client_leaves_are_errors(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine()
+    engine.refusal = ErrorReply("prompt_too_long", "prompt is too long: 9 tokens > 8 maximum")
+    refused, left = os.urandom(16).hex(), os.urandom(16).hex()
+    with serve(engine) as one, gateway(monkeypatch, tmp_path, collector.url, one) as url:
+        assert post(url, refused).status_code == 400
+        turn, call = spans_of(collector, refused, 2)
+        engine.refusal, engine.script = None, say(*["word "] * 2_000, delay=0.05)
+        headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
+        headers["traceparent"] = f"00-{left}-{PARENT}-01"
+        asked = body(stream=True)
+        with httpx.stream(
+            "POST", f"{url}/v1/messages", json=asked, headers=headers, timeout=120
+        ) as reply:
+            next(reply.iter_lines())
+        gone, _ = spans_of(collector, left, 2)
+    assert turn.is_error and call.is_error
+    assert turn.attributes["error.type"] == "invalid_request_error"
+    assert turn.attributes["http.response.status_code"] == 400
+    assert gone.is_error and gone.attributes["holdfast.outcome"] == "client_disconnect"
+
+
+NO_PARENTS = ["", "00-zz-yy-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"]
+
+
+@pytest.mark.parametrize("traceparent", NO_PARENTS)
+def test_a_traceparent_that_is_not_one_begins_a_new_trace(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traceparent: str
+) -> None:
+    engine, before = ScriptedEngine(), len(collector.spans)
+    with serve(engine) as one, gateway(monkeypatch, tmp_path, collector.url, one) as url:
+        headers = {"x-api-key": serving.API_KEY, "anthropic-version": "2023-06-01"}
+        headers["traceparent"] = traceparent
+        reply = httpx.post(f"{url}/v1/messages", json=body(), headers=headers, timeout=120)
+        assert reply.status_code == 200
+        eventually(lambda: len(collector.spans) == before + 2)
+    call, turn = sorted(collector.spans[before:], key=lambda span: span.parent, reverse=True)
+    assert turn.parent == "" and call.parent == turn.id and call.trace == turn.trace
+
+
+def test_a_collector_that_is_slow_or_away_holds_no_turn_and_drops_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue has room for four spans, and each turn has two."""
+    room = {"OTEL_BSP_MAX_QUEUE_SIZE": "4", "OTEL_EXPORTER_OTLP_TIMEOUT": "2"}
+    with collecting() as slow, serve(ScriptedEngine()) as one:
+        slow.delay_seconds = 1.5
+        with gateway(monkeypatch, tmp_path / "slow", slow.url, one, **room) as url:
+            assert quick(url, 12)
+            assert counted(url, "dropped") > 0
+        with gateway(monkeypatch, tmp_path / "away", "http://127.0.0.1:9", one, **room) as url:
+            assert quick(url, 12)
+            assert counted(url, "dropped") > 0
+            eventually(lambda: counted(url, "failed") > 0)
+            assert counted(url, "exported") == 0
+
+
+def quick(url: str, number: int) -> bool:
+    """Whether the turns take less time than the collector would take for one batch of each."""
+    began = time.monotonic()
+    assert all(post(url, os.urandom(16).hex()).status_code == 200 for _ in range(number))
+    return time.monotonic() - began < 1.5 * number / 2
+
+
+def test_nothing_of_opentelemetry_is_loaded_where_traces_are_off() -> None:
+    code = (
+        "import sys, gateway.app, engine.__main__, engine.serve.server\n"
+        "found = [name for name in sys.modules if name.startswith('opentelemetry')]\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_wrong_protocol_stops_the_start_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+    with pytest.raises(TracesError, match="carrier-pigeon"), serve_gateway(tmp_path, traces=True):
+        pass
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with serve(ScriptedEngine()) as one, serve_gateway(tmp_path, one, traces=True) as url:
+        assert post(url).status_code == 200
