@@ -213,6 +213,16 @@ class Lifecycle:
         elif len(sequence.tokens) >= self._max_context_tokens:
             sequence.finish = "context"
 
+    def take_deltas(
+        self, sequence: SequenceState, deltas: Iterable[Delta], num_output: int
+    ) -> None:
+        """Take what a server of text answered. `num_output` tokens have come so far, about."""
+        missing = num_output - sequence.num_output
+        if missing < 0:
+            del sequence.tokens[missing:]
+        sequence.tokens.extend([0] * missing)
+        _say(sequence, deltas)
+
     def finish_ended(self, running: Iterable[SequenceState]) -> None:
         for sequence in list(running):
             if sequence.finish is not None:

@@ -42,6 +42,10 @@ class PromptRenderer(Protocol):
     def parser(self, request: GenerateRequest) -> OutputParser: ...
 
 
+CHAT_KINDS = ("openai", "sglang", "trtllm", "tgi")
+"""Kinds of upstream servers that take conversations."""
+
+
 class Preparer:
     """Answers bodies; knows no process. What the request itself is to blame for is `Refused`."""
 
@@ -95,7 +99,10 @@ class Preparer:
             # Compiled here first: a schema that takes too long ends this process, not the engine.
             self._renderer.parser(request)
         request, unheld = self._held(request)
-        prepared = prepare(request, rendered, self._description, without_texts(request))
+        # A server of conversations renders them once more.
+        is_chat = self._description.upstream in CHAT_KINDS
+        kept = request if is_chat else without_texts(request)
+        prepared = prepare(request, rendered, self._description, kept)
         return msgspec.structs.replace(
             prepared,
             unheld=unheld,

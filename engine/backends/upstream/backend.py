@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import structlog
 
-from engine.backends.base import Progress
+from engine.backends.base import Progress, Renderer
 from engine.backends.events import EventLog
 from engine.backends.looped import Loaded, LoopedBackend
 from engine.backends.mirror_pool import MirrorPool
@@ -18,6 +18,7 @@ from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer
 from engine.backends.upstream.books import UnheldEntries, UpstreamCache
+from engine.backends.upstream.chat import ChatServerRenderer
 from engine.backends.upstream.guarantees import guarantees_of
 from engine.backends.upstream.kinds import new_server
 from engine.backends.upstream.loop import UpstreamLoop
@@ -139,7 +140,7 @@ class UpstreamBackend(LoopedBackend):
         settings = self._settings
         server = await new_server(settings, model, renderer)
         facts = await server.find_facts(probe_texts(renderer))
-        facts = await examined(server, facts, renderer, model)
+        facts = await examined(server, facts, renderer)
         if facts.isolation == "none":
             log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
         return _Parts(server, facts, renderer, self._description(facts, renderer, model))
@@ -234,7 +235,10 @@ class UpstreamBackend(LoopedBackend):
             self._supervisor,
             self._is_suspect.set,
         )
-        return Loaded(description, parts.renderer, preparation, cache, self._books, lifecycle, loop)
+        renderer: Renderer = parts.renderer
+        if parts.facts.is_chat:
+            renderer = ChatServerRenderer(parts.renderer)
+        return Loaded(description, renderer, preparation, cache, self._books, lifecycle, loop)
 
     def _description(self, facts: Facts, renderer: ChatRenderer, model: ModelFacts) -> Description:
         settings = self._settings
@@ -276,7 +280,7 @@ def _capabilities(facts: Facts, renderer: ChatRenderer) -> list[Capability]:
         "forced_tools": "forced_tools" in facts.capabilities,
         "structured_output": "structured_output" in facts.capabilities,
         "penalties": "penalties" in facts.capabilities,
-        "thinking": renderer.reasoning_format is not None,
+        "thinking": renderer.reasoning_format is not None and not facts.is_chat,
     }
     return [capability for capability, is_there in declared.items() if is_there]
 

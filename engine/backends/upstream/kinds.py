@@ -4,6 +4,7 @@ import msgspec
 
 from engine.backends.upstream.llamacpp_server import LlamaCppServer
 from engine.backends.upstream.model import ModelFacts
+from engine.backends.upstream.openai_server import OpenAiServer
 from engine.backends.upstream.server import Kind, Server, UpstreamError, UpstreamRefused
 from engine.backends.upstream.vllm_server import VllmServer
 from engine.backends.upstream.wire import Wire
@@ -34,7 +35,8 @@ async def new_server(settings: Settings, model: ModelFacts, renderer: ChatRender
         case "llamacpp":
             return LlamaCppServer(wire, model, settings.block_size)
         case _:
-            raise UpstreamRefused(f"ENGINE_UPSTREAM_KIND={found} is not there yet")
+            # The others have chat completions too, and nothing more of theirs was tried here.
+            return OpenAiServer(wire, settings.upstream_model, model, found)
 
 
 async def find_kind(wire: Wire) -> Kind:

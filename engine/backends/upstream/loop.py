@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import structlog
 
 from engine.backends.upstream.books import UpstreamCache
+from engine.backends.upstream.chat import ChatParser
 from engine.backends.upstream.gate import Place, Slots
 from engine.backends.upstream.server import (
     Facts,
@@ -133,7 +134,8 @@ class UpstreamLoop:
             return
         async with aclosing(self._server.generate(order)) as pieces:
             async for piece in pieces:
-                if request.started_at is None and (piece.token_ids or piece.is_last):
+                is_answer = bool(piece.token_ids) or piece.chat is not None or piece.is_last
+                if request.started_at is None and is_answer:
                     self._begin(sequence, piece)
                 self._take(sequence, piece)
                 if not self._turns.has(sequence):
@@ -155,14 +157,29 @@ class UpstreamLoop:
             self._turns.add_fork(fork)
 
     def _take(self, sequence: SequenceState, piece: Piece) -> None:
+        parser = sequence.parser
+        if isinstance(parser, ChatParser):
+            self._take_chat(sequence, parser, piece)
         for token in piece.token_ids:
             if sequence.finish is not None:
                 break
             self.lifecycle.take_token(sequence, token)
         if piece.is_last and sequence.finish is None:
-            sequence.finish = piece.finish or "failed"
+            sequence.finish = parser.finish or piece.finish or "failed"
         self.lifecycle.finish_ended([sequence])
         self.lifecycle.publish()
+
+    def _take_chat(self, sequence: SequenceState, parser: ChatParser, piece: Piece) -> None:
+        """Deltas, each taken for a token until the server tells how many there were."""
+        if piece.chat is not None and not parser.has_ended():
+            deltas = parser.take(piece.chat)
+            self.lifecycle.take_deltas(sequence, deltas, sequence.num_output + bool(deltas))
+            if parser.has_ended() and piece.chat.finish_reason is None:
+                # Ours ended it: nobody will tell.
+                self.lifecycle.take_deltas(sequence, [], parser.count_written())
+                sequence.finish = parser.finish
+        if piece.sampled_tokens is not None:
+            self.lifecycle.take_deltas(sequence, [], piece.sampled_tokens)
 
     @asynccontextmanager
     async def _place(self, sequence: SequenceState) -> AsyncIterator[Place]:
@@ -190,8 +207,11 @@ class UpstreamLoop:
             self._wake_next()
 
     def _wake_next(self) -> None:
-        if self._queue:
-            self._queue.popleft().set_result(None)
+        while self._queue:
+            waiter = self._queue.popleft()
+            if not waiter.done():  # a cancelled one is still here until its task runs
+                waiter.set_result(None)
+                return
 
     # Along the way.
 
@@ -227,7 +247,7 @@ class UpstreamLoop:
 
 def _order(sequence: SequenceState, place: Place, facts: Facts) -> Order:
     request, parser = sequence.request, sequence.parser
-    assert isinstance(parser, TurnParser)
+    ends = sorted(parser.end_token_ids) if isinstance(parser, TurnParser) else []
     asked = request.request.sampling.max_tokens
     room = facts.max_context_tokens - len(request.query.tokens)
     return Order(
@@ -239,8 +259,8 @@ def _order(sequence: SequenceState, place: Place, facts: Facts) -> Order:
         is_seeded=request.request.sampling.seed is not None,
         # No server computes a prompt alone: pre-warming takes one token, told to nobody.
         max_tokens=max(room if asked is None else min(asked, room), 1),
-        end_token_ids=sorted(parser.end_token_ids),
-        grammar=parser.grammar,
+        end_token_ids=ends,
+        grammar=parser.grammar if isinstance(parser, TurnParser) else None,
         slot=place.slot,
         may_reuse=place.may_reuse,
     )

@@ -3,7 +3,6 @@
 Nothing is taken from its version: a flag that was left out shows only in what it answers.
 """
 
-import random
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ from uuid import uuid4
 import structlog
 
 from engine.backends.upstream.gate import Slots, common_length
-from engine.backends.upstream.model import ModelFacts
 from engine.backends.upstream.server import (
     Facts,
     Order,
@@ -51,28 +49,26 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
-async def examined(
-    server: Server, facts: Facts, renderer: ChatRenderer, model: ModelFacts
-) -> Facts:
+async def examined(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
     """The facts with what only trying shows. Raises UpstreamError where the server fails."""
-    facts = await _try_memory(server, facts, renderer, model)
+    facts = await _try_memory(server, facts, renderer)
     return await _try_grammars(server, facts, renderer)
 
 
-async def _try_memory(
-    server: Server, facts: Facts, renderer: ChatRenderer, model: ModelFacts
-) -> Facts:
+async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
     """Send one prompt twice in one scope; then in another, after something else.
 
     A cache behind the slots of llama.cpp shows only where a slot had other content meanwhile.
     """
-    prompt, else_prompt = _random_prompt(facts, renderer), _random_prompt(facts, renderer)
+    prompt, else_prompt = _random_prompt(facts), _random_prompt(facts)
     own, other, slots = uuid4().hex, uuid4().hex, Slots(1)
-    told = [
-        await _cached(server, slots, tokens, scope)
-        for tokens, scope in ((prompt, own), (prompt, own), (else_prompt, other), (prompt, other))
-    ]
-    _, again, _, foreign = told
+    asked = ((prompt, own), (prompt, own), (else_prompt, other), (prompt, other))
+    told = [await _asked(server, slots, renderer, one, scope) for one, scope in asked]
+    again, foreign = told[1].cached_tokens, told[3].cached_tokens
+    lengths = [len(_tokens(renderer, one)) for one in (prompt, else_prompt)]
+    if told[1].prompt_tokens not in (None, lengths[0]):
+        note = f"not told: it counts {told[1].prompt_tokens} tokens of a prompt of {lengths[0]}"
+        return replace(facts, tells="never", tells_note=note)
     if again is None or foreign is None:
         return replace(
             facts,
@@ -85,7 +81,7 @@ async def _try_memory(
     if not again:
         tells_note += "; it reused nothing of a prompt that was sent twice"
     # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
-    if foreign <= common_length(prompt, else_prompt):
+    if foreign <= common_length(_tokens(renderer, prompt), _tokens(renderer, else_prompt)):
         return replace(facts, tells_note=tells_note, isolation_note=_APART_BY[facts.isolation])
     if facts.kind == "llamacpp":
         raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
@@ -96,7 +92,7 @@ async def _try_memory(
 _TOLD_BY = {
     "vllm": "usage.prompt_tokens_details.cached_tokens",
     "llamacpp": "timings.cache_n",
-    "sglang": "meta_info.cached_tokens",
+    "sglang": "usage.prompt_tokens_details.cached_tokens",
     "trtllm": "usage.prompt_tokens_details.cached_tokens",
     "openai": "usage.prompt_tokens_details.cached_tokens",
     "tgi": "",
@@ -104,12 +100,12 @@ _TOLD_BY = {
 _NOT_TOLD = {
     "vllm": "start the server with --enable-prompt-tokens-details",
     "openai": "its usage has no prompt_tokens_details.cached_tokens",
+    "sglang": "start the server with --enable-cache-report",
     "trtllm": "its usage has no prompt_tokens_details.cached_tokens",
     "tgi": "no field of its answers has it",
 }
 _UNPROVEN = {
     "vllm": "cache_salt is sent, and nothing shows whether the server heeds it",
-    "trtllm": "cache_salt is sent, and nothing shows whether the server heeds it",
 }
 _APART_BY = {
     "salt": "cache_salt, tried at the start",
@@ -118,15 +114,18 @@ _APART_BY = {
 }
 
 
-async def _cached(server: Server, slots: Slots, prompt: list[TokenId], scope: str) -> int | None:
-    place = slots.take(scope, prompt)
+async def _asked(
+    server: Server, slots: Slots, renderer: ChatRenderer, request: GenerateRequest, scope: str
+) -> Piece:
+    tokens = _tokens(renderer, request)
+    place = slots.take(scope, tokens)
     assert place is not None
-    piece: Piece = await server.prefill(
+    piece = await server.prefill(
         Order(
             order_id=uuid4().hex,
             scope=scope,
-            token_ids=prompt,
-            request=_request(),
+            token_ids=tokens,
+            request=request,
             sample=_GREEDY,
             is_seeded=False,
             max_tokens=1,
@@ -136,17 +135,20 @@ async def _cached(server: Server, slots: Slots, prompt: list[TokenId], scope: st
         )
     )
     slots.give_back(place)
-    return piece.cached_tokens
+    return piece
 
 
-def _random_prompt(facts: Facts, renderer: ChatRenderer) -> list[TokenId]:
-    """Tokens of words that nobody has sent before, so that nothing can be reused at first."""
-    draw = random.SystemRandom()
-    words = " ".join(uuid4().hex for _ in range(64))
-    tokens: list[TokenId] = renderer.tokenizer.encode(words, add_special_tokens=False).ids
-    draw.shuffle(tokens)
-    length = max(PROBE_TOKENS, 2 * (facts.block_size or 0) + 8)
-    return (tokens * (length // len(tokens) + 1))[: min(length, facts.max_context_tokens // 2)]
+def _random_prompt(facts: Facts) -> GenerateRequest:
+    """Words that nobody has sent before, so that nothing can be reused at first.
+
+    Each word of 32 hexadecimal digits has several tokens, so there are blocks of them.
+    """
+    length = max(PROBE_TOKENS, 3 * (facts.block_size or 0))
+    return _request(text=" ".join(uuid4().hex for _ in range(length // 12)))
+
+
+def _tokens(renderer: ChatRenderer, request: GenerateRequest) -> list[TokenId]:
+    return list(renderer.render(request.prompt, thinking=False).token_ids)
 
 
 async def _try_grammars(server: Server, facts: Facts, renderer: ChatRenderer) -> Facts:
@@ -213,8 +215,9 @@ def _request(
     tools: list[Tool] | None = None,
     choice: ToolChoice | None = None,
     output_schema: dict[str, Any] | None = None,
+    text: str = "Say hello.",
 ) -> GenerateRequest:
-    messages = [Message("user", [TextPart("Say hello.")])]
+    messages = [Message("user", [TextPart(text)])]
     return GenerateRequest(
         request_id=uuid4().hex,
         scope=uuid4().hex,

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
+from engine.backends.upstream.deltas import ChatPiece
 from engine.cache.ids import TokenId
 from engine.protocol import Capability, ErrorCode, FinishReason, GenerateRequest
 from engine.schedule.runner import SampleParams
@@ -26,6 +27,12 @@ class UpstreamBusy(UpstreamError):
     code: ClassVar[ErrorCode] = "overloaded"
 
 
+class UpstreamUnsupported(UpstreamError):
+    """The server's API has no place for what the request asks."""
+
+    code: ClassVar[ErrorCode] = "unsupported"
+
+
 class UpstreamGone(UpstreamError):
     """The server can't be reached, or a connection to it broke."""
 
@@ -40,6 +47,7 @@ class UpstreamRefused(Exception):
 class Facts:
     """What is known of a running server. `block_size` and `num_blocks` None: it does not tell.
 
+    `is_chat`: it takes conversations and answers deltas, not tokens.
     `max_running` requests are sent to it at a time. `fingerprint` changes when it was started anew,
     as far as it shows that. `tells_note`, `isolation_note` and `forced_note` are for people.
     """
@@ -58,6 +66,7 @@ class Facts:
     fingerprint: str = ""
     capabilities: frozenset[Capability] = frozenset()
     takes_grammars: bool = True
+    is_chat: bool = False
     forced_note: str = ""
 
 
@@ -87,7 +96,8 @@ class Order:
 class Piece:
     """What came since the last one. `cached_tokens` None: not told with this piece.
 
-    `finish`: why the server ended it, where our parser sees no end.
+    `finish`: why the server ended it, where our parser sees no end. `chat` is what came of a server
+    of conversations, and `sampled_tokens` how many tokens its whole answer had.
     """
 
     token_ids: Sequence[TokenId] = ()
@@ -95,6 +105,8 @@ class Piece:
     prompt_tokens: int | None = None
     is_last: bool = False
     finish: FinishReason | None = None
+    chat: ChatPiece | None = None
+    sampled_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

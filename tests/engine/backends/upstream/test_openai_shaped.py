@@ -1,0 +1,138 @@
+"""An engine before a server of OpenAI's shape: conversations out, deltas in, and its usage."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.protocol import (
+    Failed,
+    Message,
+    Prompt,
+    TextDelta,
+    TextPart,
+    ThinkingDelta,
+    Tool,
+    ToolInputDelta,
+    ToolUsePart,
+    ToolUseStart,
+)
+from tests.conformance.engines import Engine, prompt
+from tests.engine.backends.upstream.conftest import engine_before
+from tests.engine.backends.upstream.scripted import ANSWER, Fault, Script, serving_script
+from tests.engine.backends.upstream.scripted_openai import ScriptedOpenAi
+
+PAINT = Tool("paint", {"type": "object", "properties": {"colour": {"type": "string"}}})
+
+
+@pytest.fixture(scope="module")
+def running(script: Script) -> Iterator[Engine]:
+    with (
+        serving_script(script, ScriptedOpenAi) as url,
+        engine_before(url, UPSTREAM_KIND="openai") as engine,
+    ):
+        yield engine
+
+
+def test_it_says_that_scopes_are_not_kept_apart(engine: Engine) -> None:
+    assert engine.description.upstream == "openai"
+    assert engine.keeps("exact_read") and not engine.keeps("isolation")
+    assert not engine.keeps("hold") and not engine.has("forced_tools")
+
+
+def test_a_scope_reads_its_own_entries_and_is_told_of_no_others(engine: Engine) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    assert engine.ask(asked, scope, 0).usage.cache_write_5m_tokens == engine.ends(asked)[0]
+    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == engine.ends(asked)[0]
+    usage = engine.ask(asked, engine.scope(), 0).usage
+    assert (usage.cache_read_tokens, usage.automatic_tokens) == (0, 0)
+
+
+def test_text_is_told_as_it_comes_and_counted_by_the_server(engine: Engine) -> None:
+    answer = engine.ask(prompt("Count."), engine.scope(), max_tokens=200)
+    assert answer.text() == ANSWER + " "
+    assert (answer.finished[0].reason, answer.finished[0].output_tokens) == ("stop", 12)
+    short = engine.ask(prompt("Count."), engine.scope(), max_tokens=3)
+    assert (short.finished[0].reason, short.finished[0].output_tokens) == ("length", 3)
+
+
+def test_a_stop_string_is_found_here(engine: Engine) -> None:
+    answer = engine.ask(
+        prompt("Count."), engine.scope(), max_tokens=200, stop_sequences=["four five"]
+    )
+    assert answer.text() == "One two three "
+    (finished,) = answer.finished
+    assert (finished.reason, finished.stop_sequence) == ("stop_sequence", "four five")
+    assert 0 < finished.output_tokens < 20
+
+
+def test_calls_and_thoughts_are_the_servers(engine: Engine, script: Script) -> None:
+    asked = Prompt(
+        messages=[
+            Message("user", [TextPart("Paint.")]),
+            Message("assistant", [ToolUsePart("t1", "paint", {"colour": "red"})]),
+            Message("user", [TextPart("Again.")]),
+        ],
+        tools=[PAINT],
+        system=[TextPart("One."), TextPart("Two.")],
+    )
+    answer = engine.ask(asked, engine.scope(), max_tokens=50)
+    deltas = [f for f in answer.frames if not isinstance(f, TextDelta)][1:-2]
+    assert isinstance(deltas[0], ThinkingDelta) and deltas[0].text == "Hm."
+    assert isinstance(deltas[1], ToolUseStart) and deltas[1].name == "paint"
+    inputs = [delta.partial_json for delta in deltas if isinstance(delta, ToolInputDelta)]
+    assert "".join(inputs) == '{"colour": "blue"}'
+    assert answer.finished[0].reason == "tool_use"
+    sent = script.seen[-1].body["messages"]
+    assert sent[0] == {"role": "system", "content": "One.\n\nTwo."}
+    assert sent[2]["tool_calls"][0]["function"] == {
+        "name": "paint",
+        "arguments": '{"colour": "red"}',
+    }
+
+
+def test_a_prompt_that_the_server_counts_otherwise_is_no_read(
+    engine: Engine, script: Script
+) -> None:
+    scope, asked = engine.scope(), prompt(engine.text(100))
+    engine.ask(asked, scope, 0)
+    script.fault = Fault(usage={"prompt_tokens": 5})
+    assert engine.ask(asked, scope, 0).usage.cache_read_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault(body=b"data: {\n\n"), id="no json"),
+        pytest.param(Fault(status=500), id="a status"),
+        pytest.param(Fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}), id="reuse"),
+        pytest.param(Fault(after=2), id="an end without a reason"),
+    ],
+)
+def test_a_wrong_answer_is_no_right_one(engine: Engine, script: Script, fault: Fault) -> None:
+    script.fault = fault
+    answer = engine.ask(prompt(engine.text(100)), engine.scope(), 0, max_tokens=8)
+    is_failed = isinstance(answer.last, Failed)
+    assert is_failed or answer.finished[0].reason == "failed"
+
+
+def test_a_raw_prompt_is_refused_by_name(engine: Engine) -> None:
+    answer = engine.ask(Prompt(messages=[], text="Once upon"), engine.scope())
+    assert isinstance(answer.last, Failed)
+    assert answer.last.code == "unsupported" and "raw prompt" in answer.last.message
+
+
+@pytest.mark.parametrize(("kind", "tells"), [("sglang", True), ("trtllm", True), ("tgi", False)])
+def test_other_kinds_by_their_chat_completions_before_a_stand_in(kind: str, tells: bool) -> None:
+    """The stand-in is scripted: no server of these kinds was run."""
+    script = Script(tells=tells)
+    with (
+        serving_script(script, ScriptedOpenAi) as url,
+        engine_before(url, UPSTREAM_KIND=kind) as engine,
+    ):
+        assert engine.description.upstream == kind
+        assert engine.keeps("exact_read") == tells and not engine.keeps("isolation")
+        scope, asked = engine.scope(), prompt(engine.text(100))
+        first, again = engine.ask(asked, scope, 0), engine.ask(asked, scope, 0)
+        assert first.started.breakpoints[0].reason == "no_hold"
+        assert again.usage.cache_read_tokens == (engine.ends(asked)[0] if tells else 0)
+        assert again.started.miss_reason == (None if tells else "not_told")
