@@ -127,7 +127,7 @@ def checked(page: Page, name: str, width: int) -> list[str]:
     send = page.get_by_role("button", name="Send", exact=True)
     if name == "playground" and send.count() and not page.get_by_text("What became of").count():
         send.first.click()
-        page.wait_for_selector("text=What became of the prompt", timeout=60_000)
+        page.wait_for_selector("text=/What became of the prompt|The turn failed/", timeout=120_000)
     show_whole(page, width)
     problems: list[str] = page.evaluate(CHECKS)
     return problems
