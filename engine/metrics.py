@@ -28,66 +28,102 @@ class _StatsCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         stats, counters = self._stats, self._stats.counters
         yield from _pool(stats.blocks)
-        tokens = CounterMetricFamily("engine_tokens", "Tokens by class", labels=["class"])
+        tokens = CounterMetricFamily("holdfast_engine_tokens", "Tokens by class", labels=["class"])
         for label, name in TOKEN_CLASSES.items():
             tokens.add_metric([label], getattr(counters, name))
         yield tokens
         ended = CounterMetricFamily(
-            "engine_leases_ended", "Leases that ended, by reason", labels=["reason"]
+            "holdfast_engine_leases_ended", "Leases that ended, by reason", labels=["reason"]
         )
         for reason in ("expired", "sacrificed", "yielded", "dropped"):
             ended.add_metric([reason], getattr(counters, f"leases_{reason}"))
         yield ended
-        for name, text, value in (
-            ("engine_requests", "Requests whose response began", counters.requests),
-            ("engine_copied_blocks", "Blocks copied on write", counters.copied_blocks),
-            ("engine_evicted_blocks", "Blocks with content reused", counters.evicted_blocks),
-            (
-                "engine_evicted_entries",
-                "Entries that lost content for room",
-                counters.evicted_entries,
-            ),
-            ("engine_demoted_blocks", "Blocks copied to the host", counters.demoted_blocks),
-            ("engine_promoted_blocks", "Blocks copied back", counters.promoted_blocks),
-            (
-                "engine_idle_leases_yielded",
-                "Leases that ended because idle ones held more than they may",
-                counters.leases_yielded_idle,
-            ),
-            ("engine_preempted_requests", "Sequences preempted", counters.preempted_requests),
-            ("engine_prefill_seconds", "Time spent before first tokens", stats.prefill_seconds),
-        ):
-            yield CounterMetricFamily(name, text, value)
-        for name, text, value in (
-            ("engine_running_sequences", "Sequences being computed", stats.running),
-            (
-                "engine_foreign_running_sequences",
-                "Those by another way than the gateway's",
-                stats.foreign_running,
-            ),
-            ("engine_waiting_sequences", "Sequences waiting for blocks", stats.waiting),
-            ("engine_host_blocks", "KV blocks in the host tier", stats.host_blocks),
-            ("engine_host_blocks_used", "Those with content", stats.host_blocks_used),
-            ("engine_entries", "Cache entries whose content is in memory", stats.num_entries),
-            ("engine_leases", "Entries under a lease", stats.num_leases),
-            ("engine_unacknowledged", "Final counts not yet acknowledged", stats.unacknowledged),
-        ):
-            yield GaugeMetricFamily(name, text, value)
+        yield from _work(stats)
+        yield from _present(stats)
         if stats.leases is not None:
             yield from _lease_budget(stats.leases)
 
 
+def _work(stats: Stats) -> Iterable[Metric]:
+    """What was done since the start."""
+    for name, text, value in (
+        ("holdfast_engine_requests", "Requests whose response began", stats.counters.requests),
+        ("holdfast_engine_copied_blocks", "Blocks copied on write", stats.counters.copied_blocks),
+        (
+            "holdfast_engine_evicted_blocks",
+            "Blocks with content reused",
+            stats.counters.evicted_blocks,
+        ),
+        (
+            "holdfast_engine_evicted_entries",
+            "Entries that lost content for room",
+            stats.counters.evicted_entries,
+        ),
+        (
+            "holdfast_engine_demoted_blocks",
+            "Blocks copied to the host",
+            stats.counters.demoted_blocks,
+        ),
+        ("holdfast_engine_promoted_blocks", "Blocks copied back", stats.counters.promoted_blocks),
+        (
+            "holdfast_engine_idle_leases_yielded",
+            "Leases that ended because idle ones held more than they may",
+            stats.counters.leases_yielded_idle,
+        ),
+        (
+            "holdfast_engine_preempted_requests",
+            "Sequences preempted",
+            stats.counters.preempted_requests,
+        ),
+        (
+            "holdfast_engine_prefill_seconds",
+            "Time spent before first tokens",
+            stats.prefill_seconds,
+        ),
+    ):
+        yield CounterMetricFamily(name, text, value)
+
+
+def _present(stats: Stats) -> Iterable[Metric]:
+    """What is so at this moment."""
+    for name, text, value in (
+        ("holdfast_engine_running_sequences", "Sequences being computed", stats.running),
+        (
+            "holdfast_engine_foreign_running_sequences",
+            "Those by another way than the gateway's",
+            stats.foreign_running,
+        ),
+        ("holdfast_engine_waiting_sequences", "Sequences waiting for blocks", stats.waiting),
+        ("holdfast_engine_host_blocks", "KV blocks in the host tier", stats.host_blocks),
+        ("holdfast_engine_host_blocks_used", "Those with content", stats.host_blocks_used),
+        (
+            "holdfast_engine_entries",
+            "Cache entries whose content is in memory",
+            stats.num_entries,
+        ),
+        ("holdfast_engine_leases", "Entries under a lease", stats.num_leases),
+        (
+            "holdfast_engine_unacknowledged",
+            "Final counts not yet acknowledged",
+            stats.unacknowledged,
+        ),
+    ):
+        yield GaugeMetricFamily(name, text, value)
+
+
 def _pool(found: BlockStats) -> Iterable[Metric]:
     """The pool's blocks by what holds them, and what cuts across."""
-    blocks = GaugeMetricFamily("engine_kv_blocks", "KV blocks by what holds them", labels=["state"])
+    blocks = GaugeMetricFamily(
+        "holdfast_engine_kv_blocks", "KV blocks by what holds them", labels=["state"]
+    )
     for state in BLOCK_STATES:
         blocks.add_metric([state], getattr(found, state))
     yield blocks
     yield GaugeMetricFamily(
-        "engine_kv_blocks_shared", "KV blocks with more than one reference", found.shared
+        "holdfast_engine_kv_blocks_shared", "KV blocks with more than one reference", found.shared
     )
     yield GaugeMetricFamily(
-        "engine_kv_blocks_foreign",
+        "holdfast_engine_kv_blocks_foreign",
         "Active KV blocks of requests by another way than the gateway's",
         found.foreign,
     )
@@ -96,14 +132,18 @@ def _pool(found: BlockStats) -> Iterable[Metric]:
 def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:
     """The lease budget's metrics. Bounds that the engine does not have are left out."""
     for name, text, value in (
-        ("engine_leased_blocks", "KV blocks that leases hold, each counted once", leases.blocks),
-        ("engine_max_leased_blocks", "The bound of those", leases.max_blocks),
         (
-            "engine_idle_leased_blocks",
+            "holdfast_engine_leased_blocks",
+            "KV blocks that leases hold, each counted once",
+            leases.blocks,
+        ),
+        ("holdfast_engine_max_leased_blocks", "The bound of those", leases.max_blocks),
+        (
+            "holdfast_engine_idle_leased_blocks",
             "KV blocks that only leases hold which nobody used for five minutes",
             leases.idle_blocks,
         ),
-        ("engine_max_idle_leased_blocks", "The bound of those", leases.max_idle_blocks),
+        ("holdfast_engine_max_idle_leased_blocks", "The bound of those", leases.max_idle_blocks),
     ):
         if value is not None:
             yield GaugeMetricFamily(name, text, value)
@@ -115,7 +155,9 @@ class _LoopCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         ended = CounterMetricFamily(
-            "engine_loop_ends", "Loops of the process that ended by an error", labels=["loop"]
+            "holdfast_engine_loop_ends",
+            "Loops of the process that ended by an error",
+            labels=["loop"],
         )
         for name, amount in sorted(self._ends.items()):
             ended.add_metric([name], amount)
@@ -128,7 +170,7 @@ class _SpanCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         spans = CounterMetricFamily(
-            "engine_spans", "Spans of traces, by what became of them", labels=["result"]
+            "holdfast_engine_spans", "Spans of traces, by what became of them", labels=["result"]
         )
         for result, amount in self._spans._asdict().items():
             spans.add_metric([result], amount)

@@ -72,9 +72,9 @@ async def reading(http: httpx.AsyncClient, url: str) -> Reading:
         at=time.monotonic(),
         rss=found["process_resident_memory_bytes"],
         fds=found["process_open_fds"],
-        active=found.get('engine_kv_blocks{state="active"}', 0.0),
+        active=found.get('holdfast_engine_kv_blocks{state="active"}', 0.0),
         waiting=found.get("holdfast_gateway_journal_backlog", 0.0)
-        + found.get("engine_unacknowledged", 0.0),
+        + found.get("holdfast_engine_unacknowledged", 0.0),
     )
 
 

@@ -19,7 +19,7 @@ SETTINGS = {
     "SYNTHETIC_PREFILL_US": 0,
     "SYNTHETIC_DECODE_MS": 0,
 }
-BUDGET = {"engine_max_leased_blocks": 32, "engine_max_idle_leased_blocks": 8}
+BUDGET = {"holdfast_engine_max_leased_blocks": 32, "holdfast_engine_max_idle_leased_blocks": 8}
 
 
 def samples(text: str) -> dict[str, float]:
@@ -28,7 +28,8 @@ def samples(text: str) -> dict[str, float]:
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if "leased_blocks" in sample.name or sample.name == "engine_idle_leases_yielded_total"
+        if "leased_blocks" in sample.name
+        or sample.name == "holdfast_engine_idle_leases_yielded_total"
     }
 
 
@@ -48,24 +49,24 @@ def lease(engine: Engine) -> int:
 
 def test_the_budget_what_is_leased_of_it_and_what_of_that_is_idle() -> None:
     with running_engine("synthetic", SETTINGS) as engine:
-        empty = {"engine_leased_blocks": 0, "engine_idle_leased_blocks": 0}
-        empty["engine_idle_leases_yielded_total"] = 0
+        empty = {"holdfast_engine_leased_blocks": 0, "holdfast_engine_idle_leased_blocks": 0}
+        empty["holdfast_engine_idle_leases_yielded_total"] = 0
         assert told(engine) == {**BUDGET, **empty}
         first, second = lease(engine), lease(engine)
-        assert told(engine) == {**BUDGET, **empty, "engine_leased_blocks": first + second}
+        assert told(engine) == {**BUDGET, **empty, "holdfast_engine_leased_blocks": first + second}
         engine.advance(300)  # both are idle, which is more than may be: one yields
         (kept,) = [e for e in engine.get("entries", list[EntryInfo]) if e.state == "leased"]
         assert told(engine) == {
             **BUDGET,
-            "engine_leased_blocks": kept.blocks,
-            "engine_idle_leased_blocks": kept.blocks,
-            "engine_idle_leases_yielded_total": 1,
+            "holdfast_engine_leased_blocks": kept.blocks,
+            "holdfast_engine_idle_leased_blocks": kept.blocks,
+            "holdfast_engine_idle_leases_yielded_total": 1,
         }
         counters = engine.stats().counters
         assert (counters.leases_yielded, counters.leases_yielded_idle) == (1, 1)
         third = lease(engine)
-        assert told(engine)["engine_leased_blocks"] == kept.blocks + third
-        assert told(engine)["engine_idle_leased_blocks"] == kept.blocks
+        assert told(engine)["holdfast_engine_leased_blocks"] == kept.blocks + third
+        assert told(engine)["holdfast_engine_idle_leased_blocks"] == kept.blocks
 
 
 def test_a_bound_that_an_engine_has_not_is_not_exposed() -> None:
@@ -80,7 +81,7 @@ def test_a_bound_that_an_engine_has_not_is_not_exposed() -> None:
         leases=LeaseStats(blocks=3, max_blocks=4),
     )
     assert samples(render(stats, {}).decode()) == {
-        "engine_leased_blocks": 3,
-        "engine_max_leased_blocks": 4,
-        "engine_idle_leases_yielded_total": 0,
+        "holdfast_engine_leased_blocks": 3,
+        "holdfast_engine_max_leased_blocks": 4,
+        "holdfast_engine_idle_leases_yielded_total": 0,
     }

@@ -309,7 +309,7 @@ def assert_searched(cage: Cage, found: dict[str, bytes]) -> None:
     assert b'"event": "started"' in found["logs/gateway.log"]
     assert WORKSPACE.encode() in found["/admin/v1/turns"]
     assert b"holdfast_gateway_turns_total" in found["metrics of the gateway"]
-    assert b"engine_requests_total" in found["metrics of the engine"]
+    assert b"holdfast_engine_requests_total" in found["metrics of the engine"]
     stored = [name for name in found if name.startswith("tables of ")]
     assert len(stored) == 2, "the ledger and the journal"
     assert any(cage.key_id.encode() in found[name] for name in stored)

@@ -126,7 +126,7 @@ async def test_a_loop_that_fails_is_restarted_and_the_engine_is_not_ready_and_sa
     assert (told.ready, told.stage, told.failing) == (False, "ready", ["expiry"])
     num_ends = supervisor.ends["expiry"]
     assert num_ends >= 3
-    assert f'engine_loop_ends_total{{loop="expiry"}} {num_ends}' in render(
+    assert f'holdfast_engine_loop_ends_total{{loop="expiry"}} {num_ends}' in render(
         None, supervisor.ends
     ).decode().replace(".0", "")
     clock.is_broken = False

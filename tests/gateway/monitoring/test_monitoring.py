@@ -56,8 +56,6 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Exposed:
             for family in text_string_to_metric_families(
                 httpx.get(f"{url}/metrics", timeout=120).text
             ):
-                if family.name.endswith("_created"):
-                    continue  # when a counter began; added by the library
                 name = family.name + ("_total" if family.type == "counter" else "")
                 types[name] = family.type
                 found = labels.setdefault(name, set())
