@@ -132,7 +132,7 @@ def started(
     base, data, log = base or free_base(), folder / "data", folder / "said"
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"{folder}-{base}"
-    command = [sys.executable, "-m", "scripts.runner", "--port", str(base), "--data", str(data)]
+    command = ["scripts/run", "--port", str(base), "--data", str(data)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *arguments],

@@ -138,7 +138,7 @@ def test_a_signal_at_any_time_leaves_no_traceback_and_no_process(
     for seconds in (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0):
         with started(tmp_path / str(seconds), *LIGHT) as run:
             time.sleep(seconds)
-            # Until the first statement of the module, the signal itself ends it.
+            # Until the first statements of the program, the signal itself ends it.
             assert run.end(number) in (0, -number)
             assert "Traceback" not in run.said, (seconds, run.said)
 
@@ -179,7 +179,7 @@ def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_
         spaces = httpx.get(f"{run.url}/admin/v1/workspaces", headers=admin, timeout=60)
         assert spaces.status_code == 200 and len(spaces.json()) > 2, spaces.text
         said = only_line(ended("demo", "--data", run.data), "demo")
-        assert "has sample data; start scripts/run without --sample" in said
+        assert "shows sample data; start scripts/run without --sample" in said
         assert run.end() == 0
     with started(tmp_path, "--sample") as run:
         run.wait_said("A made-up month is shown")
