@@ -5,19 +5,16 @@ and told. Its place in `tools` stays taken, so that paths are the client's. A ma
 one on the tool before.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from gateway.dialects.anthropic.content import CacheControl, ForeignTool, Tool
 from gateway.dialects.anthropic.request import CountTokensRequest
+from gateway.dialects.foreign import decode_tools, kinds_of_tools
 
 RequestT = TypeVar("RequestT", bound=CountTokensRequest)
-
-
-class _Kind(msgspec.Struct):
-    type: Any = None
 
 
 class _Declared(msgspec.Struct):
@@ -27,8 +24,6 @@ class _Declared(msgspec.Struct):
 
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
-_tools = msgspec.json.Decoder(list[Raw])
-_kind = msgspec.json.Decoder(_Kind)
 _declared = msgspec.json.Decoder(_Declared)
 _tool = msgspec.json.Decoder(Tool)
 
@@ -42,36 +37,19 @@ def decode_with_foreign_tools(
     """
     try:
         fields = _fields.decode(body)
-        tools = _tools.decode(fields["tools"])
-        kinds = [_kind.decode(tool).type for tool in tools]
+        tools = kinds_of_tools(fields["tools"], "custom")
     except (KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not any(_is_foreign(kind) for kind in kinds):
+    if tools is None:
         return None
     fields["tools"] = Raw(b"[]")
     request = decoder.decode(msgspec.json.encode(fields))
-    request.tools = [
-        _decode(index, tool, is_foreign=_is_foreign(kind))
-        for index, (tool, kind) in enumerate(zip(tools, kinds, strict=True))
-    ]
+    request.tools = decode_tools(tools, _tool.decode, _foreign)
     return request
 
 
-def _is_foreign(kind: Any) -> bool:
-    return isinstance(kind, str) and kind != "custom"
-
-
-def _decode(index: int, tool: Raw, *, is_foreign: bool) -> Tool:
-    try:
-        if not is_foreign:
-            return _tool.decode(tool)
-        declared = _declared.decode(tool)
-    except msgspec.ValidationError as error:
-        what, mark, path = str(error).rpartition(" - at `$")
-        where = path if mark else "`"
-        raise msgspec.ValidationError(
-            f"{what if mark else error} - at `$.tools[{index}]{where}"
-        ) from None
+def _foreign(tool: Raw) -> Tool:
+    declared = _declared.decode(tool)
     return ForeignTool(
         name=declared.type,
         input_schema={},

@@ -4,11 +4,10 @@ No server here runs such tools, and no model here was trained on them: each is l
 prompt and told. Its place in `tools` stays taken, so that paths are the client's.
 """
 
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
+from gateway.dialects.foreign import decode_tools, kinds_of_tools
 from gateway.dialects.openai.content import (
     Address,
     AudioPart,
@@ -25,17 +24,11 @@ from gateway.dialects.openai.content import (
 from gateway.prompt.media import Kind, Media
 
 
-class _Kind(msgspec.Struct):
-    type: Any = None
-
-
 class _Declared(msgspec.Struct):
     type: str
     cache_control: CacheControl | None = None
 
 
-_tools = msgspec.json.Decoder(list[Raw])
-_kind = msgspec.json.Decoder(_Kind)
 _declared = msgspec.json.Decoder(_Declared)
 _tool = msgspec.json.Decoder(Tool)
 
@@ -45,36 +38,13 @@ def decode_foreign_tools(raw: bytes) -> list[Tool] | None:
 
     Raise msgspec.ValidationError with the path in the whole body.
     """
-    try:
-        tools = _tools.decode(raw)
-        kinds = [_kind.decode(tool).type for tool in tools]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    if not any(_is_foreign(kind) for kind in kinds):
-        return None
-    return [
-        _decode(index, tool, is_foreign=_is_foreign(kind))
-        for index, (tool, kind) in enumerate(zip(tools, kinds, strict=True))
-    ]
+    tools = kinds_of_tools(raw, "function")
+    return None if tools is None else decode_tools(tools, _tool.decode, _foreign)
 
 
-def _is_foreign(kind: Any) -> bool:
-    return isinstance(kind, str) and kind != "function"
-
-
-def _decode(index: int, tool: Raw, *, is_foreign: bool) -> Tool:
-    try:
-        if not is_foreign:
-            return _tool.decode(tool)
-        declared = _declared.decode(tool)
-    except msgspec.ValidationError as error:
-        what, mark, path = str(error).rpartition(" - at `$")
-        where = path if mark else "`"
-        raise msgspec.ValidationError(
-            f"{what if mark else error} - at `$.tools[{index}]{where}"
-        ) from None
-    function = Function(name=declared.type)
-    return ForeignTool("function", function, declared.cache_control)
+def _foreign(tool: Raw) -> Tool:
+    declared = _declared.decode(tool)
+    return ForeignTool("function", Function(name=declared.type), declared.cache_control)
 
 
 def media_of(part: MediaPart) -> Media:

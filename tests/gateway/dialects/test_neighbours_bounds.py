@@ -148,7 +148,7 @@ def test_chat_completions_are_refused_beyond_each_bound(
     base = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     with pytest.raises(InvalidRequest) as refused:
         decode_chat(msgspec.json.encode({**base, **changes}), SMALL)
-    error = body_of(refused.value).error
+    error = body_of(refused.value, "req_x").error
     assert error.param == field and bound in error.message
 
 

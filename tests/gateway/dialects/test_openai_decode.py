@@ -134,7 +134,7 @@ REFUSED = [
 def test_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask(body(**changes))
-    detail = body_of(caught.value).error
+    detail = body_of(caught.value, "req_x").error
     assert detail.param == param
     assert detail.type == "invalid_request_error"
 
@@ -225,7 +225,7 @@ def test_mutants_of_a_whole_conversation_reach_the_engine_or_are_refused() -> No
             decoded = decode_chat(bytes(mutant))
             made = chat_ask_of(decoded, PRINCIPAL, MODEL, arrived=0.0)
         except InvalidRequest as error:
-            body_of(error)
+            body_of(error, "req_x")
             continue
         num_served += 1
         msgspec.json.encode(made.generate_request(TurnId("t"), 1.0, ["thinking"]))
