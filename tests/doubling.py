@@ -5,7 +5,9 @@ programs of the machine share its caches and make single runs slower. A pair of 
 grow too fast is therefore measured again in turns, and the best times of the two sizes count.
 """
 
+import ctypes
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,9 @@ FLOOR_SECONDS = 0.002
 """Below this what does not grow, and the clock's steps, are most of it."""
 _LEAST_SECONDS = 0.02
 _HEAP_ROUNDS = 6000
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MOST_KEPT = 32 << 20
 _TRIES = 3
 _MORE_TRIES = 20
 
@@ -89,16 +94,26 @@ def without_collector() -> Iterator[None]:
     """Without the garbage collector, and with a heap like that of a process that has run for long.
 
     Such a heap has holes that the work fits into. In a fresh heap each run would take pages from
-    the system and give them back.
+    the system and give them back. The allocator does so for large blocks in any heap, by their
+    size, so it is told to keep them.
     """
     gc.collect()
     gc.disable()
+    _keep_freed_memory(is_kept=True)
     kept = [bytes(size) for _ in range(_HEAP_ROUNDS) for size in range(16, 496, 16)][::50]
     try:
         yield
     finally:
         kept.clear()
+        _keep_freed_memory(is_kept=False)
         gc.enable()
+
+
+def _keep_freed_memory(*, is_kept: bool) -> None:
+    """mallopt(3) of glibc; elsewhere nothing. The second value is its default."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            libc.mallopt(option, _MOST_KEPT if is_kept else 128 * 1024)
 
 
 def curve_of(dimension: Dimension, points: int) -> Curve:

@@ -141,15 +141,15 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     dialect = dialect_of(request.scope)
     if dialect != "anthropic":
         status, envelope = _enveloped(failure, dialect, request_id(request.scope))
-        _remember(request.scope, failure, status)
+        _remember(request.scope, failure, status, envelope.error.message)
         return Response(
             envelope,
             status_code=status,
             media_type="application/json",
             headers=_advice(failure, status),
         )
-    _remember(request.scope, failure, failure.status)
     body = ErrorBody(detail_of(failure), request_id(request.scope))
+    _remember(request.scope, failure, failure.status, body.error.message)
     # The methods of the path: RFC 9110 asks for `Allow` with a 405.
     allowed = {
         k: v for k, v in (getattr(error, "headers", None) or {}).items() if k.lower() == "allow"
@@ -160,7 +160,7 @@ def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     )
 
 
-def _remember(scope: Scope, failure: GatewayError, status: int) -> None:
+def _remember(scope: Scope, failure: GatewayError, status: int, message: str) -> None:
     """Keep an error answer of the model APIs, so that its request id leads to it."""
     path = str(scope["path"])
     if not path.startswith("/v1"):
@@ -176,7 +176,7 @@ def _remember(scope: Scope, failure: GatewayError, status: int) -> None:
             workspace=user.workspace if isinstance(user, Principal) else None,
             status=status,
             type=failure.type,
-            message=str(failure)[:MESSAGE_CHARACTERS],
+            message=message[:MESSAGE_CHARACTERS],
             path=path[:PATH_CHARACTERS],
             user_agent=agent_of(_user_agent(scope)),
         )

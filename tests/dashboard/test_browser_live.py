@@ -110,7 +110,7 @@ def test_the_playground_sends_and_shows_what_became_of_the_prompt(
 ) -> None:
     with signed_in(dashboard, API_KEY) as page:
         page.goto(f"{dashboard}/playground")
-        button = page.get_by_role("button", name="Send")
+        button = page.get_by_role("button", name="Send", exact=True)
         button.click(timeout=WAIT_MS)
         page.get_by_text("written, 1 hour").first.wait_for(timeout=WAIT_MS)
         page.get_by_text("synthetic 0 1 2").first.wait_for(timeout=WAIT_MS)

@@ -199,8 +199,9 @@ def test_what_can_not_be_cached_is_a_400_that_names_the_field(
         f"{url}/v1beta/cachedContents", json=asked, headers={"x-goog-api-key": API_KEY}, timeout=120
     )
     assert reply.status_code == 400, reply.text
-    [detail] = reply.json()["error"]["details"]
-    assert detail["fieldViolations"][0]["field"] == field
+    violations, request = reply.json()["error"]["details"]
+    assert violations["fieldViolations"][0]["field"] == field
+    assert request["requestId"] == reply.headers["x-request-id"]
 
 
 def test_a_request_can_not_change_what_is_cached(sdk: genai.Client, url: str) -> None:

@@ -42,7 +42,7 @@ def refused(stack: Stack, **body: Any) -> dict[str, Any]:
         reply = http.post("/v1/responses", json={"model": MODEL, "input": "Hi", **body})
     assert reply.status_code == 400, reply.text
     error: dict[str, Any] = reply.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     return error
 
 

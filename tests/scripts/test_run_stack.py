@@ -61,7 +61,7 @@ def test_an_engine_that_dies_is_started_again_and_one_that_dies_always_ends_all(
         run.wait_said(r"the engine was killed \(SIGKILL.*\); started again in 1 s; what it had")
         run.wait_said("the engine is ready again")
         deadline = time.monotonic() + 60
-        while httpx.get(f"{run.url}/readyz").status_code != 200:
+        while httpx.get(f"{run.url}/readyz", timeout=60).status_code != 200:
             assert time.monotonic() < deadline
         assert usage_of_example(run)["cache_creation_input_tokens"] > 1024
         # From now on its port is taken, so that each start fails.
@@ -171,7 +171,7 @@ def test_the_sample_month_is_shown_and_the_demo_says_that_it_serves_no_turn(tmp_
         run.wait_said("A made-up month is shown")
         dashboard = f"http://127.0.0.1:{run.base + 421}"
         assert dashboard in run.said and "admin key" in run.said
-        page = httpx.get(f"{dashboard}/login")
+        page = httpx.get(f"{dashboard}/login", timeout=120)
         assert page.status_code == 200 and "key" in page.text, "the page to sign in"
         stored = read_secrets(run.data)
         assert stored is not None

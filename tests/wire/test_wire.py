@@ -140,8 +140,9 @@ def test_the_answer_without_a_route_is_in_the_paths_dialect(wire: Wire) -> None:
     sent = request(*(f"x-{n}: 1" for n in range(500)), length(GOOD), content=GOOD, first=OPENAI)
     (reply,) = wire.replies(sent)
     assert reply.status == 431 and set(json.loads(reply.body)) == {"error"}
-    assert set(reply.error) == {"message", "type", "param", "code"}
-    assert reply.headers["x-request-id"].startswith("req_")
+    assert set(reply.error) == {"message", "type", "param", "code", "request_id"}
+    assert reply.headers["x-request-id"] == reply.error["request_id"]
+    assert reply.error["request_id"].startswith("req_")
 
 
 def test_what_is_unusual_but_right_is_served(wire: Wire) -> None:

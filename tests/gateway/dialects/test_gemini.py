@@ -288,9 +288,10 @@ def test_a_bad_field_is_named_in_googles_envelope(
     reply = post(stack, **body)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["status"]) == (400, 400, "INVALID_ARGUMENT")
-    [detail] = error["details"]
-    assert detail["@type"].endswith("BadRequest")
-    assert detail["fieldViolations"][0]["field"] == field
+    violations, request = error["details"]
+    assert violations["@type"].endswith("BadRequest")
+    assert violations["fieldViolations"][0]["field"] == field
+    assert request["requestId"] == reply.headers["x-request-id"]
     assert error["message"]
 
 

@@ -34,6 +34,7 @@ OWN = {
     "getSavings",
     "getLatency",
     "listPrefixes",
+    "listRefusals",
     "searchTurns",
     "getTurn",
     "exportUsage",

@@ -80,5 +80,9 @@ def test_a_stream_a_byte_at_a_time_is_the_same_answer(raw: bytes) -> None:
     player.pieces = [raw]
     with httpx.Client(transport=player) as http, sdk_on(http, "http://player") as sdk:
         whole = answer(sdk)
-    with byte_server(raw) as url, httpx.Client(trust_env=False) as http, sdk_on(http, url) as sdk:
+    with (
+        byte_server(raw) as url,
+        httpx.Client(trust_env=False, timeout=120) as http,
+        sdk_on(http, url) as sdk,
+    ):
         assert answer(sdk) == whole
