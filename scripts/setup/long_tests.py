@@ -49,6 +49,13 @@ JOBS = {
         BLOCK_EXAMPLES="5000",
         BLOCK_STEPS="80",
     ),
+    "cuts": pytest_job(
+        "streams of every dialect, cut in two at every byte, read by the official SDKs",
+        3,
+        "tests/gateway/routing/test_stream_splits.py",
+        "tests/gateway/routing/test_gemini_stream_splits.py",
+        CUT_EVERY="1",
+    ),
     "exactness": pytest_job(
         "200 prompts x 3 split points for every way to reuse KV, three model families",
         25,

@@ -1,7 +1,7 @@
 """A stream's bytes may arrive in any pieces: both official SDKs make the same of them.
 
-A response is recorded from the gateway, then played to the SDK once for every place at which it can
-be cut in two, and once a byte at a time over a real socket.
+A response is recorded from the gateway, then played to the SDK once for many places at which it can
+be cut in two (`cuts.py`), and once a byte at a time over a real socket.
 """
 
 import socketserver
@@ -26,6 +26,7 @@ from engine.protocol import (
 from tests.gateway.bodies import body, tool
 from tests.gateway.conftest import Stack
 from tests.gateway.openai_bodies import LOOK, MESSAGES, MODEL, frames
+from tests.gateway.routing.cuts import places
 
 Make = Callable[[httpx2.Client, str], Anthropic | OpenAI]
 SAID: list[Frame] = [
@@ -136,7 +137,7 @@ def test_a_stream_cut_anywhere_is_the_same_answer(
         player.pieces = [raw]
         whole = answer(sdk)
         check_whole(whole)
-        for place in range(1, len(raw)):
+        for place in places(raw):
             player.pieces = [raw[:place], raw[place:]]
             assert answer(sdk) == whole, place
 
