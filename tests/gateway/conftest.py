@@ -13,7 +13,10 @@ from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_g
 
 @dataclass
 class Stack:
-    """A gateway in front of a scripted engine, both on real sockets."""
+    """A gateway in front of a scripted engine, both on real sockets.
+
+    The clients that it made are closed with it, also where a test makes a stack of its own.
+    """
 
     url: str
     engine: ScriptedEngine
@@ -33,6 +36,15 @@ class Stack:
         client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
         self.openais.append(client)
         return client
+
+    def close(self) -> None:
+        for sdk in [*self.sdks, *self.openais]:
+            sdk.close()
+        self.sdks.clear()
+        self.openais.clear()
+
+    def __del__(self) -> None:
+        self.close()
 
     def admin(self, path: str) -> httpx.Response:
         with self.http(ADMIN_KEY) as http:
@@ -69,7 +81,4 @@ def stack(shared: Stack) -> Iterator[Stack]:
     engine.inexact.clear()
     eventually(shared.is_ready)
     yield shared
-    for sdk in [*shared.sdks, *shared.openais]:
-        sdk.close()
-    shared.sdks.clear()
-    shared.openais.clear()
+    shared.close()
