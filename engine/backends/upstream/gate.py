@@ -5,17 +5,18 @@ its own scope that has most of its prompt; else into the slot that was used leas
 nothing that is in it may be reused, since another scope left it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.ids import TokenId
+from engine.cache.digests import TOKEN_BYTES
 
 
 @dataclass(slots=True)
 class Slot:
+    """`prompt` is the last one's token ids, packed."""
+
     number: int
     scope: str = ""
-    tokens: Sequence[TokenId] = ()
+    prompt: bytes = b""
     is_busy: bool = False
     last_use: int = 0
 
@@ -35,40 +36,38 @@ class Slots:
     def __post_init__(self) -> None:
         self._slots = [Slot(number) for number in range(self.num_slots)]
 
-    @property
-    def num_busy(self) -> int:
-        return sum(slot.is_busy for slot in self._slots)
-
-    def take(self, scope: str, tokens: Sequence[TokenId]) -> Place | None:
-        """A place for this prompt; None while all are busy. To be given back."""
+    def take(self, scope: str, prompt: bytes) -> Place | None:
+        """A place for this prompt (`pack`); None while all are busy. To be given back."""
         free = [slot for slot in self._slots if not slot.is_busy]
         if not free:
             return None
         own = [slot for slot in free if slot.scope == scope]
-        best = max(own, key=lambda slot: common_length(slot.tokens, tokens), default=None)
+        best = max(own, key=lambda slot: common_length(slot.prompt, prompt), default=None)
         unused = min(free, key=lambda slot: slot.last_use)
-        is_poor = best is not None and not common_length(best.tokens, tokens)
+        is_poor = best is not None and not common_length(best.prompt, prompt)
         if best is None or (is_poor and not unused.scope):
             best = unused
         may_reuse = best.scope == scope
         self._uses += 1
-        best.scope, best.tokens, best.is_busy, best.last_use = scope, tokens, True, self._uses
+        best.scope, best.prompt, best.is_busy, best.last_use = scope, prompt, True, self._uses
         return Place(best.number, may_reuse)
 
     def give_back(self, place: Place) -> None:
         self._slots[place.slot].is_busy = False
 
-    def forget(self) -> None:
-        """The server was started anew."""
-        for slot in self._slots:
-            slot.scope, slot.tokens = "", ()
 
+def common_length(one: bytes, other: bytes) -> int:
+    """How many tokens two packed prompts begin with together.
 
-def common_length(one: Sequence[TokenId], other: Sequence[TokenId]) -> int:
-    """How many tokens two prompts begin with together."""
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    Bisection: each token is compared once or twice, outside of the interpreter. This runs on the
+    engine's event loop for every free slot of a scope.
+    """
+    low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        start, end = low * TOKEN_BYTES, middle * TOKEN_BYTES
+        if one[start:end] == other[start:end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -185,7 +185,7 @@ class UpstreamLoop:
     async def _place(self, sequence: SequenceState) -> AsyncIterator[Place]:
         """A turn at the server, in order of arrival."""
         query = sequence.request.query
-        place = None if self._queue else self._slots.take(query.scope, query.tokens)
+        place = None if self._queue else self._slots.take(query.scope, query.digests.packed)
         while place is None:
             waiter: asyncio.Future[None] = self._event_loop.create_future()
             self._queue.append(waiter)
@@ -197,7 +197,7 @@ class UpstreamLoop:
                 else:
                     self._wake_next()
                 raise
-            place = self._slots.take(query.scope, query.tokens)
+            place = self._slots.take(query.scope, query.digests.packed)
         self._turns.running += 1
         try:
             yield place

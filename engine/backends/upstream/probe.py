@@ -21,6 +21,7 @@ from engine.backends.upstream.server import (
     UpstreamGone,
     UpstreamRefused,
 )
+from engine.cache.digests import pack
 from engine.cache.ids import TokenId
 from engine.protocol import (
     Capability,
@@ -81,7 +82,7 @@ async def _try_memory(server: Server, facts: Facts, renderer: ChatRenderer) -> F
     if not again:
         tells_note += "; it reused nothing of a prompt that was sent twice"
     # Prompts may begin alike by chance; a slot keeps that much of its scope's own.
-    if foreign <= common_length(_tokens(renderer, prompt), _tokens(renderer, else_prompt)):
+    if foreign <= common_length(*(pack(_tokens(renderer, one)) for one in (prompt, else_prompt))):
         return replace(facts, tells_note=tells_note, isolation_note=_APART_BY[facts.isolation])
     if facts.kind == "llamacpp":
         raise UpstreamRefused("slots share a cache in host memory: start it with --cache-ram 0")
@@ -118,7 +119,7 @@ async def _asked(
     server: Server, slots: Slots, renderer: ChatRenderer, request: GenerateRequest, scope: str
 ) -> Piece:
     tokens = _tokens(renderer, request)
-    place = slots.take(scope, tokens)
+    place = slots.take(scope, pack(tokens))
     assert place is not None
     piece = await server.prefill(
         Order(
