@@ -5,6 +5,7 @@ memory, with holes between. The frontier moves over such content once everything
 computed. A position's keys and values depend only on the tokens before it, which the digest covers.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -47,11 +48,15 @@ class BlockTable:
         self._order: deque[int] = deque()
         self._arrivals: deque[int] = deque()
         self.blocks: list[Block] = []
+        self._ids = array("q")
         self.num_tokens = 0
 
     @property
-    def block_ids(self) -> list[BlockId]:
-        return [block.block_id for block in self.blocks]
+    def block_ids(self) -> "array[int]":
+        """The blocks' ids. They are kept from call to call, since a step asks for all of them."""
+        for block in self.blocks[len(self._ids) :]:
+            self._ids.append(block.block_id)
+        return self._ids[:]
 
     def fill(
         self, sources: Mapping[int, Source], digests: Sequence[Digest], num_tokens: int
@@ -168,6 +173,7 @@ class BlockTable:
             own = self._pool.copy_of(shared, self.num_tokens % self._pool.block_size)
             copies.append(BlockCopy(shared.block_id, own.block_id))
             self.blocks[tail] = own
+            del self._ids[tail:]
             self._pool.release(shared)
         while len(self.blocks) < self._blocks_for(num_tokens):
             self.blocks.append(self._pool.allocate(len(self.blocks), self._root))
@@ -200,6 +206,7 @@ class BlockTable:
         self._arrivals.clear()
         self.blocks = []
         self._digests = []
+        del self._ids[:]
         self.beyond = {}
         self.num_tokens = 0
 

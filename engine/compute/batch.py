@@ -129,7 +129,7 @@ def _table_tensor(work: Work, block_size: int) -> torch.Tensor:
     needed = _num_blocks(work, block_size)
     if len(work.block_table) < needed:
         raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
-    return torch.tensor(work.block_table[:needed], dtype=torch.long)
+    return torch.from_numpy(np.array(work.block_table[:needed], dtype=np.int64))
 
 
 def _num_blocks(work: Work, block_size: int) -> int:

@@ -10,6 +10,7 @@ from engine.cache.ids import TokenId
 from engine.schedule.runner import SampleParams
 
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
+_NUM_BINS = 4096
 
 
 def sample(
@@ -32,18 +33,49 @@ def sample(
     if params.temperature <= 0 or params.top_k == 1:
         return int(logits.argmax())
     if 0 < params.top_k < num_kept:
-        num_kept = params.top_k
-    values, token_ids = torch.topk(logits.float(), num_kept)
-    # The largest is subtracted first so that no temperature overflows.
-    scaled = (values - values[0]).double() / params.temperature
-    cumulative = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
-    if params.top_p < 1.0:
-        # A token is kept while the sum before it has not reached top_p. The first is always kept.
-        num_kept = 1 + int((cumulative[:-1] < params.top_p).sum())
-        cumulative = cumulative[:num_kept]
-    threshold = cumulative[-1] * uniform(params.seed, position)
-    index = int(torch.searchsorted(cumulative, threshold, right=True))
-    return int(token_ids[min(index, len(cumulative) - 1)])
+        values, token_ids = torch.topk(logits, params.top_k)
+        return int(token_ids[_Ordered(values, params.temperature).draw(params, position)])
+    return _Ordered(logits, params.temperature).draw(params, position)
+
+
+class _Ordered:
+    """A row of logits as a distribution, most likely first, that is not sorted as a whole.
+
+    Sorting 128,000 of them takes 10 ms, and sorting those of one bin next to nothing.
+    """
+
+    def __init__(self, logits: torch.Tensor, temperature: float) -> None:
+        self._logits = logits.float()
+        below = self._logits.max() - self._logits
+        # The largest is subtracted first so that no temperature overflows.
+        self._weights = (below.double() / -temperature).exp()
+        span = below.masked_fill(below.isinf(), 0).max().clamp(min=1e-30)
+        self._bins = (below * ((_NUM_BINS - 1) / span)).clamp(max=_NUM_BINS - 1).long()
+        self._in_bin = torch.bincount(self._bins, self._weights, minlength=_NUM_BINS)
+        self._sums = self._in_bin.cumsum(0)
+
+    def draw(self, params: SampleParams, position: int) -> int:
+        whole = self._sums[-1]
+        if params.top_p < 1.0:
+            # A token is kept while the sum before it has not reached top_p.
+            _, whole = self._at(whole * params.top_p, is_reached=True)
+        token, _ = self._at(whole * uniform(params.seed, position), is_reached=False)
+        return token
+
+    def _at(self, weight: torch.Tensor, *, is_reached: bool) -> tuple[int, torch.Tensor]:
+        """The first token at which the cumulative weight passes `weight`, and that sum.
+
+        With `is_reached` the first at which it is at least that.
+        """
+        weight = weight.clamp(max=self._sums[-1].nextafter(self._sums.new_zeros(())))
+        chosen = int(torch.searchsorted(self._sums, weight, right=not is_reached))
+        tokens = ((self._bins == chosen) & (self._weights > 0)).nonzero()[:, 0]
+        tokens = tokens[self._logits[tokens].argsort(descending=True, stable=True)]
+        before = self._sums[chosen] - self._in_bin[chosen]
+        sums = before + self._weights[tokens].cumsum(0)
+        place = int(torch.searchsorted(sums, weight, right=not is_reached))
+        place = min(place, len(tokens) - 1)
+        return int(tokens[place]), sums[place]
 
 
 def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.Tensor:

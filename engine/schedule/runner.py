@@ -44,7 +44,7 @@ class Work:
 
     token_ids: Sequence[TokenId]
     start: int
-    block_table: Sequence[BlockId]
+    block_table: Sequence[int]
     sample: SampleParams | None = None
     allowed: bytes | None = None
     bias: Mapping[TokenId, float] | None = None

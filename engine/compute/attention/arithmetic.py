@@ -138,6 +138,8 @@ def _attend_partly(
     layer: Layer,
 ) -> _Partial:
     """Shapes as in `attend`, each query seeing something; weights are computed in float32."""
+    if query.device.type == "cpu" and layer.softcap is None:
+        return _attend_by_kernel(query, keys, values, mask, layer)
     scores = _scores(query, keys, layer)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
@@ -145,6 +147,23 @@ def _attend_partly(
     log_sum = scores.logsumexp(-1, keepdim=True)
     weights = (scores - log_sum).exp().to(values.dtype)
     return _Partial((weights @ values).float(), log_sum)
+
+
+def _attend_by_kernel(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    layer: Layer,
+) -> _Partial:
+    """By torch's own kernel for the CPU, which has the log-sum-exp but no public name."""
+    if mask is not None:
+        hidden = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        mask = hidden.expand(len(query), 1, query.shape[2], keys.shape[2])
+    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, False, attn_mask=mask, scale=layer.scaling
+    )
+    return _Partial(output.float(), log_sum[..., None])
 
 
 def _scores(query: torch.Tensor, keys: torch.Tensor, layer: Layer) -> torch.Tensor:

@@ -60,7 +60,7 @@ def test_the_worked_example_of_the_readme() -> None:
     query = example.query(A, is_marked=True, now=0)
     found, table, copies = example.begin(query)
     usage = example.prefill(query, found, table)
-    assert (table.block_ids, copies) == ([0, 1, 2], [])
+    assert (list(table.block_ids), copies) == ([0, 1, 2], [])
     assert (usage.cache_write_5m_tokens, usage.computed_tokens) == (6, 10)
     assert example.counts() == counts(free=7, active=3, leased=0, cached=0, shared=2)
 
@@ -68,7 +68,7 @@ def test_the_worked_example_of_the_readme() -> None:
     for token in (900, 901):
         assert table.prepare(1) == []
         table.commit([token])
-    assert table.block_ids == [0, 1, 2]
+    assert list(table.block_ids) == [0, 1, 2]
     table.release()
     assert example.counts() == counts(free=7, active=0, leased=2, cached=1)
 
@@ -76,18 +76,18 @@ def test_the_worked_example_of_the_readme() -> None:
     query = example.query(B, is_marked=True, now=10)
     found, table, copies = example.begin(query)
     usage = example.prefill(query, found, table)
-    assert (table.block_ids, copies) == ([0, 3, 4], [BlockCopy(1, 3)])  # type: ignore[arg-type]
+    assert (list(table.block_ids), copies) == ([0, 3, 4], [BlockCopy(1, 3)])  # type: ignore[arg-type]
     assert (usage.cache_read_tokens, usage.computed_tokens) == (6, 4)
     assert example.counts() == counts(free=5, active=3, leased=1, cached=1, shared=1)
 
     # Time 4: a fork. Whoever writes first copies the tail; the other may then write in place.
     fork = table.fork(10)
-    assert fork.block_ids == [0, 3, 4]
+    assert list(fork.block_ids) == [0, 3, 4]
     assert fork.prepare(1) == [BlockCopy(4, 5)]  # type: ignore[arg-type]
     fork.commit([910])
     assert table.prepare(1) == []
     table.commit([911])
-    assert (fork.block_ids, table.block_ids) == ([0, 3, 5], [0, 3, 4])
+    assert (list(fork.block_ids), list(table.block_ids)) == ([0, 3, 5], [0, 3, 4])
     assert example.counts() == counts(free=4, active=4, leased=1, cached=1, shared=2)
 
     # Time 5: both end.
@@ -99,7 +99,7 @@ def test_the_worked_example_of_the_readme() -> None:
     query = example.query(FLOOD, is_marked=False, now=20)
     found, table, copies = example.begin(query)
     example.prefill(query, found, table)
-    assert table.block_ids == [4, 5, 6, 7, 8, 9, 2, 3]
+    assert list(table.block_ids) == [4, 5, 6, 7, 8, 9, 2, 3]
     assert example.counts() == counts(free=0, active=8, leased=2, cached=0)
     table.release()
 

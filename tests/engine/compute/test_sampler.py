@@ -58,7 +58,27 @@ def test_only_what_is_allowed_is_drawn_and_the_rest_takes_no_place() -> None:
     ):
         draws = {sample(LOGITS, with_params, position, allowed) for position in range(300)}
         assert draws == expected
+    assert {sample(LOGITS, params(), position, bytes([0b1000])) for position in range(9)} == {3}
+    assert sample(torch.zeros(50), params(top_p=0.01), 0) == 0, "of equal ones the first"
     assert LOGITS.isfinite().all(), "the logits of others are not touched"
+
+
+def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted_whole() -> None:
+    """Peaked and flat logits, with the cut of top-p within the first sorted tokens and behind."""
+    generator = torch.Generator().manual_seed(5)
+    for spread in (8.0, 1.0, 0.01):
+        logits = spread * torch.randn(9000, generator=generator)
+        order = logits.argsort(descending=True)
+        probabilities = torch.softmax(logits[order].double(), dim=-1)
+        for top_p in (1.0, 0.999, 0.9, 0.3):
+            before = probabilities.cumsum(0) - probabilities
+            kept = probabilities[before < top_p].cumsum(0)
+            for position in range(60):
+                threshold = float(kept[-1]) * uniform(11, position)
+                if (kept - threshold).abs().min() < 1e-9:
+                    continue  # either neighbour is right
+                expected = int(order[int((kept <= threshold).sum())])
+                assert sample(logits, params(top_p=top_p), position) == expected
 
 
 def test_tokens_beyond_the_mask_are_not_allowed() -> None:
