@@ -1,6 +1,6 @@
 """One turn as the gateway understands it, whatever dialect it came in."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NewType
 
@@ -10,13 +10,20 @@ from engine.protocol import (
     Capability,
     CountRequest,
     GenerateRequest,
+    Name,
     Sampling,
     ServiceClass,
     ToolChoice,
 )
 from gateway.base.catalogue import Model
 from gateway.base.grants import DEFAULT_AUTO_CACHE, NO_LIMITS, AutoCache, KeyScope, Limits
-from gateway.prompt.fingerprint import Fingerprint, digest_parameters, few_of, points_of
+from gateway.prompt.fingerprint import (
+    Fingerprint,
+    digest_parameters,
+    few_of,
+    kinds_at,
+    points_of,
+)
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.plan import Plan
 
@@ -106,23 +113,31 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         """What the prompt may have, at 4 bytes a token."""
         return self.plan.num_bytes // _BYTES_PER_TOKEN
 
-    def fingerprint(self, num_tokens: int) -> Fingerprint:
+    def fingerprint(self, num_tokens: int, name_tokens: Sequence[int] = ()) -> Fingerprint:
         """What is kept of this turn's prompt, which has `num_tokens`.
 
-        It has all points where it is compared with an earlier one, else those that are kept.
+        `name_tokens` go with the plan's names, as in an engine's receipt. The fingerprint has all
+        points where it is compared with an earlier one, else those that are kept.
         """
-        num_tools, num_system = len(self.plan.prompt.tools), len(self.plan.prompt.system)
-        prefixes = self.plan.prefixes
+        plan = self.plan
+        num_tools, num_system = len(plan.prompt.tools), len(plan.prompt.system)
+        prefixes = plan.prefixes
         if not self.comparison.is_wanted:
             prefixes = few_of(prefixes, num_tools, num_system)
+        points = points_of(prefixes)
+        told = dict(zip(map(_place, plan.names), name_tokens, strict=False))
         return Fingerprint(
             model=self.model.id,
             parameters=digest_parameters(self.comparison.parameters, self.principal.scope),
             num_tools=num_tools,
             num_system=num_system,
-            points=points_of(prefixes),
+            points=points,
             num_tokens=num_tokens,
             is_shared=self.comparison.is_wanted,
+            tokens=[told.get(point.place, 0) for point in points],
+            kinds=kinds_at(points, plan.kinds),
+            marks=[(point.segment, point.ttl) for point in plan.breakpoints],
+            sketch=plan.sketch,
         )
 
     def generate_request(
@@ -154,3 +169,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def _thinks(self, capabilities: Collection[Capability]) -> bool:
         return self.thinking and "thinking" in capabilities
+
+
+def _place(name: Name) -> tuple[int, int | None]:
+    return name.segment, name.characters

@@ -2,7 +2,8 @@
 
 A fingerprint holds a bounded number of the prompt's prefixes, by their names (see `names.py`):
 digests keyed by the workspace's scope, no content. Two of them tell where two prompts diverge
-first, in the order in which a prefix cache sees it: model, tools, system, messages.
+first, in the order in which a prefix cache sees it: model, tools, system, messages. What advice
+needs besides is kept with it: tokens, kinds and markers of the prefixes, and a sketch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,9 +13,13 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol import Ttl
 from gateway.prompt.names import Prefix
+from gateway.prompt.sketch import CHUNK, Sketch
 
 MAX_POINTS = 128
+# So many of the last points always stay: a breakpoint looks 20 positions back.
+_DENSE_POINTS = 24
 # Where the prompt's tokens were never counted: about what text has in a common vocabulary.
 _BYTES_PER_TOKEN = 4
 
@@ -41,6 +46,10 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     `parameters` is the digest of what shapes the prompt besides its content. `num_tokens` is the
     prompt's exact length, 0 until an engine has counted it.
+
+    `tokens` and `kinds` go with the points: the tokens up to each as the engine counted them, 0
+    where it did not tell, and the letters of `sketch.py`. `marks` are the breakpoints as they went
+    to the engine. These and `sketch` are empty in turns of earlier versions.
     """
 
     model: str
@@ -50,6 +59,10 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     points: list[Point]
     num_tokens: int = 0
     is_shared: bool = False
+    tokens: list[int] = []
+    kinds: str = ""
+    marks: list[tuple[int, Ttl]] = []
+    sketch: Sketch | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -82,6 +95,13 @@ def points_of(prefixes: Iterable[Prefix]) -> list[Point]:
     ]
 
 
+def kinds_at(points: Iterable[Point], kinds: str) -> str:
+    """The letters that go with the points, of the letters of all segments."""
+    return "".join(
+        CHUNK if point.characters is not None else kinds[point.segment] for point in points
+    )
+
+
 def digest_parameters(parameters: bytes, scope: str) -> bytes:
     """Keyed by the scope, as names are: equal parameters of two workspaces don't look equal."""
     return blake2b(
@@ -100,25 +120,31 @@ def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[
 def pack(fingerprint: Fingerprint) -> bytes:
     """At most MAX_POINTS points, every second one left out until they fit.
 
-    The ends of the tools, of the system prompt and of the whole prompt always stay.
+    The ends of the tools and of the system prompt always stay, and the last points.
     """
     points = fingerprint.points
     if len(points) > MAX_POINTS:
         places = [point.place for point in points]
-        kept = _kept(places, fingerprint.num_tools, fingerprint.num_system)
-        points = [points[ordinal] for ordinal in kept]
-    return _encoder.encode(msgspec.structs.replace(fingerprint, points=points))
+        kept = list(_kept(places, fingerprint.num_tools, fingerprint.num_system))
+        tokens, kinds = fingerprint.tokens, fingerprint.kinds
+        fingerprint = msgspec.structs.replace(
+            fingerprint,
+            points=[points[ordinal] for ordinal in kept],
+            tokens=[tokens[ordinal] for ordinal in kept] if tokens else [],
+            kinds="".join(kinds[ordinal] for ordinal in kept) if kinds else "",
+        )
+    return _encoder.encode(fingerprint)
 
 
 def _kept(
     places: Sequence[tuple[int, int | None]], num_tools: int, num_system: int
 ) -> Iterator[int]:
-    stride = 1
-    while -(-len(places) // stride) > MAX_POINTS - 3:
+    stride, dense = 1, len(places) - _DENSE_POINTS
+    while -(-dense // stride) > MAX_POINTS - 2 - _DENSE_POINTS:
         stride *= 2
-    levels = {(num_tools - 1, None), (num_tools + num_system - 1, None), places[-1]}
+    levels = {(num_tools - 1, None), (num_tools + num_system - 1, None)}
     for ordinal, place in enumerate(places):
-        if ordinal % stride == 0 or place in levels:
+        if ordinal % stride == 0 or ordinal >= dense or place in levels:
             yield ordinal
 
 

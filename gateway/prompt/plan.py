@@ -11,6 +11,7 @@ from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
+from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
 
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
@@ -21,7 +22,7 @@ _PIECE_CHARACTERS = 1 << 16
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`slots` are the prompt's segments, `names` a bounded choice of its `prefixes`, of which
     `name_bytes` are the lengths. `automatic` is the policy that made breakpoints, None where all
-    are the client's. `sure_bytes`: see the function."""
+    are the client's. `sure_bytes`: see the function. `kinds` and `sketch`: see `sketch.py`."""
 
     prompt: Prompt
     slots: list[Slot]
@@ -31,6 +32,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: list[Prefix]
     sure_bytes: int
     automatic: AutoCache | None = None
+    kinds: str = ""
+    sketch: Sketch | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -89,6 +92,8 @@ def make_plan(
         prefixes=prefixes,
         automatic=policy if len(breakpoints) > num_given else None,
         sure_bytes=sure_bytes(layout.prompt),
+        kinds=kinds_of(layout.prompt),
+        sketch=sketch_of(layout.prompt, scope),
     )
 
 

@@ -4,16 +4,27 @@ Names and fingerprints are made of the stand-ins as of any prompt. No text is ke
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
+
+import msgspec
 
 from engine.protocol import Message, Prompt, Role, TextPart, Tool, Ttl
-from gateway.prompt.fingerprint import Fingerprint, digest_parameters, pack, points_of
+from gateway.prompt.fingerprint import (
+    Fingerprint,
+    digest_parameters,
+    kinds_at,
+    pack,
+    points_of,
+)
 from gateway.prompt.names import Prefix, find_prefixes
+from gateway.prompt.sketch import kinds_of, sketch_of
 from gateway.sample.arrivals import Arrival
 
 _BYTES_PER_TOKEN = 4
 _TOOLS_PART = 0.45
 _SUMMARY_TOKENS = 900
+# The lines that stand for a system prompt.
+_RULES = 10
 # The tokens that a template writes behind the last message.
 SCAFFOLD_TOKENS = 6
 
@@ -69,20 +80,29 @@ class SamplePrompt:
         return [prefix.name.digest for prefix in self.prefixes]
 
     def fingerprint(self, arrival: Arrival, scope: str) -> bytes:
+        points = points_of(
+            [
+                prefix._replace(num_bytes=tokens * _BYTES_PER_TOKEN)
+                for prefix, tokens in zip(self.prefixes, self.lengths, strict=True)
+            ]
+        )
+        segments = {prefix.name.digest: prefix.name.segment for prefix in self.prefixes}
+        sketch = sketch_of(self.prompt, scope)
+        sizes = [after - before for before, after in pairwise([0, *self.lengths])]
+        sketched = [size * _BYTES_PER_TOKEN for size in sizes[: len(sketch.sizes)]]
         return pack(
             Fingerprint(
                 model=arrival.app.model,
                 parameters=digest_parameters(b"", scope),
                 num_tools=len(self.prompt.tools),
                 num_system=len(self.prompt.system),
-                points=points_of(
-                    [
-                        prefix._replace(num_bytes=tokens * _BYTES_PER_TOKEN)
-                        for prefix, tokens in zip(self.prefixes, self.lengths, strict=True)
-                    ]
-                ),
+                points=points,
                 num_tokens=self.tokens,
                 is_shared=arrival.app.compares,
+                tokens=self.lengths,
+                kinds=kinds_at(points, kinds_of(self.prompt)),
+                marks=[(segments[mark.key], mark.ttl) for mark in self.marks],
+                sketch=msgspec.structs.replace(sketch, sizes=sketched),
             )
         )
 
@@ -90,14 +110,15 @@ class SamplePrompt:
 def write(arrival: Arrival, talk: Talk, version: int, scope: str) -> SamplePrompt:
     """`version` counts the deployments that changed the system prompt."""
     app = arrival.app
-    stamp = f"now {arrival.ms}: " if app.stamps else ""
+    rules = "\n".join(f"{app.name} {arrival.prompt}.{version} rule {n}" for n in range(_RULES))
+    stamp = f"now {arrival.ms}\n" if app.stamps else ""
     tools = [Tool(f"{app.name}_{number}", {}) for number in range(app.num_tools)]
     tool_tokens = int(app.system_tokens * _TOOLS_PART / app.num_tools) if tools else 0
     system = app.system_tokens * (1 + arrival.prompt % 5) // 3 - tool_tokens * app.num_tools
     prompt = Prompt(
         messages=[Message(role, [TextPart(text)]) for role, text, _ in talk.said],
         tools=tools,
-        system=[TextPart(f"{stamp}{app.name} {arrival.prompt}.{version}")],
+        system=[TextPart(f"{stamp}{rules}")],
     )
     sizes = [tool_tokens] * len(tools) + [max(system, 400)] + [each[2] for each in talk.said]
     lengths, prefixes = list(accumulate(sizes)), find_prefixes(prompt, scope)

@@ -234,7 +234,8 @@ class TurnService:
         turn.findings.engine = engine.name
         turn.findings.ignored = ask.notes.told(engine.capabilities, started.unheld)
         turn.findings.auto_cache = ask.plan.automatic
-        fingerprint = ask.fingerprint(started.usage.prompt_tokens)
+        tokens = started.receipt.name_tokens
+        fingerprint = ask.fingerprint(started.usage.prompt_tokens, tokens)
         packed = self.diagnostics.remember(ask.principal.workspace, turn.id, fingerprint)
         turn.record.fingerprint = packed
         findings, diagnosis = turn.findings, None

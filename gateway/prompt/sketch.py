@@ -1,0 +1,177 @@
+"""Sketches: what is kept of a prompt's segments one by one, so that advice can say what changed.
+
+Names (`names.py`) are chained: behind the first difference nothing can be compared. A sketch has a
+digest of each of the first segments by itself, keyed by the scope, and no content. From two of them
+one can tell a list in another order, a changed order of keys, a text that grew or moved, and a text
+of which a part changes. Pure.
+
+The sizes are bounded: MAX_SEGMENTS segments, SKETCHED_BYTES of content, PIECES pieces of each of
+MAX_TEXTS texts.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from zlib import crc32
+
+import msgspec
+
+from engine.protocol import (
+    Part,
+    Prompt,
+    Role,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
+
+MAX_SEGMENTS = 96
+SKETCHED_BYTES = 256 * 1024
+DIGEST_BYTES = 6
+MAX_TEXTS = 6
+PIECES = 12
+PIECE_BYTES = 4
+# A shorter text is compared as a whole.
+_PIECED_CHARACTERS = 160
+_PIECED_BYTES = 32 * 1024
+_UPDATE_BYTES = 2047
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+TOOL, SYSTEM, RAW, USER, ASSISTANT, TOLD, THINKING, CALL, RESULT = "tsruamhco"
+"""One letter for each kind of segment; the first segment of a message has it in upper case.
+
+`TOLD` is a text of a system message among the others.
+"""
+CHUNK = "."
+"""Stands for a prefix that ends inside a segment."""
+_TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": TOLD}
+
+
+class Sketch(msgspec.Struct, frozen=True, array_like=True):
+    """`own` has DIGEST_BYTES for each sketched segment, `sizes` its bytes of content.
+
+    `unordered` are digests of tools and calls with the keys in alphabetical order, by segment.
+    `pieces` has for a text's segment PIECE_BYTES of each of some of its lines or sentences, in
+    their order. The same lines are chosen in every text.
+    """
+
+    own: bytes = b""
+    sizes: list[int] = []
+    unordered: list[tuple[int, bytes]] = []
+    pieces: list[tuple[int, bytes]] = []
+
+
+def kinds_of(prompt: Prompt) -> str:
+    """The letters of all segments, in order."""
+    letters = [RAW] if prompt.text is not None else []
+    letters += [TOOL] * len(prompt.tools) + [SYSTEM] * len(prompt.system)
+    for message in prompt.messages:
+        for position, part in enumerate(message.parts):
+            letter = _letter(message.role, part)
+            letters.append(letter if position else letter.upper())
+    return "".join(letters)
+
+
+def sketch_of(prompt: Prompt, scope: str) -> Sketch:
+    """The sketch of the prompt's first segments."""
+    base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
+    own: list[bytes] = []
+    sizes: list[int] = []
+    unordered: list[tuple[int, bytes]] = []
+    pieces: list[tuple[int, bytes]] = []
+    room, is_first_message = SKETCHED_BYTES, True
+    for index, (letter, header, values, text) in enumerate(_segments(prompt)):
+        content = text.encode()
+        room -= len(header) + len(content)
+        if index >= MAX_SEGMENTS or room < 0:
+            break
+        own.append(_digest(base, header, content))
+        sizes.append(len(header) + len(content))
+        if values is not None:
+            unordered.append((index, _digest(base, header[:1], _encode_sorted(values))))
+        is_first_message = is_first_message and letter not in (ASSISTANT, CALL, THINKING)
+        if is_first_message and len(pieces) < MAX_TEXTS and len(text) >= _PIECED_CHARACTERS:
+            pieces.append((index, _pieces(base, content)))
+    return Sketch(b"".join(own), sizes, unordered, pieces)
+
+
+def _letter(role: Role, part: Part) -> str:
+    match part:
+        case ThinkingPart():
+            return THINKING
+        case ToolUsePart():
+            return CALL
+        case ToolResultPart():
+            return RESULT
+        case _:
+            return _TEXTS[role]
+
+
+def _segments(prompt: Prompt) -> Iterator[tuple[str, bytes, object, str]]:
+    """Each segment's letter, what it has besides its text, its JSON, and its text."""
+    if prompt.text is not None:
+        yield RAW, b"r", None, prompt.text
+    for tool in prompt.tools:
+        yield _tool(tool)
+    for block in prompt.system:
+        yield SYSTEM, b"s", None, block.text
+    for message in prompt.messages:
+        for part in message.parts:
+            yield _part(message.role, part)
+
+
+def _tool(tool: Tool) -> tuple[str, bytes, object, str]:
+    values = [tool.name, tool.description, tool.input_schema]
+    return TOOL, b"t" + _encode(values), values, ""
+
+
+def _part(role: Role, part: Part) -> tuple[str, bytes, object, str]:
+    letter = _letter(role, part)
+    match part:
+        case ToolUsePart():
+            values = [part.id, part.name, part.input]
+            return letter, b"c" + _encode(values), values, ""
+        case ToolResultPart():
+            return letter, b"o" + _encode([part.tool_use_id, part.is_error]), None, part.text
+        case TextPart() | ThinkingPart():
+            return letter, letter.encode(), None, part.text
+
+
+def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:
+    made = base.copy()
+    made.update(b"%d:" % len(header))
+    # hashlib gives up the interpreter's lock for longer ones: see `names.py`.
+    for data in (header, content):
+        if len(data) <= _UPDATE_BYTES:
+            made.update(data)
+            continue
+        for offset in range(0, len(data), _UPDATE_BYTES):
+            made.update(data[offset : offset + _UPDATE_BYTES])
+    return made.digest()
+
+
+def _pieces(base: blake2b, content: bytes) -> bytes:
+    """Digests of the lines with the smallest checksums: of two texts the same ones are chosen.
+
+    A text of few lines is cut into sentences, one of few sentences into words. The first and the
+    last piece are always there, since that is where texts change most.
+    """
+    found = _split(content[:_PIECED_BYTES])
+    checksums = list(map(crc32, found))
+    chosen = sorted(range(1, len(found) - 1), key=checksums.__getitem__)[: PIECES - 2]
+    made = []
+    for place in (0, *sorted(chosen), len(found) - 1):
+        digest = base.copy()
+        digest.update(found[place][:_UPDATE_BYTES])
+        made.append(digest.digest()[:PIECE_BYTES])
+    return b"".join(made)
+
+
+def _split(content: bytes) -> list[bytes]:
+    for separator in (b"\n", b". ", b" "):
+        found = list(filter(None, content.split(separator)))
+        if len(found) >= PIECES // 2:
+            return found
+    return [content[:1], content, content[-1:]]

@@ -1,0 +1,137 @@
+"""What can be told from two sketches, and how large one gets."""
+
+from typing import Any
+
+import msgspec
+
+from engine.protocol import (
+    Message,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolResultPart,
+    ToolUsePart,
+)
+from gateway.prompt.fingerprint import MAX_POINTS, Fingerprint, kinds_at, pack, points_of, unpack
+from gateway.prompt.names import find_prefixes
+from gateway.prompt.sketch import (
+    DIGEST_BYTES,
+    MAX_SEGMENTS,
+    MAX_TEXTS,
+    PIECE_BYTES,
+    PIECES,
+    SKETCHED_BYTES,
+    Sketch,
+    kinds_of,
+    sketch_of,
+)
+
+LINES = [f"Rule {number}: say no more than {number} words." for number in range(40)]
+
+
+def digests(sketch: Sketch) -> list[bytes]:
+    own = sketch.own
+    return [own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES)]
+
+
+def pieces(sketch: Sketch, segment: int) -> list[bytes]:
+    found = dict(sketch.pieces)[segment]
+    return [found[at : at + PIECE_BYTES] for at in range(0, len(found), PIECE_BYTES)]
+
+
+def system(*texts: str) -> Prompt:
+    return Prompt([Message("user", [TextPart("x")])], system=[TextPart(text) for text in texts])
+
+
+def tools(*schemas: dict[str, Any]) -> Prompt:
+    return Prompt([], tools=[Tool(f"t{n}", schema) for n, schema in enumerate(schemas)])
+
+
+def test_a_segment_has_the_same_digest_wherever_it_stands() -> None:
+    one, other = (
+        sketch_of(system("a", "b", "c"), "scope"),
+        sketch_of(system("c", "b", "a"), "scope"),
+    )
+    assert digests(one)[:3] == digests(other)[2::-1]
+
+
+def test_another_scope_gives_other_digests() -> None:
+    one, other = sketch_of(system("\n".join(LINES)), "a"), sketch_of(system("\n".join(LINES)), "b")
+    assert not set(digests(one)) & set(digests(other))
+    assert not set(pieces(one, 0)) & set(pieces(other, 0))
+
+
+def test_keys_in_another_order_change_the_own_digest_alone() -> None:
+    one = sketch_of(tools({"type": "object", "title": "x"}), "scope")
+    other = sketch_of(tools({"title": "x", "type": "object"}), "scope")
+    assert one.own != other.own
+    assert one.unordered == other.unordered
+
+
+def test_a_changed_line_changes_one_piece() -> None:
+    before = pieces(sketch_of(system("\n".join(["Today is Monday", *LINES])), "scope"), 0)
+    after = pieces(sketch_of(system("\n".join(["Today is Tuesday", *LINES])), "scope"), 0)
+    assert before[0] != after[0]
+    assert before[1:] == after[1:]
+
+
+def test_texts_of_other_content_share_no_piece() -> None:
+    one = pieces(sketch_of(system("\n".join(f"alpha {n}" for n in range(40))), "scope"), 0)
+    other = pieces(sketch_of(system("\n".join(f"beta {n}" for n in range(40))), "scope"), 0)
+    assert not set(one) & set(other)
+
+
+def test_a_sketch_is_bounded() -> None:
+    many = sketch_of(system(*(f"{n} " + "word " * 40 for n in range(3000))), "scope")
+    assert len(digests(many)) == len(many.sizes) == MAX_SEGMENTS
+    assert len(many.pieces) == MAX_TEXTS
+    assert all(len(each) <= PIECES * PIECE_BYTES for _, each in many.pieces)
+    assert len(msgspec.msgpack.encode(many)) < 1500
+    large = sketch_of(system("a" * SKETCHED_BYTES, "b"), "scope")
+    assert large.own == b""
+
+
+def test_kinds_say_who_speaks_and_where_a_message_begins() -> None:
+    calls = [ToolUsePart("1", "t", {}), ToolUsePart("2", "t", {})]
+    prompt = Prompt(
+        [
+            Message("user", [TextPart("x"), TextPart("y")]),
+            Message(
+                "assistant",
+                [ThinkingPart("z"), *calls],
+            ),
+            Message("user", [ToolResultPart("1", "r"), ToolResultPart("2", "r")]),
+            Message("assistant", [TextPart("so")]),
+        ],
+        tools=[Tool("t", {})],
+        system=[TextPart("s")],
+    )
+    assert kinds_of(prompt) == "tsUuHccOoA"
+
+
+def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> None:
+    prompt = Prompt([Message("user", [TextPart(str(n))]) for n in range(900)])
+    prefixes = find_prefixes(prompt, "scope")
+    points = points_of(prefixes)
+    packed = pack(
+        Fingerprint(
+            model="m",
+            parameters=b"",
+            num_tools=0,
+            num_system=0,
+            points=points,
+            tokens=[10 * (n + 1) for n in range(900)],
+            kinds=kinds_at(points, kinds_of(prompt)),
+            marks=[(899, "5m")],
+            sketch=sketch_of(prompt, "scope"),
+        )
+    )
+    found = unpack(packed)
+    assert len(packed) < 5000
+    assert len(found.points) == len(found.tokens) == len(found.kinds) <= MAX_POINTS
+    assert [point.segment for point in found.points[-20:]] == list(range(880, 900))
+    assert all(
+        tokens == 10 * (p.segment + 1) for p, tokens in zip(found.points, found.tokens, strict=True)
+    )
+    assert found.marks == [(899, "5m")]
