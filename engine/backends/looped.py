@@ -46,7 +46,7 @@ from engine.protocol import (
     Stats,
 )
 from engine.schedule.books import Books, block_stats, lease_stats
-from engine.schedule.lifecycle import Lifecycle
+from engine.schedule.lifecycle import Lifecycle, Publish, SequenceQueue
 from engine.schedule.loop import EngineLoop
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
@@ -244,15 +244,12 @@ class LoopedBackend:
             max_running=settings.max_running,
         )
         books = Books()
-        lifecycle = Lifecycle(
+        lifecycle = self._new_lifecycle(
             cache,
             scheduler,
             books,
-            self._clock,
-            epoch=description.epoch,
-            max_waiting=settings.max_waiting,
-            max_context_tokens=description.max_context_tokens,
-            publish=lambda events: self._to_event_loop(partial(self._events.publish, events)),
+            description,
+            lambda events: self._to_event_loop(partial(self._events.publish, events)),
         )
         self._scheduler = scheduler
         loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
@@ -260,6 +257,25 @@ class LoopedBackend:
             parts.renderer, parts.worker, description, settings, self._days
         )
         return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
+
+    def _new_lifecycle(
+        self,
+        cache: PrefixCache,
+        queue: SequenceQueue,
+        books: Books,
+        description: Description,
+        publish: Publish,
+    ) -> Lifecycle:
+        return Lifecycle(
+            cache,
+            queue,
+            books,
+            self._clock,
+            epoch=description.epoch,
+            max_waiting=self._settings.max_waiting,
+            max_context_tokens=description.max_context_tokens,
+            publish=publish,
+        )
 
     def _whole(self, description: Description) -> Description:
         """With this start's epoch, what the clock can do, and what of the promises is kept."""

@@ -12,8 +12,9 @@ import structlog
 
 from engine.backends.base import Progress, Renderer
 from engine.backends.events import EventLog
-from engine.backends.looped import Loaded, LoopedBackend
-from engine.backends.mirror_pool import MirrorPool
+from engine.backends.external.backend import ExternalBackend
+from engine.backends.external.mirror import MirrorPool
+from engine.backends.looped import Loaded
 from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer
@@ -23,15 +24,15 @@ from engine.backends.upstream.guarantees import guarantees_of
 from engine.backends.upstream.kinds import new_server
 from engine.backends.upstream.loop import UpstreamLoop
 from engine.backends.upstream.model import ModelFacts, model_facts, probe_texts
+from engine.backends.upstream.places import Places
 from engine.backends.upstream.probe import examined
 from engine.backends.upstream.server import Facts, Server, UpstreamError, UpstreamGone
 from engine.backends.upstream.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import Clock
 from engine.errors import NotReady
-from engine.protocol import Capability, Counters, Description, LeaseStats, Memory, Stats
+from engine.protocol import Capability, Counters, Description, LeaseStats, Stats
 from engine.schedule.books import Books, block_stats
-from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
@@ -57,7 +58,7 @@ class _Parts:
     description: Description
 
 
-class UpstreamBackend(LoopedBackend):
+class UpstreamBackend(ExternalBackend):
     """While the server is away every call is refused as NotReady; after it a new epoch begins."""
 
     def __init__(
@@ -67,8 +68,7 @@ class UpstreamBackend(LoopedBackend):
         on_crash: Callable[[BaseException], None],
         supervisor: Supervisor,
     ) -> None:
-        super().__init__(settings, clock, self._never, on_crash)
-        self._supervisor = supervisor
+        super().__init__(settings, clock, on_crash, supervisor)
         self._books = Books()
         self._parts: _Parts | None = None
         self._preparation: PreparePool | None = None
@@ -111,7 +111,7 @@ class UpstreamBackend(LoopedBackend):
         return Stats(
             epoch=loaded.description.epoch,
             uptime_seconds=self._clock.now() - self._born_at,
-            running=turns.running,
+            running=turns.places.num_taken,
             waiting=turns.num_unsent,
             blocks=block_stats(cache),
             counters=Counters(
@@ -123,15 +123,6 @@ class UpstreamBackend(LoopedBackend):
             num_entries=len(cache.entries),
             unacknowledged=books.num_unacknowledged,
             prefill_seconds=books.prefill_seconds,
-        )
-
-    async def memory(self) -> Memory:
-        """Without a map: nobody tells what is in the server's memory."""
-        loaded = self._ready()
-        return Memory(
-            epoch=loaded.description.epoch,
-            block_size=loaded.description.block_size,
-            lifetimes=loaded.cache.entries.lifetimes.report(),
         )
 
     # The server.
@@ -213,16 +204,9 @@ class UpstreamBackend(LoopedBackend):
         hasher = ChainHasher(os.urandom(32), description.block_size)
         is_isolated = parts.facts.isolation != "none"
         cache = UpstreamCache(pool, entries, hasher, is_isolated=is_isolated)
-        turns = self._turns = Turns(cache)
-        lifecycle = Lifecycle(
-            cache,
-            turns,
-            self._books,
-            self._clock,
-            epoch=description.epoch,
-            max_waiting=settings.max_waiting,
-            max_context_tokens=description.max_context_tokens,
-            publish=self._events.publish,
+        turns = self._turns = Turns(cache, Places(parts.facts.max_running))
+        lifecycle = self._new_lifecycle(
+            cache, turns, self._books, description, self._events.publish
         )
         loop = UpstreamLoop(
             parts.server,
@@ -267,10 +251,6 @@ class UpstreamBackend(LoopedBackend):
             max_running=facts.max_running,
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         )
-
-    @staticmethod
-    def _never(settings: Settings, progress: Progress) -> Any:
-        raise NotImplementedError("a server's parts are others")
 
 
 def _capabilities(facts: Facts, renderer: ChatRenderer) -> list[Capability]:

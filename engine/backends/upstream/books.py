@@ -5,14 +5,13 @@ has sent, and the server's own count of reused tokens decides what was read. An 
 was reused than it has is over: its content was evicted, and the request writes it anew.
 """
 
-from engine.backends.mirror_pool import MirrorPool
+from engine.backends.external.mirror import MirrorCache, MirrorPool
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.pool import NoFreeBlocks
-from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import Breakpoint, BreakpointReport
 
 
 class UnheldEntries(Entries):
@@ -39,13 +38,12 @@ class UnheldEntries(Entries):
         return False
 
 
-class UpstreamCache(PrefixCache):
+class UpstreamCache(MirrorCache):
     """`is_isolated`: no scope's prompt reuses what another scope sent.
 
     Where it is not, reuse beyond a scope's own entries is not told: it would tell of others.
     """
 
-    pool: MirrorPool
     entries: UnheldEntries
 
     def __init__(
@@ -53,7 +51,6 @@ class UpstreamCache(PrefixCache):
     ) -> None:
         super().__init__(pool, entries, hasher)
         self._is_isolated = is_isolated
-        self._unwritten: set[int] = set()
 
     def admit(self, query: CacheQuery, found: Found, table: BlockTable, reused: int | None) -> None:
         """The prompt is computed: `reused` of its tokens came from memory; None: not told."""
@@ -87,11 +84,3 @@ class UpstreamCache(PrefixCache):
 
     def _was_overtaken(self, query: CacheQuery, found: Found, now: float) -> bool:
         return found.miss_reason != "not_told" and super()._was_overtaken(query, found, now)
-
-    def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
-        report = super()._not_written(query, point)
-        if point.segment not in self._unwritten:
-            return report
-        return BreakpointReport(
-            segment=point.segment, state="none", tokens=report.tokens, reason="best_effort_evicted"
-        )

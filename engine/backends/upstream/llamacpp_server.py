@@ -94,9 +94,7 @@ class LlamaCppServer:
         )
 
     async def fingerprint(self) -> str:
-        status, _ = await self._wire.get("/health")
-        if status != 200:
-            raise UpstreamGone(f"/health: status {status}")
+        await self._wire.check_alive("/health")
         return ""
 
     async def prefill(self, order: Order) -> Piece:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from engine.backends.upstream.chat import chat_messages, chat_tools
-from engine.backends.upstream.checks import check_context
+from engine.backends.upstream.checks import check_context, check_prompt_tokens
 from engine.backends.upstream.deltas import ChatDelta, ChatPiece
 from engine.backends.upstream.model import ModelFacts
+from engine.backends.upstream.openai_wire import MODELS, Usage, find_model
 from engine.backends.upstream.server import (
     Facts,
     Kind,
@@ -21,31 +22,11 @@ from engine.backends.upstream.server import (
     ProbeTexts,
     UpstreamError,
     UpstreamGone,
-    UpstreamRefused,
 )
-from engine.backends.upstream.wire import Wire, check_status, decoded
+from engine.backends.upstream.wire import Wire, decoded
 
 CHAT = "/v1/chat/completions"
 MAX_RUNNING = 64
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -55,7 +36,7 @@ class _Choice(msgspec.Struct):
 
 class _Chat(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
@@ -68,19 +49,13 @@ class OpenAiServer:
         self._files = files
 
     async def find_facts(self, probe: ProbeTexts) -> Facts:
-        status, answer = await self._wire.get("/v1/models")
-        check_status(status, "/v1/models")
-        models = decoded(answer, _Models, "/v1/models").data
-        found = [m for m in models if self._model in ("", m.id)]
-        if len(found) != 1:
-            names = ", ".join(m.id for m in models[:8])
-            raise UpstreamRefused(f"ENGINE_UPSTREAM_MODEL must name one of the server's: {names}")
-        self._model = found[0].id
+        model = await find_model(self._wire, self._model)
+        self._model = model.id
         return Facts(
             kind=self._kind,
             model=self._model,
             version="",
-            max_context_tokens=check_context(found[0].max_model_len, self._files),
+            max_context_tokens=check_context(model.max_model_len, self._files),
             max_running=MAX_RUNNING,
             tells="at_the_end",
             tells_note="not asked yet",
@@ -93,9 +68,7 @@ class OpenAiServer:
         )
 
     async def fingerprint(self) -> str:
-        status, _ = await self._wire.get("/v1/models")
-        if status != 200:
-            raise UpstreamGone(f"/v1/models: status {status}")
+        await self._wire.check_alive(MODELS)
         return ""
 
     async def prefill(self, order: Order) -> Piece:
@@ -156,13 +129,12 @@ MAX_TOKEN_EVENT_BYTES = 4096
 """An event of one token has a few hundred bytes; servers that send several at a time have more."""
 
 
-def _cached(usage: _Usage, sent: int) -> int | None:
+def _cached(usage: Usage, sent: int) -> int | None:
     """What the server reused, of our tokens: 0 where it counts the prompt otherwise than we do."""
-    details = usage.prompt_tokens_details
-    if details is None or details.cached_tokens is None:
+    cached = usage.cached_tokens
+    if cached is None:
         return None
     if usage.prompt_tokens != sent:
         return 0
-    if not 0 <= details.cached_tokens <= sent:
-        raise UpstreamError(f"the server says that it reused {details.cached_tokens} of {sent}")
-    return details.cached_tokens
+    check_prompt_tokens(sent, cached, sent)
+    return cached

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable
 
+from engine.backends.external.turns import ExternalTurns
 from engine.backends.upstream.books import UpstreamCache
-from engine.cache.digests import common_blocks
-from engine.schedule.request import RequestState, SequenceState
+from engine.backends.upstream.places import Places
+from engine.schedule.request import SequenceState
 
 
-class Turns:
-    """All sequences that are not ended; `serve` brings one to the server, `drop` takes it away.
+class Turns(ExternalTurns):
+    """`serve` brings a sequence to the server, `drop` takes it away.
 
-    Both are set by the loop, and called on its thread. `running` counts those that were sent.
+    Both are set by the loop, and called on its thread. Who has one of `places` was sent.
     """
 
-    def __init__(self, cache: UpstreamCache) -> None:
-        self._cache = cache
-        self._sequences: dict[SequenceState, None] = {}
-        self.running = 0
+    def __init__(self, cache: UpstreamCache, places: Places) -> None:
+        super().__init__(cache)
+        self.places = places
         self.serve: Callable[[SequenceState], None]
         self.drop: Callable[[SequenceState], None]
 
@@ -30,7 +30,7 @@ class Turns:
 
     @property
     def num_unsent(self) -> int:
-        return max(len(self._sequences) - self.running, 0)
+        return max(len(self._sequences) - self.places.num_taken, 0)
 
     @property
     def sequences(self) -> list[SequenceState]:
@@ -47,25 +47,7 @@ class Turns:
         self._sequences[sequence] = None
         self.serve(sequence)
 
-    def has(self, sequence: SequenceState) -> bool:
-        return sequence in self._sequences
-
     def remove(self, sequence: SequenceState) -> None:
         """It has ended, or is cancelled."""
-        del self._sequences[sequence]
-        request = sequence.request
-        if sequence is request.leader and request.found is not None:
-            self._cache.let_go(request.found)
-        sequence.table.release()
+        self._take_out(sequence)
         self.drop(sequence)
-
-    def _raced(self, request: RequestState) -> int:
-        """How much of its prompt others that have not begun to answer are computing."""
-        digests = request.query.digests
-        others = (
-            sequence.request.query.digests
-            for sequence in self._sequences
-            if sequence.request.started_at is None
-        )
-        shared = max((common_blocks(digests, other) for other in others), default=0)
-        return shared * self._cache.pool.block_size

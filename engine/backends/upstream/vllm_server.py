@@ -13,6 +13,7 @@ import msgspec
 
 from engine.backends.upstream.checks import check_context, check_prompt_tokens, check_tokens
 from engine.backends.upstream.model import ModelFacts
+from engine.backends.upstream.openai_wire import Usage, find_model
 from engine.backends.upstream.server import (
     Facts,
     Order,
@@ -22,7 +23,7 @@ from engine.backends.upstream.server import (
     UpstreamGone,
     UpstreamRefused,
 )
-from engine.backends.upstream.wire import Wire, check_status, decoded
+from engine.backends.upstream.wire import Wire, decoded
 
 COMPLETIONS = "/v1/completions"
 MAX_RUNNING = 256
@@ -33,32 +34,8 @@ _START = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.M)
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
 
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 class _Tokenized(msgspec.Struct):
     tokens: list[int]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        details = self.prompt_tokens_details
-        return None if details is None else details.cached_tokens
 
 
 class _Choice(msgspec.Struct):
@@ -70,7 +47,7 @@ class _Completion(msgspec.Struct):
     """A whole answer, or one event of a stream; an `error` comes instead of choices."""
 
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
@@ -86,7 +63,8 @@ class VllmServer:
         self._vocabulary_size = files.vocabulary_size
 
     async def find_facts(self, probe: ProbeTexts) -> Facts:
-        model = await self._find_model()
+        model = await find_model(self._wire, self._model)
+        self._model = model.id
         version = await self._version()
         await self._check_tokenizer(probe)
         labels, fingerprint = await self._metrics()
@@ -107,9 +85,7 @@ class VllmServer:
         )
 
     async def fingerprint(self) -> str:
-        status, _ = await self._wire.get("/health")
-        if status != 200:
-            raise UpstreamGone(f"/health: status {status}")
+        await self._wire.check_alive("/health")
         return (await self._metrics())[1]
 
     async def prefill(self, order: Order) -> Piece:
@@ -182,17 +158,6 @@ class VllmServer:
         prompt, cached = answer.usage.prompt_tokens, answer.usage.cached_tokens
         check_prompt_tokens(prompt, cached, len(order.token_ids))
         return Piece(cached_tokens=cached, prompt_tokens=prompt)
-
-    async def _find_model(self) -> _Model:
-        status, answer = await self._wire.get("/v1/models")
-        check_status(status, "/v1/models")
-        models = decoded(answer, _Models, "/v1/models").data
-        found = [m for m in models if self._model in ("", m.id)]
-        if len(found) != 1:
-            names = ", ".join(m.id for m in models[:8])
-            raise UpstreamRefused(f"ENGINE_UPSTREAM_MODEL must name one of the server's: {names}")
-        self._model = found[0].id
-        return found[0]
 
     async def _version(self) -> str:
         status, answer = await self._wire.get("/version")

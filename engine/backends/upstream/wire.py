@@ -41,6 +41,12 @@ class Wire:
         async with self._call("GET", path, None, None) as response:
             return response.status_code, await _body(response)
 
+    async def check_alive(self, path: str) -> None:
+        """Raise UpstreamGone unless the server answers this with 200."""
+        status, _ = await self.get(path)
+        if status != 200:
+            raise UpstreamGone(f"{path}: status {status}")
+
     async def post(self, path: str, body: Any, *, is_long: bool = False) -> tuple[int, bytes]:
         """`is_long`: it may take as long as a generation."""
         async with self._call("POST", path, body, self._silence if is_long else None) as response:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.backends.base import Progress
-from engine.backends.looped import Loaded, LoopedBackend
-from engine.backends.mirror_pool import MirrorPool
+from engine.backends.external.backend import ExternalBackend
+from engine.backends.external.mirror import MirrorPool
+from engine.backends.looped import Loaded
 from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import chat_renderer
@@ -22,9 +23,8 @@ from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import Clock
-from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Memory, Stats
+from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Stats
 from engine.schedule.books import Books
-from engine.schedule.lifecycle import Lifecycle
 from engine.settings import Settings
 from engine.supervisor import Supervisor
 from engine.text.renderer import ChatRenderer
@@ -45,7 +45,7 @@ class VllmParts:
     worker: WorkerSpec | None = None
 
 
-class VllmBackend(LoopedBackend):
+class VllmBackend(ExternalBackend):
     """`load_parts` starts vLLM and what goes with it; called once, in a thread."""
 
     def __init__(
@@ -56,8 +56,7 @@ class VllmBackend(LoopedBackend):
         supervisor: Supervisor,
         load_parts: "Callable[[Settings, Progress], VllmParts] | None" = None,
     ) -> None:
-        super().__init__(settings, clock, self._never, on_crash)
-        self._supervisor = supervisor
+        super().__init__(settings, clock, on_crash, supervisor)
         self._load_vllm = load_parts or load_vllm
         self._vllm: _Vllm | None = None
 
@@ -113,15 +112,6 @@ class VllmBackend(LoopedBackend):
             prefill_seconds=books.prefill_seconds,
         )
 
-    async def memory(self) -> Memory:
-        """Without a map: our books mirror only the blocks that entries and names stand on."""
-        loaded = self._ready()
-        return Memory(
-            epoch=loaded.description.epoch,
-            block_size=loaded.description.block_size,
-            lifetimes=loaded.cache.entries.lifetimes.report(),
-        )
-
     def _assemble_vllm(self, parts: VllmParts, description: Description) -> Loaded:
         settings = self._settings
         # Room for what vLLM has evicted and not told yet.
@@ -135,16 +125,7 @@ class VllmBackend(LoopedBackend):
         budget = int(description.num_blocks * settings.lease_share)
         turns = Turns(cache, parts.counts, max_leased_blocks=budget)
         books = Books()
-        lifecycle = Lifecycle(
-            cache,
-            turns,
-            books,
-            self._clock,
-            epoch=description.epoch,
-            max_waiting=settings.max_waiting,
-            max_context_tokens=description.max_context_tokens,
-            publish=self._events.publish,
-        )
+        lifecycle = self._new_lifecycle(cache, turns, books, description, self._events.publish)
         loop = VllmLoop(
             parts.core, cache, turns, lifecycle, self._clock, self._event_loop, self._supervisor
         )
@@ -153,10 +134,6 @@ class VllmBackend(LoopedBackend):
             parts.renderer, parts.worker, description, settings, self._days
         )
         return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
-
-    @staticmethod
-    def _never(settings: Settings, progress: Progress) -> Any:
-        raise NotImplementedError("vLLM's parts are others")
 
 
 @dataclass(frozen=True, slots=True)

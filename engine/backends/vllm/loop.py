@@ -5,12 +5,11 @@ expiries. Nothing of ours waits for a step but what has to know what it did.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 import structlog
 
+from engine.backends.external.loop import ExternalLoop
 from engine.backends.vllm.core import Order, OrderRefused, Output, VllmCore
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
@@ -22,19 +21,17 @@ from engine.schedule.request import RequestState, SequenceState
 from engine.supervisor import Supervisor, trace_of
 from engine.text.formats.turn_parser import TurnParser
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 FAILED = "the engine failed"
-MAX_IDLE_SECONDS = 1.0
 LOSS_SECONDS = 0.25
 """How often a running engine is asked what it lost, besides at every first token."""
 IDLE_LOSS_SECONDS = 1.0
 """The same while no request of ours runs."""
 
 
-class VllmLoop:
-    """The counterpart of `engine.schedule.loop.EngineLoop`; `call` may be used from any thread."""
+class VllmLoop(ExternalLoop):
+    """`start` is told of an error that vLLM can't go on after."""
 
     def __init__(
         self,
@@ -46,34 +43,18 @@ class VllmLoop:
         event_loop: asyncio.AbstractEventLoop,
         supervisor: Supervisor,
     ) -> None:
-        self.lifecycle = lifecycle
+        super().__init__(lifecycle, clock, event_loop, supervisor)
         self._core = core
         self._cache = cache
         self._turns = turns
-        self._clock = clock
-        self._event_loop = event_loop
-        self._supervisor = supervisor
-        self._on_crash: Callable[[BaseException], None] = lambda error: None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._served: dict[SequenceState, tuple[asyncio.Task[None], str]] = {}
-        self._is_stopped = False
         self._unstarted: dict[str, str] = {}
         turns.serve, turns.drop = self._serve, self._drop
         lifecycle.ask_prefilled = self._ask_prefilled
 
-    def start(self, on_crash: Callable[[BaseException], None]) -> None:
-        """`on_crash` hears of an error that vLLM can't go on after."""
-        self._on_crash = on_crash
-        self._event_loop.call_soon_threadsafe(self._watch)
-
     def stop(self) -> None:
-        """End our tasks, and vLLM if it is ours; what runs is not finished.
-
-        Called from another thread, while the event loop runs or after it has ended.
-        """
-        self._is_stopped = True
-        if self._event_loop.is_running():
-            asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._event_loop).result()
+        """End our tasks, and vLLM if it is ours; what runs is not finished."""
+        super().stop()
         self._core.shut_down()
 
     async def abandon(self, reason: str) -> None:
@@ -98,16 +79,6 @@ class VllmLoop:
         except Exception as error:  # noqa: BLE001 - the books failed; the caller must hear of it
             log.error("a request could not be closed", trace=trace_of(error))
             sequence.request.emit(Failed(code="internal", message=FAILED))
-
-    def call(self, function: Callable[[], T], *, is_urgent: bool = False) -> "Future[T]":
-        """Run a function between two outputs; what it ended is told. None waits for a step."""
-
-        async def run() -> T:
-            result = function()
-            self._tell()
-            return result
-
-        return asyncio.run_coroutine_threadsafe(run(), self._event_loop)
 
     # Requests.
 
@@ -185,7 +156,7 @@ class VllmLoop:
 
     def _tell(self) -> None:
         """Publish what happened, and let the connector go of what ended."""
-        self.lifecycle.publish()
+        super()._tell()
         unleased = [key.hex() for key in self._turns.take_unleased()]
         if unleased:
             self._spawn(self._core.unlease(unleased))
@@ -193,28 +164,14 @@ class VllmLoop:
         if released:
             self._spawn(self._core.release(released))
 
-    async def _cancel_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     def _watch(self) -> None:
         self._spawn(self._check())
         self._spawn(self._watch_losses())
-        self._supervisor.start("expiry", self._watch_time)
+        super()._watch()
 
     async def _check(self) -> None:
         """Asked once at the start: a scheduler that is not as we know it ends the engine here."""
         await self._core.stats()
-
-    async def _watch_time(self) -> None:
-        """Announce expiry, also when nothing runs."""
-        while True:
-            due = self.lifecycle.seconds_to_expiry(self._clock.now())
-            await asyncio.sleep(min(due, MAX_IDLE_SECONDS))
-            self.lifecycle.expire(self._clock.now())
-            self._tell()
 
     async def _watch_losses(self) -> None:
         """Other clients of the server take blocks too, whether or not a request of ours runs.
@@ -227,18 +184,6 @@ class VllmLoop:
             self._turns.check()
             self._cache.lose(await self._core.losses())
             self._tell()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._event_loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._is_stopped:
-            self._on_crash(error)
 
 
 def _order(sequence: SequenceState, directive: Directive) -> Order:

@@ -8,7 +8,7 @@ rules of `engine.cache`. This module adds only the source of the facts.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from engine.backends.mirror_pool import MirrorPool
+from engine.backends.external.mirror import MirrorCache, MirrorPool
 from engine.backends.vllm.directive import Directive, Held, HoldState, Loss, Report, Want, Watch
 from engine.cache.block import Entry
 from engine.cache.digests import ChainHasher
@@ -16,9 +16,9 @@ from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndReason
 from engine.cache.lookup import longest_hit
-from engine.cache.prefix_cache import CacheQuery, Found, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import Breakpoint, BreakpointReport, MissReason
+from engine.protocol import MissReason
 
 _WATCH = "name:"
 
@@ -97,20 +97,18 @@ class HeldEntries(Entries):
         self._removed.append(entry.key)
 
 
-class HeldCache(PrefixCache):
+class HeldCache(MirrorCache):
     """The cache of an engine that computes in vLLM.
 
     A request is looked up here, asks by its `directive`, and is `admit`ted with the report. A key
     that nobody wants and no entry has any more is to be released: `take_released`.
     """
 
-    pool: MirrorPool
     entries: HeldEntries
 
     def __init__(self, pool: MirrorPool, entries: HeldEntries, hasher: ChainHasher) -> None:
         super().__init__(pool, entries, hasher)
         self._wanted: Counter[Digest] = Counter()
-        self._unwritten: set[int] = set()
 
     def directive(
         self, request_id: str, query: CacheQuery, found: Found, lease_blocks: int | None
@@ -214,14 +212,6 @@ class HeldCache(PrefixCache):
 
     def _idle(self, keys: Iterable[Digest]) -> list[Digest]:
         return [key for key in keys if not self._wanted[key] and self.entries.get(key) is None]
-
-    def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
-        report = super()._not_written(query, point)
-        if point.segment not in self._unwritten:
-            return report
-        return BreakpointReport(
-            segment=point.segment, state="none", tokens=report.tokens, reason="best_effort_evicted"
-        )
 
 
 def _want(key: Digest, tokens: int, expires_at: float) -> Want:

@@ -2,26 +2,27 @@
 
 from collections.abc import Callable
 
+from engine.backends.external.turns import ExternalTurns
 from engine.backends.vllm.core import StepCounts
 from engine.backends.vllm.directive import Directive
 from engine.backends.vllm.mirror import HeldCache
-from engine.cache.digests import common_blocks
 from engine.cache.ids import Digest
 from engine.schedule.request import RequestState, SequenceState
 
 
-class Turns:
+class Turns(ExternalTurns):
     """All sequences that vLLM has; `serve` brings one there, `drop` takes it away.
 
     Both are set by the loop, and called on its thread.
     """
 
+    _cache: HeldCache
+
     def __init__(self, cache: HeldCache, counts: StepCounts, *, max_leased_blocks: int) -> None:
         """`max_leased_blocks`: the whole budget, of which a request may name its scope's share."""
-        self._cache = cache
+        super().__init__(cache)
         self._counts = counts
         self._max_leased_blocks = max_leased_blocks
-        self._sequences: dict[SequenceState, None] = {}
         self._directives: dict[str, Directive] = {}
         self._released: list[Digest] = []
         self._num_orders = 0
@@ -63,18 +64,11 @@ class Turns:
             ),
         )
 
-    def has(self, sequence: SequenceState) -> bool:
-        return sequence in self._sequences
-
     def remove(self, sequence: SequenceState) -> None:
         """It has ended, or is cancelled."""
-        del self._sequences[sequence]
-        request = sequence.request
-        if sequence is request.leader:
-            self.end_wants(request)
-            if request.found is not None:
-                self._cache.let_go(request.found)
-        sequence.table.release()
+        if sequence is sequence.request.leader:
+            self.end_wants(sequence.request)
+        self._take_out(sequence)
         self.drop(sequence)
 
     def end_wants(self, request: RequestState) -> None:
@@ -100,14 +94,3 @@ class Turns:
         """A client may use an id again; the connector never hears one twice."""
         self._num_orders += 1
         return f"{request.request_id}/{self._num_orders}"
-
-    def _raced(self, request: RequestState) -> int:
-        """How much of its prompt others that have not begun to answer are computing."""
-        digests = request.query.digests
-        others = (
-            sequence.request.query.digests
-            for sequence in self._sequences
-            if sequence.request.started_at is None
-        )
-        shared = max((common_blocks(digests, other) for other in others), default=0)
-        return shared * self._cache.pool.block_size

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from engine.backends.mirror_pool import MirrorPool
+from engine.backends.external.mirror import MirrorPool
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.directive import LOSSES, CoreStats
 from engine.backends.vllm.loop import VllmLoop

@@ -1,9 +1,12 @@
-"""Our record of blocks that another program owns."""
+"""Our record of blocks that another program owns, and the cache on it."""
 
 from engine.cache.block import Block
-from engine.cache.digests import PromptDigests
+from engine.cache.digests import ChainHasher, PromptDigests
+from engine.cache.entries import Entries
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.protocol import Breakpoint, BreakpointReport
 
 
 class MirrorPool(BlockPool):
@@ -36,3 +39,21 @@ class MirrorPool(BlockPool):
         if not block.names and not block.dependents:
             self._forget_content(block)
         super()._enqueue(block, is_spent=is_spent)
+
+
+class MirrorCache(PrefixCache):
+    """`_unwritten`: segments whose entries the other program or our books had no room for."""
+
+    pool: MirrorPool
+
+    def __init__(self, pool: MirrorPool, entries: Entries, hasher: ChainHasher) -> None:
+        super().__init__(pool, entries, hasher)
+        self._unwritten: set[int] = set()
+
+    def _not_written(self, query: CacheQuery, point: Breakpoint) -> BreakpointReport:
+        report = super()._not_written(query, point)
+        if point.segment not in self._unwritten:
+            return report
+        return BreakpointReport(
+            segment=point.segment, state="none", tokens=report.tokens, reason="best_effort_evicted"
+        )
