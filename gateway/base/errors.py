@@ -29,6 +29,7 @@ GatewayError               500 api_error
 ├── LedgerRefused          500 api_error                 the database can't hold such a row
 └── Overloaded             529 overloaded_error
     ├── NoEngineReady      529 overloaded_error
+    ├── EngineGone         529 overloaded_error          the engine was lost and none took its place
     ├── JournalFull        529 overloaded_error          no room to record another turn
     └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
         ├── LedgerDamaged  529 overloaded_error          its file is broken
@@ -233,6 +234,12 @@ class Overloaded(GatewayError):
 
 class NoEngineReady(Overloaded):
     default = "no engine is ready for this model"
+
+
+class EngineGone(Overloaded):
+    """The connection to the engine broke before a byte of the answer had gone out."""
+
+    default = "the connection to the engine was lost before the answer began"
 
 
 class JournalFull(Overloaded):

@@ -23,6 +23,7 @@ from gateway.base.background import pause
 from gateway.base.catalogue import Catalogue
 from gateway.base.errors import (
     EngineFailed,
+    EngineGone,
     EngineLost,
     EngineTimeout,
     GatewayError,
@@ -61,7 +62,7 @@ WORKING = 2
 _MAX_ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
-_BROKEN = EngineFailed, EngineLost, EngineTimeout
+_BROKEN = EngineFailed, EngineGone, EngineLost, EngineTimeout
 _encode = msgspec.json.Encoder().encode
 
 
@@ -212,9 +213,9 @@ class BatchRunner:
         try:
             message = await self._message(batch, row, turn_id, Origin(request_id))
             made: BatchResult = Succeeded(message)
-        except _LATER:
-            return None
         except GatewayError as error:
+            if isinstance(error, _LATER) and not isinstance(error, _BROKEN):
+                return None
             attempts[row.position] = attempts.get(row.position, 0) + 1
             if isinstance(error, _BROKEN) and attempts[row.position] < _MAX_ATTEMPTS:
                 return None

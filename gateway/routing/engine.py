@@ -4,6 +4,7 @@ Nothing here decides or retries. A lost connection, a silence, a broken frame an
 typed error each.
 """
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Literal, TypeVar
@@ -67,8 +68,8 @@ class Engine:
     """One engine: the calls of the protocol, and the engine's known state.
 
     `holdings`, `load` and `breaker` are this gateway's knowledge for routing. A draining engine
-    gets no new turns. With `learns` the holdings come from receipts alone, not from events. The
-    same is so for an engine without events.
+    gets no new turns. `answered_at` is when a poll found it ready last. With `learns` the holdings
+    come from receipts alone, not from events. The same is so for an engine without events.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Engine:
         self.monotonic = monotonic
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
+        self.answered_at = -math.inf
         self._http = http
         self._headers = {
             "authorization": f"Bearer {secret}",
@@ -211,7 +213,7 @@ class Engine:
         self.readiness = _readiness(await response.read())
         if response.status == 200:
             self._met(await self._call("GET", "/v1/describe", Description))
-            self.status = "ready"
+            self.status, self.answered_at = "ready", self.monotonic()
         else:
             self.status = "starting"
         self._unsure_since = None

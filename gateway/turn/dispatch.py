@@ -3,6 +3,8 @@
 An engine may be unreachable, die, fall silent, fail, or refuse because it is full or not ready.
 Then the turn goes on at another engine, as another request, and the client does not notice. The
 request at the first engine is cancelled and not charged; the reconciler acknowledges its counts.
+Where there is no other engine the turn waits for the lost one, as long as a turn may wait in the
+queue. If that one does not come back, the client is told to come again (`EngineGone`).
 
 A stream's first byte is the engine's first frame. After it a failure is the stream's error. An
 answer in one piece goes out when it is whole, so until then it can begin anew elsewhere.
@@ -20,6 +22,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import (
     DemandRefused,
     EngineFailed,
+    EngineGone,
     EngineLost,
     EngineTimeout,
     GatewayError,
@@ -33,21 +36,20 @@ from gateway.base.record import TurnRecord
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.prompt.ask import Ask
+from gateway.routing.client import CannotConnect
 from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
 from gateway.routing.router import Route, Router
+from gateway.turn.attempts import Attempts
 from gateway.turn.gate import Gate
 from gateway.turn.tracing import NO_TRACE, TurnTrace
 
-MAX_ATTEMPTS = 3
-"""The most engines that one turn is sent to.
-
-A turn that kills engines must not reach all of them.
-"""
 RETRY_SECONDS = 300.0
 """Seconds from the turn's arrival. A later failure is the answer."""
 _PAUSE_SECONDS = 0.1
+_RETURN_SECONDS = 0.25
+"""Between two looks whether a lost engine is back. The fleet polls it every second."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Dispatch:
     """One turn on its way to an engine. `record` has the engine and the attempt.
 
     `may_run`: the engine may have the request. `has_started`: this attempt's first frame has come.
-    `failure` ended the last attempt. `tried` are the URLs that it is not sent to again.
+    `failure` ended the last attempt.
     `is_charged`: the gate's queue counted it as served.
     """
 
@@ -66,7 +68,7 @@ class Dispatch:
     may_run: bool = False
     has_started: bool = False
     failure: GatewayError | None = None
-    tried: list[str] = field(default_factory=list)
+    attempts: Attempts = field(default_factory=Attempts)
     is_charged: bool = False
     trace: TurnTrace = NO_TRACE
 
@@ -127,7 +129,7 @@ class Dispatcher:
                 dispatch.generation = await engine.generate(request, headers)
                 return
             except GatewayError as error:
-                dispatch.may_run = is_unsure(error)
+                dispatch.may_run = is_unsure(error) and not isinstance(error, CannotConnect)
                 self._failed(dispatch, error)
 
     async def frames(self, dispatch: Dispatch) -> AsyncIterator[list[Frame]]:
@@ -157,26 +159,27 @@ class Dispatcher:
     async def count(self, ask: Ask) -> int:
         """The prompt's exact tokens, from the engine that would serve it or from the next best.
 
-        While no engine is ready and one is unsure this waits, as long as a turn does.
+        While no engine is ready and one is unsure, or was lost, this waits as long as a turn does.
         """
         self.check_length(ask)
-        tried: list[str] = []
+        attempts, failure = Attempts(), None
         while True:
-            now = self.clock.monotonic()
+            now, ready = self.clock.monotonic(), self.fleet.ready
             try:
-                engine = self.router.choose(ask, self.fleet.ready, now, tried).engine
-            except NoEngineReady:
-                if not self.gate.may_come_back(ask):
-                    raise
+                engine = self.router.choose(ask, ready, now, attempts.tried(ready)).engine
+            except NoEngineReady as error:
+                if not (self.gate.may_come_back(ask) or self._may_return(attempts)):
+                    raise _told(failure or error) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
+            attempts.begin(engine.url)
             try:
                 return (await engine.count(ask.count_request(engine.capabilities))).input_tokens
             except GatewayError as error:
-                tried.append(engine.url)
-                is_last = len(tried) in (MAX_ATTEMPTS, len(self.fleet.engines))
-                if is_last or not _is_retried(error) or isinstance(error, EngineTimeout):
-                    raise
+                attempts.failed(engine.url, error, self.clock.monotonic())
+                if attempts.is_last or not _is_retried(error) or isinstance(error, EngineTimeout):
+                    raise _told(error) from None
+                failure = error
 
     def leave(self, dispatch: Dispatch) -> None:
         """End the turn, whatever its outcome. This never awaits; a second call does nothing."""
@@ -207,7 +210,7 @@ class Dispatcher:
         if dispatch.failure is not None:
             self.metrics.retries.labels(_reason(dispatch.failure)).inc()
         dispatch.choice = choice
-        dispatch.tried.append(engine.url)
+        dispatch.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
         is_batch = dispatch.ask.is_batch
         engine.load.assign(record.request_id, choice.to_prefill, now, is_batch=is_batch)
@@ -223,7 +226,7 @@ class Dispatcher:
         """Choose the best engine that is not crowded.
 
         If all engines that could take the turn are full, the turn waits, before the other turns of
-        its workspace.
+        its workspace. If they were lost it waits until one is back.
         """
         while True:
             refusing = self.gate.refusing
@@ -233,13 +236,16 @@ class Dispatcher:
                     return self._cheapest(dispatch, avoided)
                 except GatewayError as error:
                     failure = dispatch.failure or error
+            if self._may_return(dispatch.attempts):
+                await asyncio.sleep(_RETURN_SECONDS)
+                continue
             if not (refusing or self._may_wait(dispatch, failure)):
-                raise failure
+                raise _told(failure)
             try:
                 self._cheapest(dispatch, ())
             except GatewayError as error:
                 if not self._may_wait(dispatch, error):
-                    raise dispatch.failure or error from None
+                    raise _told(dispatch.failure or error) from None
             await asyncio.sleep(_PAUSE_SECONDS)
             charged = dispatch.is_charged
             with await self.gate.enter(dispatch.ask, is_first=True, is_charged=charged) as passing:
@@ -247,13 +253,18 @@ class Dispatcher:
 
     def _may_wait(self, dispatch: Dispatch, failure: GatewayError) -> bool:
         """Whether the failure is NoEngineReady and an untried engine may be ready soon."""
-        is_first = isinstance(failure, NoEngineReady) and not dispatch.tried
+        is_first = isinstance(failure, NoEngineReady) and dispatch.attempts.is_first
         return is_first and self.gate.is_unsure(dispatch.ask.model.engine_model)
 
+    def _may_return(self, attempts: Attempts) -> bool:
+        """Whether a lost engine may be waited for still."""
+        now, seconds = self.clock.monotonic(), self.gate.wait_seconds
+        return attempts.may_return(self.fleet.engines, now, seconds)
+
     def _cheapest(self, dispatch: Dispatch, avoided: Collection[str]) -> Route[Engine]:
-        now, tried = self.clock.monotonic(), dispatch.tried
-        out = [*tried, *avoided] if avoided else tried
-        return self.router.choose(dispatch.ask, self.fleet.ready, now, out)
+        now, ready = self.clock.monotonic(), self.fleet.ready
+        tried = dispatch.attempts.tried(ready)
+        return self.router.choose(dispatch.ask, ready, now, [*tried, *avoided])
 
     def _started(self, dispatch: Dispatch, started: Started) -> None:
         choice, record = dispatch.choice, dispatch.record
@@ -294,13 +305,15 @@ class Dispatcher:
             raise error
         if isinstance(error, EngineTimeout) and dispatch.generation is None:
             raise error
-        if len(dispatch.tried) >= MAX_ATTEMPTS or now - dispatch.ask.arrived > RETRY_SECONDS:
-            raise error
+        attempts = dispatch.attempts
+        attempts.failed(engine.url, error, now)
+        if attempts.is_last or now - dispatch.ask.arrived > RETRY_SECONDS:
+            raise _told(error)
         self.leave(dispatch)
         dispatch.failure = error
         if type(error) is Overloaded and self.gate.closed(engine):
             # A full engine is not broken. It is asked again when it may have room.
-            dispatch.tried.remove(engine.url)
+            attempts.take_back(engine.url)
         get_logger("dispatch").info(
             "attempt_failed",
             turn=dispatch.record.id,
@@ -326,6 +339,11 @@ def _is_retried(error: GatewayError) -> bool:
     An error of the prompt itself (4xx) would come from it too.
     """
     return _is_breakdown(error) or isinstance(error, Overloaded)
+
+
+def _told(error: GatewayError) -> GatewayError:
+    """The error for a client that has had nothing of the answer."""
+    return EngineGone() if isinstance(error, EngineLost) else error
 
 
 def _reason(error: GatewayError) -> str:

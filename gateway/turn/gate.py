@@ -52,7 +52,7 @@ class Gate:
         self._metrics = metrics
         self._monotonic = monotonic
         self._admission = admission
-        self._wait_seconds = wait_seconds
+        self.wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
         self._queue: FairQueue[WaitingTurn] = FairQueue()
         self._idle_room = IdleRoom(engines, self._passing, monotonic, num_rows)
@@ -105,7 +105,7 @@ class Gate:
 
         Return whether that turn may wait for it.
         """
-        if not self._wait_seconds:
+        if not self.wait_seconds:
             return False
         self._closed = {url: self._closed[url] for url in self.refusing}
         self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
@@ -142,7 +142,7 @@ class Gate:
 
     def may_come_back(self, ask: Ask) -> bool:
         """Whether an unsure engine serves the request, and it may wait for that one still."""
-        is_early = self._monotonic() < ask.arrived + self._wait_seconds
+        is_early = self._monotonic() < ask.arrived + self.wait_seconds
         return is_early and self.is_unsure(ask.model.engine_model)
 
     def is_unsure(self, model: str | None) -> bool:
@@ -157,7 +157,7 @@ class Gate:
 
     async def _wait(self, ask: Ask, is_first: bool, is_charged: bool) -> Passing:
         began = self._monotonic()
-        left = ask.arrived + self._wait_seconds - began
+        left = ask.arrived + self.wait_seconds - began
         if left <= 0:
             raise self._refusal("deadline")
         waiting = self._new_waiting(ask, is_charged=is_charged)

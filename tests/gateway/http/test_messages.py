@@ -228,21 +228,22 @@ def test_an_engines_refusal_is_a_real_status(
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "broken, status",
     [
-        pytest.param([TextDelta("a"), Failed(code="internal", message="secret")], id="failed"),
-        pytest.param([TextDelta("a"), b"{nonsense}\n"], id="not-a-frame"),
-        pytest.param([TextDelta("a")], id="ends-early"),
+        pytest.param([TextDelta("a"), Failed(code="internal", message="secret")], 500, id="failed"),
+        pytest.param([TextDelta("a"), b"{nonsense}\n"], 500, id="not-a-frame"),
+        pytest.param([TextDelta("a")], 529, id="ends-early"),
     ],
 )
 def test_a_failure_after_200_is_an_error_event_and_never_a_stop(
-    stack: Stack, broken: list[Frame | float | bytes]
+    stack: Stack, broken: list[Frame | float | bytes], status: int
 ) -> None:
+    """An answer in one piece has not begun to go out, so its failure is a status."""
     stack.engine.script = lambda _request, _usage: broken
     with stack.http() as http:
         live = http.post("/v1/messages", json=body(stream=True))
         plain = http.post("/v1/messages", json=body())
-    assert live.status_code == 200 and plain.status_code == 500
+    assert live.status_code == 200 and plain.status_code == status
     assert "event: error" in live.text and "message_stop" not in live.text
     assert "secret" not in live.text + plain.text
     with pytest.raises(anthropic.APIStatusError):

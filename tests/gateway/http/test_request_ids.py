@@ -139,7 +139,7 @@ def test_the_log_lines_of_a_turn_have_the_id(
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     asked = body(messages=QUESTION)
     reply = httpx.post(f"{url}/v1/messages", json=asked, headers=headers, timeout=120)
-    assert reply.status_code == 500
+    assert reply.status_code == 529
     lines = [json.loads(line) for line in logs.getvalue().splitlines()]
     failed = [line for line in lines if line["event"] == "attempt_failed"]
     made = reply.headers["request-id"]

@@ -1,0 +1,81 @@
+"""The engines that one turn, or one count, was sent to, and whether one may be asked again. Pure.
+
+An engine whose connection broke is asked once more when it has answered a poll since: the fleet may
+have no other, and its new process knows nothing of the turn.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.base.errors import EngineLost, GatewayError
+from gateway.routing.client import CannotConnect
+
+MAX_ATTEMPTS = 3
+"""The most times that one turn is sent.
+
+A turn that kills engines must not reach all of them.
+"""
+_MAX_AT_ONE = 2
+
+
+class Returning(Protocol):
+    """The parts of an engine that tell whether it is back."""
+
+    url: str
+    is_draining: bool
+    answered_at: float
+
+
+@dataclass(slots=True)
+class Attempts:
+    """`sent` counts by the engine's URL what it took, or may have taken.
+
+    `lost` has the moment at which its connection broke last. `first_lost` is the first of all such
+    moments.
+    """
+
+    sent: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)
+    first_lost: float = math.inf
+
+    @property
+    def is_first(self) -> bool:
+        return not self.sent
+
+    @property
+    def is_last(self) -> bool:
+        """Whether there was the last attempt."""
+        return sum(self.sent.values()) >= MAX_ATTEMPTS
+
+    def begin(self, url: str) -> None:
+        self.sent[url] = self.sent.get(url, 0) + 1
+
+    def take_back(self, url: str) -> None:
+        """The engine did not take the turn. It may be asked again."""
+        self.sent[url] -= 1
+        if not self.sent[url]:
+            del self.sent[url]
+
+    def failed(self, url: str, error: GatewayError, now: float) -> None:
+        """Note why the last attempt ended. A refused connection is none."""
+        if isinstance(error, EngineLost):
+            self.lost[url] = now
+            self.first_lost = min(self.first_lost, now)
+        if isinstance(error, CannotConnect):
+            self.take_back(url)
+
+    def tried(self, ready: Iterable[Returning]) -> list[str]:
+        """URLs of engines that are not asked again, or not yet. `ready` are those that answer."""
+        back = {e.url for e in ready if self._is_awaited(e) and e.answered_at > self.lost[e.url]}
+        return [url for url in self.sent if url not in back]
+
+    def may_return(self, engines: Iterable[Returning], now: float, seconds: float) -> bool:
+        """Whether a lost engine may be waited for, for `seconds` after the first loss."""
+        is_early = now < self.first_lost + seconds
+        return is_early and not self.is_last and any(map(self._is_awaited, engines))
+
+    def _is_awaited(self, engine: Returning) -> bool:
+        is_lost = engine.url in self.lost and not engine.is_draining
+        return is_lost and self.sent.get(engine.url, 0) < _MAX_AT_ONE

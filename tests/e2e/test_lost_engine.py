@@ -1,0 +1,166 @@
+"""`kill -9` of the only engine while turns wait for their first token.
+
+They go on at its next process. Where none comes in the queue's time, the client is told to come
+again.
+"""
+
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.bench.load import body_of
+from scripts.stack import API_HEADERS, API_KEY
+from tests.e2e.engine_kills import CLASSES
+from tests.e2e.fleet import Fleet, running_fleet
+from tests.gateway.serving import eventually
+
+ENGINE = {
+    "ENGINE_MIN_CACHE_TOKENS": "64",
+    "ENGINE_SYNTHETIC_PREFILL_US": "4000",
+    "ENGINE_LOG_LEVEL": "error",
+}
+GATEWAY = {"HOLDFAST_LOG_LEVEL": "error"}
+SYSTEM = "A rule that holds. " * 100
+WAIT_SECONDS = 120.0
+SENT_SECONDS = 1.5
+"""After so long a count has gone to a stopped engine, and no poll has given that one up."""
+
+
+class Asking:
+    """Turns of both dialects, streamed and in one piece, whose prompts take seconds to compute."""
+
+    def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
+        self._fleet = fleet
+        url = fleet.gateways[0].url
+        asks: list[Callable[[], httpx.Response]] = [
+            lambda stream=stream, path=path: post(url, path, stream)  # type: ignore[misc]
+            for stream in (True, False)
+            for path in ("messages", "chat/completions")
+        ]
+        self.answers: list[Future[httpx.Response]] = [pool.submit(ask) for ask in asks]
+        eventually(lambda: at_engine(fleet) == len(asks), WAIT_SECONDS)
+
+    def replies(self) -> list[httpx.Response]:
+        return [answer.result(WAIT_SECONDS) for answer in self.answers]
+
+
+def at_engine(fleet: Fleet) -> int:
+    """The turns that the engine has."""
+    stats = fleet.stats(0)
+    return int(stats["running"] + stats["waiting"])
+
+
+def post(url: str, path: str, stream: bool) -> httpx.Response:
+    question = f"{path} {stream}"
+    body = body_of("synthetic", f"{question} {SYSTEM}", question, stream=stream, max_tokens=4)
+    headers = API_HEADERS
+    if path != "messages":
+        system, *rest = body.pop("system"), *body["messages"]
+        body["messages"] = [{"role": "system", "content": system[0]["text"]}, *rest]
+        headers = {"authorization": f"Bearer {API_KEY}"}
+    return httpx.post(f"{url}/v1/{path}", json=body, headers=headers, timeout=WAIT_SECONDS)
+
+
+def rows(data: Path, fleet: Fleet) -> list[dict[str, Any]]:
+    """The ledger's turns, once all are in it."""
+    gateway = fleet.gateways[0]
+    eventually(
+        lambda: httpx.get(f"{gateway.url}/readyz", timeout=60).json()["journal_backlog"] == 0,
+        WAIT_SECONDS,
+    )
+    with sqlite3.connect(f"file:{data / 'gateway-0' / 'ledger.db'}?mode=ro", uri=True) as db:
+        db.row_factory = sqlite3.Row
+        found = [dict(row) for row in db.execute("SELECT * FROM turns")]
+    db.close()
+    return found
+
+
+def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(
+    tmp_path: Path,
+) -> None:
+    with (
+        running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet,
+        ThreadPoolExecutor() as pool,
+    ):
+        asking = Asking(fleet, pool)
+        fleet.kill(0)
+        fleet.restart(0)
+        for reply in asking.replies():
+            assert reply.status_code == 200, reply.text
+            assert '"error"' not in reply.text and "event: error" not in reply.text
+        found = rows(tmp_path, fleet)
+        eventually(lambda: fleet.stats(0)["unacknowledged"] == 0, WAIT_SECONDS)
+        stats = fleet.stats(0)
+    assert len(found) == len(asking.answers)
+    assert {(row["outcome"], row["epoch"]) for row in found} == {("length", stats["epoch"])}
+    for name in CLASSES:
+        assert sum(row[name] for row in found) == stats["counters"].get(name, 0), name
+
+
+def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Path) -> None:
+    with (
+        running_fleet(tmp_path, 1, 1, ENGINE, {**GATEWAY, "HOLDFAST_QUEUE_SECONDS": "2"}) as fleet,
+        ThreadPoolExecutor() as pool,
+    ):
+        asking = Asking(fleet, pool)
+        fleet.kill(0)
+        message_stream, chat_stream, message, chat = asking.replies()
+        assert (message.status_code, chat.status_code) == (529, 503)
+        for reply in (message, chat):
+            assert int(reply.headers["retry-after"]) > 0
+            assert "connection to the engine was lost" in reply.json()["error"]["message"]
+        # The engine had accepted these, so their heads had gone out.
+        assert "overloaded_error" in message_stream.text and '"error"' in chat_stream.text
+        fleet.restart(0)
+        found = rows(tmp_path, fleet)
+    assert len(found) == 4
+    assert {row["outcome"] for row in found} == {"overloaded_error"}
+    assert sum(row[name] for row in found for name in CLASSES) == 0
+
+
+def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(tmp_path: Path) -> None:
+    with (
+        running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet,
+        ThreadPoolExecutor() as pool,
+    ):
+        url = fleet.gateways[0].url
+        body = {"model": "synthetic", "messages": [{"role": "user", "content": "How long?"}]}
+
+        def count() -> httpx.Response:
+            path = f"{url}/v1/messages/count_tokens"
+            return httpx.post(path, json=body, headers=API_HEADERS, timeout=WAIT_SECONDS)
+
+        before = count()
+        fleet.processes[0].send_signal(signal.SIGSTOP)
+        asked = pool.submit(count)
+        time.sleep(SENT_SECONDS)
+        fleet.kill(0)
+        fleet.restart(0)
+        assert asked.result(WAIT_SECONDS).json() == before.json()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_turn_that_ends_every_process_it_is_sent_to_is_sent_twice(
+    tmp_path: Path, stream: bool
+) -> None:
+    with (
+        running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = pool.submit(post, fleet.gateways[0].url, "messages", stream)
+        for _ in range(2):
+            eventually(lambda: at_engine(fleet) == 1, WAIT_SECONDS)
+            fleet.kill(0)
+            fleet.restart(0)
+        reply = asked.result(WAIT_SECONDS)
+        assert reply.status_code == (200 if stream else 529)
+        assert "overloaded_error" in reply.text
+        (row,) = rows(tmp_path, fleet)
+    assert row["outcome"] == "overloaded_error"
