@@ -1,12 +1,22 @@
-"""The engine's metrics in Prometheus text. Names no tenant and no content."""
+"""The engine's metrics in Prometheus text. Names no tenant and no content.
+
+What a model does has its name as the label `model`, of which an engine has one.
+"""
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from engine.protocol import BlockStats, LeaseStats, Stats
+from engine.protocol import BlockStats, Distribution, Distributions, LeaseStats, Stats
 from engine.traces import NO_SPANS, SpanCounts
 
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
@@ -22,10 +32,18 @@ TOKEN_CLASSES = {
 
 
 class _StatsCollector(Collector):
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: Stats, model: str) -> None:
         self._stats = stats
+        self._model = model
 
     def collect(self) -> Iterable[Metric]:
+        for family in self._families():
+            for index, sample in enumerate(family.samples):
+                labels = {**sample.labels, "model": self._model}
+                family.samples[index] = sample._replace(labels=labels)
+            yield family
+
+    def _families(self) -> Iterable[Metric]:
         stats, counters = self._stats, self._stats.counters
         yield from _pool(stats.blocks)
         tokens = CounterMetricFamily("holdfast_engine_tokens", "Tokens by class", labels=["class"])
@@ -42,6 +60,8 @@ class _StatsCollector(Collector):
         yield from _present(stats)
         if stats.leases is not None:
             yield from _lease_budget(stats.leases)
+        if stats.distributions is not None:
+            yield from _histograms(stats.distributions)
 
 
 def _work(stats: Stats) -> Iterable[Metric]:
@@ -149,6 +169,35 @@ def _lease_budget(leases: LeaseStats) -> Iterable[Metric]:
             yield GaugeMetricFamily(name, text, value)
 
 
+def _histograms(found: Distributions) -> Iterable[Metric]:
+    for name, text, values in (
+        (
+            "holdfast_engine_request_input_tokens",
+            "Prompt tokens of a request whose response began",
+            found.input_tokens,
+        ),
+        (
+            "holdfast_engine_request_output_tokens",
+            "Output tokens of such a request, when it has ended",
+            found.output_tokens,
+        ),
+        (
+            "holdfast_engine_inter_token_seconds",
+            "From one output token of a choice to its next",
+            found.inter_token_seconds,
+        ),
+    ):
+        family = HistogramMetricFamily(name, text)
+        family.add_metric([], _cumulative(values), values.total)
+        yield family
+
+
+def _cumulative(values: Distribution) -> list[tuple[str, float]]:
+    """Prometheus' buckets: each has all values up to its edge."""
+    edges = [*map(floatToGoString, values.edges), "+Inf"]
+    return list(zip(edges, map(float, accumulate(values.counts)), strict=True))
+
+
 class _LoopCollector(Collector):
     def __init__(self, ends: Mapping[str, int]) -> None:
         self._ends = ends
@@ -178,12 +227,12 @@ class _SpanCollector(Collector):
 
 
 def render(
-    stats: Stats | None, loop_ends: Mapping[str, int], spans: SpanCounts = NO_SPANS
+    stats: Stats | None, loop_ends: Mapping[str, int], spans: SpanCounts = NO_SPANS, model: str = ""
 ) -> bytes:
     """The exposition text of one moment. `stats` is None while the engine has none."""
     registry = CollectorRegistry(auto_describe=False)
     if stats is not None:
-        registry.register(_StatsCollector(stats))
+        registry.register(_StatsCollector(stats, model))
     registry.register(_LoopCollector(loop_ends))
     registry.register(_SpanCollector(spans))
     ProcessCollector(registry=registry)

@@ -585,8 +585,39 @@ class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
     max_idle_blocks: int | None = None
 
 
+TOKENS_PER_REQUEST = tuple(4.0**power for power in range(14))
+"""Buckets of tokens, 1 to 67,108,864: those of `gen_ai.client.token.usage` in OpenTelemetry's
+semantic conventions for generative AI."""
+SECONDS_PER_TOKEN = (
+    *(0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    *(5.0, 10.0, 30.0),
+)
+"""Buckets of seconds a token: those of `gen_ai.server.time_per_output_token` (10 ms to 2.5 s) in
+the same conventions, three below for small models, and three above for tokens that a long prefill
+or a preemption held up."""
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """`counts[i]` values were at most `edges[i]` and above the edge before; the last count is of
+    all above. `total` is the sum of all values."""
+
+    edges: list[float]
+    counts: list[int]
+    total: float
+
+
+class Distributions(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the epoch began: prompt tokens of started requests, their output tokens, and the
+    seconds from one output token of a choice to its next."""
+
+    input_tokens: Distribution
+    output_tokens: Distribution
+    inter_token_seconds: Distribution
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """`leases` is None where the engine does not tell.
+    """`leases` and `distributions` are None where the engine does not tell.
 
     `running` and `waiting` count all requests; `foreign_running` are those of `BlockStats.foreign`.
     """
@@ -605,6 +636,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0
     host_blocks_used: int = 0
     foreign_running: int = 0
+    distributions: Distributions | None = None
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):

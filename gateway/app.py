@@ -93,7 +93,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            metrics = Metrics()
+            metrics = Metrics(settings.metrics_workspaces)
             supervisor = make_supervisor(clock.monotonic, metrics.count_loop_end)
             if traces is not None:
                 stack.push_async_callback(traces.aclose)

@@ -38,7 +38,12 @@ HOMES = {
         "scripts/bench/",
         "tests/",
     ),
-    "prometheus_client": ("gateway/base/metrics.py", "engine/metrics.py", "tests/"),
+    "prometheus_client": (
+        "gateway/base/metrics.py",
+        "gateway/base/turn_metrics.py",
+        "engine/metrics.py",
+        "tests/",
+    ),
 }
 # The two edges of each process, where anything may arrive and must be answered or logged.
 TOP = {

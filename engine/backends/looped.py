@@ -341,6 +341,7 @@ class LoopedBackend:
             num_leases=len(cache.entries.leases),
             unacknowledged=loaded.books.num_unacknowledged,
             prefill_seconds=loaded.books.prefill_seconds,
+            distributions=loaded.books.distributions.report(),
             host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
             host_blocks_used=cache.host.num_used if cache.host is not None else 0,
         )

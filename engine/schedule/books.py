@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.cache.lease_budget import EndReason
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, LeaseStats
+from engine.schedule.distributions import RequestDistributions
 from engine.schedule.scheduler import Scheduler
 
 MAX_UNACKNOWLEDGED = 65_536
@@ -18,6 +19,7 @@ class Books:
     totals: dict[str, int] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     num_forgotten: int = 0
+    distributions: RequestDistributions = field(default_factory=RequestDistributions)
     _awaited: set[str] = field(default_factory=set)
     _unacknowledged: dict[str, FinalCounts] = field(default_factory=dict)
 
@@ -31,6 +33,7 @@ class Books:
     def started(self, usage: InputUsage, prefill_seconds: float) -> None:
         self.prefill_seconds += prefill_seconds
         self._add("requests", 1)
+        self.distributions.input_tokens.add(usage.prompt_tokens)
         for name in (
             "input_tokens",
             "cache_read_tokens",
@@ -51,6 +54,8 @@ class Books:
     def ended(self, counts: FinalCounts) -> None:
         self._awaited.discard(counts.request_id)
         self._add("output_tokens", counts.output_tokens)
+        if counts.usage is not None:
+            self.distributions.output_tokens.add(counts.output_tokens)
         # A request that ended before it started has no usage, and yet computed these.
         self._add("computed_tokens", counts.prefilled_tokens)
         self._add("prefilled_tokens", counts.prefilled_tokens)

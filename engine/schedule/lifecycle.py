@@ -1,7 +1,7 @@
 """A request's life beside the scheduler's decisions: from submit to its final counts."""
 
 import math
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Protocol
 
 import msgspec
@@ -205,6 +205,7 @@ class Lifecycle:
         request = sequence.request
         max_tokens = request.request.sampling.max_tokens
         sequence.append(token)
+        self._note_output(sequence)
         _say(sequence, sequence.parser.feed(token))
         if sequence.parser.finish is not None:
             sequence.finish = sequence.parser.finish
@@ -214,14 +215,23 @@ class Lifecycle:
             sequence.finish = "context"
 
     def take_deltas(
-        self, sequence: SequenceState, deltas: Iterable[Delta], num_output: int
+        self, sequence: SequenceState, deltas: Sequence[Delta], num_output: int
     ) -> None:
         """Take what a server of text answered. `num_output` tokens have come so far, about."""
+        if deltas:
+            self._note_output(sequence)
         missing = num_output - sequence.num_output
         if missing < 0:
             del sequence.tokens[missing:]
         sequence.tokens.extend([0] * missing)
         _say(sequence, deltas)
+
+    def _note_output(self, sequence: SequenceState) -> None:
+        """A token of the choice has come, or a piece of text from a server of text."""
+        now, last = self._clock.now(), sequence.last_output_at
+        sequence.last_output_at = now
+        if last is not None:
+            self._accounts.distributions.inter_token_seconds.add(now - last)
 
     def finish_ended(self, running: Iterable[SequenceState]) -> None:
         for sequence in list(running):

@@ -21,7 +21,7 @@ class SequenceState:
 
     `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
     is what penalties and biases make of the logits; None where there are none. Then `sampled` are
-    the tokens that it counts.
+    the tokens that it counts. `last_output_at` is when its last token came; None before the first.
     """
 
     request: "RequestState"
@@ -31,6 +31,7 @@ class SequenceState:
     sample: SampleParams
     tokens: list[TokenId]
     finish: FinishReason | None = None
+    last_output_at: float | None = None
     bias: dict[TokenId, float] | None = None
     sampled: set[TokenId] = field(default_factory=set)
 

@@ -150,10 +150,12 @@ async def readyz(host: NamedDependency[ServedEngine]) -> Response[dict[str, Any]
 async def render_metrics(
     backend: EngineBackend, host: NamedDependency[ServedEngine], state: State
 ) -> Response[bytes]:
-    stats = await backend.stats() if host.readiness.stage == "ready" else None
+    is_ready = host.readiness.stage == "ready"
+    stats = await backend.stats() if is_ready else None
+    model = backend.describe().model if is_ready else ""
     traces: Traces | None = state.traces
     spans = NO_SPANS if traces is None else traces.count()
-    text = metrics.render(stats, host.supervisor.ends, spans)
+    text = metrics.render(stats, host.supervisor.ends, spans, model)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

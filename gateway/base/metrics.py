@@ -1,7 +1,11 @@
-"""All metrics of the gateway, in its own registry. Labels are bounded: no tenants, no paths."""
+"""All metrics of the gateway, in its own registry.
+
+Labels are bounded, and no client can make one: routes are templates, models are those that engines
+serve, and workspaces are named only where a setting says how many.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,12 +20,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from engine.traces import NO_SPANS, SpanCounts
-
-KeyT = TypeVar("KeyT", str, tuple[str, str])
-MetricT = TypeVar("MetricT", Counter, Histogram)
-TokenClass = Literal["input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-
+from gateway.base.turn_metrics import SECONDS, Children, TurnMetrics
 
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
@@ -33,20 +32,7 @@ class EngineState(NamedTuple):
     is_draining: bool
     breaker: str
     num_names: int
-
-
-class Children(dict[KeyT, MetricT]):
-    """A metric's children by label, kept because looking one up takes longer than counting."""
-
-    def __init__(self, parent: MetricT) -> None:
-        super().__init__()
-        self._parent: MetricT = parent
-
-    def __missing__(self, labels: KeyT) -> MetricT:
-        values = labels if isinstance(labels, tuple) else (labels,)
-        child: MetricT = self._parent.labels(*values)
-        self[labels] = child
-        return child
+    model: str | None = None
 
 
 class _SpanCollector(Collector):
@@ -63,9 +49,12 @@ class _SpanCollector(Collector):
 
 
 class Metrics:
-    def __init__(self) -> None:
+    """`num_workspaces` are named in labels, the first ones that come; the others are `other`."""
+
+    def __init__(self, num_workspaces: int = 0) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.turns = TurnMetrics(self.registry, num_workspaces)
         ProcessCollector(registry=self.registry)
         self._spans = _SpanCollector()
         self.registry.register(self._spans)
@@ -81,31 +70,9 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
-        self.turns = Counter(
-            "holdfast_gateway_turns",
-            "Turns closed, by outcome",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.tokens = Counter(
-            "holdfast_gateway_tokens", "Tokens by billing class", ["class"], registry=self.registry
-        )
         self.nonces = Counter(
             "holdfast_gateway_removed_nonces",
             "Client nonces that were kept out of prompts",
-            registry=self.registry,
-        )
-        self.turn_seconds = Histogram(
-            "holdfast_gateway_turn_seconds",
-            "From arrival to close",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.first_token_seconds = Histogram(
-            "holdfast_gateway_first_token_seconds",
-            "From arrival to the engine's first frame",
-            ["cache"],
-            buckets=_SECONDS,
             registry=self.registry,
         )
         self.engine_up = Gauge(
@@ -124,11 +91,7 @@ class Metrics:
 
     def _add_children(self) -> None:
         self.requests_by_answer: Children[tuple[str, str], Counter] = Children(self.requests)
-        self.turns_by_outcome: Children[str, Counter] = Children(self.turns)
-        self.first_token_by_cache: Children[str, Histogram] = Children(self.first_token_seconds)
         self.prefix_tokens_by_stage: Children[str, Counter] = Children(self.prefix_tokens)
-        # All labels exist from the beginning, so that a query that adds them up finds none missing.
-        self._tokens = {kind: self.tokens.labels(kind) for kind in get_args(TokenClass)}
 
     def _add_routing(self) -> None:
         self.engine_breaker = Gauge(
@@ -182,7 +145,7 @@ class Metrics:
         self.waited_seconds = Histogram(
             "holdfast_gateway_waited_seconds",
             "How long turns waited for an engine with room; those that had not to are not counted",
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=self.registry,
         )
         self.refused = Counter(
@@ -244,10 +207,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def count_tokens(self, token_class: TokenClass, amount: int) -> None:
-        if amount:
-            self._tokens[token_class].inc(amount)
-
     def show_engines(self, engines: Mapping[str, EngineState]) -> None:
         """Show these engines, by name. A removed engine is no longer shown."""
         gauges = (self.engine_up, self.engine_draining, self.engine_breaker, self.engine_names)
@@ -258,6 +217,7 @@ class Metrics:
             self.engine_draining.labels(name).set(state.is_draining)
             self.engine_breaker.labels(name).set(_BREAKER_STATES[state.breaker])
             self.engine_names.labels(name).set(state.num_names)
+            self.turns.model_of(state.model)
 
     def watch_spans(self, counts: Callable[[], SpanCounts]) -> None:
         self._spans.counts = counts

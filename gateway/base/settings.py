@@ -221,6 +221,13 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         default=False,
         description="Write a log line for each HTTP response, and one for each turn at its end",
     )
+    metrics_workspaces: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="How many workspaces `/metrics` names, each with series of its own; the others"
+        " are `other`. `/metrics` needs no key: keep it from clients before this is more than 0",
+    )
     traces: bool = Field(
         default=False,
         description="Send spans of turns to an OpenTelemetry collector; needs the extra `otel`."

@@ -140,4 +140,5 @@ def _state_of(engine: Engine) -> EngineState:
         is_draining=engine.is_draining,
         breaker=engine.breaker.state(engine.monotonic()),
         num_names=len(engine.holdings),
+        model=engine.description.model if engine.description else None,
     )

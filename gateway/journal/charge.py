@@ -48,15 +48,9 @@ class Billing:
 
     def charge(self, record: TurnRecord) -> None:
         charge(record, self._price(record))
-        self._metrics.turns_by_outcome[record.outcome].inc()
+        self._metrics.turns.count(record)
         if record.num_removed:
             self._metrics.nonces.inc(record.num_removed)
-        self._metrics.turn_seconds.observe(record.duration_seconds or 0.0)
-        self._metrics.count_tokens("input", record.input_tokens)
-        self._metrics.count_tokens("cache_read", record.cache_read_tokens)
-        self._metrics.count_tokens("cache_write_5m", record.cache_write_5m_tokens)
-        self._metrics.count_tokens("cache_write_1h", record.cache_write_1h_tokens)
-        self._metrics.count_tokens("output", record.output_tokens)
         self._charged(record)
 
     def _price(self, record: TurnRecord) -> Price | None:

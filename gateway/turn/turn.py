@@ -219,9 +219,10 @@ class TurnService:
     def _note(self, turn: RunningTurn, frame: Frame) -> None:
         match frame:
             case Started():
-                turn.meter.started(frame, self._seconds(turn))
+                seconds = self._seconds(turn)
+                turn.meter.started(frame, seconds)
                 cache = "read" if frame.usage.cache_read_tokens else "cold"
-                self.metrics.first_token_by_cache[cache].observe(self._seconds(turn))
+                self.metrics.turns.count_first_token(cache, turn.record.engine_model, seconds)
                 self._explain(turn, frame)
             case Finished():
                 turn.meter.finish(frame)

@@ -66,15 +66,24 @@ def values(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
+def total(found: Mapping[str, float], name: str, label: str = "") -> float:
+    """The sum over the series of a metric, those with this label."""
+    return sum(
+        value
+        for series, value in found.items()
+        if series.partition("{")[0] == name and label in series
+    )
+
+
 async def reading(http: httpx.AsyncClient, url: str) -> Reading:
     found = values((await http.get(f"{url}/metrics")).text)
     return Reading(
         at=time.monotonic(),
         rss=found["process_resident_memory_bytes"],
         fds=found["process_open_fds"],
-        active=found.get('holdfast_engine_kv_blocks{state="active"}', 0.0),
+        active=total(found, "holdfast_engine_kv_blocks", 'state="active"'),
         waiting=found.get("holdfast_gateway_journal_backlog", 0.0)
-        + found.get("holdfast_engine_unacknowledged", 0.0),
+        + total(found, "holdfast_engine_unacknowledged"),
     )
 
 

@@ -123,6 +123,7 @@ class UpstreamBackend(ExternalBackend):
             num_entries=len(cache.entries),
             unacknowledged=books.num_unacknowledged,
             prefill_seconds=books.prefill_seconds,
+            distributions=books.distributions.report(),
         )
 
     # The server.

@@ -110,6 +110,7 @@ class VllmBackend(ExternalBackend):
             num_leases=len(entries.leases),
             unacknowledged=books.num_unacknowledged,
             prefill_seconds=books.prefill_seconds,
+            distributions=books.distributions.report(),
         )
 
     def _assemble_vllm(self, parts: VllmParts, description: Description) -> Loaded:

@@ -169,8 +169,8 @@ def test_metrics_count_turns_and_tokens_with_bounded_labels(stack: Stack) -> Non
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     turns, tokens = (
-        'holdfast_gateway_turns_total{outcome="stop"}',
-        ('holdfast_gateway_tokens_total{class="output"}'),
+        'holdfast_gateway_turns_total{model="scripted",outcome="stop"}',
+        'holdfast_gateway_tokens_total{class="output",model="scripted"}',
     )
     before = value(turns), value(tokens)
     with stack.http() as http:

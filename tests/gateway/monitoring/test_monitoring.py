@@ -25,7 +25,7 @@ ADDED_LABELS = {"job", "instance"}
 ADDED_METRICS = {"up": "gauge"}
 # Their values are few whatever clients do: names of routes, statuses, engines, and fixed words.
 BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "engine", "stage"}
-BOUNDED_LABELS |= {"result", "state", "loop"}
+BOUNDED_LABELS |= {"result", "state", "loop", "model", "workspace"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def test_labels_are_those_of_the_table_and_bounded(exposed: Exposed) -> None:
 def test_names_end_in_base_units(exposed: Exposed) -> None:
     for name, kind in exposed.types.items():
         assert name.endswith("_total") == (kind == "counter"), name
-        assert kind != "histogram" or name.endswith("_seconds"), name
+        assert kind != "histogram" or name.endswith(("_seconds", "_tokens")), name
         assert not re.search(r"_(ms|us|kb|mb|mib|minutes|percent)(_|$)", name), name
 
 
