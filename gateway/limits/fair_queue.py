@@ -134,14 +134,18 @@ class FairQueue(Generic[ItemT]):
         self._num_tokens += waiting.tokens
         return victims
 
-    def pop(self, can_go: Callable[[str | None], bool]) -> Waiting[ItemT] | None:
-        """Take the next turn whose kind can go; None if there is none."""
+    def pop(
+        self,
+        can_go: Callable[[str | None], bool],
+        can_go_early: Callable[[Waiting[ItemT]], bool] | None = None,
+    ) -> Waiting[ItemT] | None:
+        """Take the next turn whose kind can go, or that can go early; None if there is none."""
         answers: dict[str | None, bool] = {}
         for lane in sorted(self._lanes.values(), key=lambda lane: lane.start):
             for waiting in lane.heads():
                 if waiting.kind not in answers:
                     answers[waiting.kind] = can_go(waiting.kind)
-                if answers[waiting.kind]:
+                if answers[waiting.kind] or (can_go_early and can_go_early(waiting)):
                     self._served = max(self._served, lane.start)
                     lane.start += waiting.tokens
                     waiting.is_charged = True

@@ -17,6 +17,7 @@ gateway.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -58,6 +59,9 @@ class Load:
         self._num_waiting_tokens = 0
         self._decoding: set[str] = set()
         self._rows: set[str] = set()
+        # Of turns that wait for their first token.
+        self._workspace_of: dict[str, str] = {}
+        self._unanswered: Counter[str] = Counter()
         self._had_turns = False
         self._had_turns_at = -math.inf
         self._others_computed: int | None = None
@@ -89,6 +93,10 @@ class Load:
         """How many turns that are no rows wait for their first token."""
         return sum(turn not in self._rows for turn in self._waiting)
 
+    def has_unanswered(self, workspace: str) -> bool:
+        """Whether a turn of this workspace that is no row waits for its first token."""
+        return workspace in self._unanswered
+
     def seconds_without_turns(self, now: float) -> float:
         """For how long the engine has had nothing but rows of batches from this gateway."""
         if self._had_turns:
@@ -96,18 +104,23 @@ class Load:
             self._had_turns = self.num_running > self.num_rows
         return now - self._had_turns_at
 
-    def assign(self, turn: str, tokens: int, now: float, *, is_batch: bool = False) -> None:
+    def assign(
+        self, turn: str, tokens: int, now: float, *, is_batch: bool = False, workspace: str = ""
+    ) -> None:
         """A turn was sent that needs this many computed tokens, as far as is known."""
         if is_batch:
             self._rows.add(turn)
         else:
             self._had_turns = True
+            self._workspace_of[turn] = workspace
+            self._unanswered[workspace] += 1
         self._waiting[turn] = tokens
         self._num_waiting_tokens += tokens
         self._add(tokens, now)
 
     def started(self, turn: str, computed: int, now: float) -> None:
         """A turn's answer began. `computed` is the exact number of computed tokens."""
+        self._answered(turn)
         assigned = self._waiting.pop(turn, None)
         if assigned is not None:
             self._num_waiting_tokens -= assigned
@@ -117,12 +130,14 @@ class Load:
 
     def ended(self, turn: str) -> None:
         """A turn ended in any way. Its tokens stay in the recent load."""
+        self._answered(turn)
         self._num_waiting_tokens -= self._waiting.pop(turn, 0)
         self._decoding.discard(turn)
         self._rows.discard(turn)
 
     def returned(self, turn: str, now: float) -> None:
         """The engine refused a turn. None of its tokens are computed there."""
+        self._answered(turn)
         assigned = self._waiting.pop(turn, 0)
         self._rows.discard(turn)
         self._num_waiting_tokens -= assigned
@@ -148,6 +163,13 @@ class Load:
         """Another process runs at the engine's address. Forget the load."""
         self._recent = 0.0
         self._others_computed, self._own_computed = None, 0
+
+    def _answered(self, turn: str) -> None:
+        workspace = self._workspace_of.pop(turn, None)
+        if workspace is not None:
+            self._unanswered[workspace] -= 1
+            if not self._unanswered[workspace]:
+                del self._unanswered[workspace]
 
     def _add(self, tokens: float, now: float) -> None:
         self._recent = max(self.recent(now) + tokens, 0.0)

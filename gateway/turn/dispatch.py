@@ -212,8 +212,13 @@ class Dispatcher:
         dispatch.choice = choice
         dispatch.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
-        is_batch = dispatch.ask.is_batch
-        engine.load.assign(record.request_id, choice.to_prefill, now, is_batch=is_batch)
+        engine.load.assign(
+            record.request_id,
+            choice.to_prefill,
+            now,
+            is_batch=dispatch.ask.is_batch,
+            workspace=record.workspace,
+        )
         self.gate.assigned(choice.to_prefill, choice.tokens)
         engine.breaker.sent(record.request_id, now)
         engine.holdings.touch(choice.ends)

@@ -3,7 +3,8 @@
 A turn that waits at an engine can't move to another engine that has room first. Engines like vLLM
 also serve in the order of arrival, without fairness between workspaces. So the engines' own queues
 are kept short. Each engine gets as many turns as it computes together and a few more, and at most
-`queue_tokens` of waiting prefill. Further turns wait here.
+`queue_tokens` of waiting prefill. Further turns wait here. The bound on prefill holds back nobody
+who has none at an engine: a workspace's first unanswered turn never waits for others' prompts.
 
 An engine may be full all the same: other gateways send to it too, or it does not say how many turns
 it takes. Its refusal counts until one of our turns moves on there, or for a second.
@@ -73,8 +74,11 @@ class Gate:
         """
         if ask.is_batch:
             return await self._enter_behind(ask)
-        if not is_first and not self._queue and self._has_room(ask.model.engine_model):
-            return self._pass(ask.prompt_tokens)
+        workspace, model = ask.principal.workspace, ask.model.engine_model
+        if not (is_first or self._queue) and (
+            self._has_room(model) or self._goes_early({}, workspace, model)
+        ):
+            return self._pass(ask.prompt_tokens, workspace)
         return await self._wait(ask, is_first, is_charged)
 
     async def _enter_behind(self, ask: Ask) -> Passing:
@@ -194,8 +198,9 @@ class Gate:
         return passing
 
     def _new_waiting(self, ask: Ask, *, is_charged: bool = False) -> Waiting[WaitingTurn]:
-        item = WaitingTurn(asyncio.get_running_loop().create_future(), ask.prompt_tokens)
         workspace, model = ask.principal.workspace, ask.model.engine_model
+        future: asyncio.Future[Passing] = asyncio.get_running_loop().create_future()
+        item = WaitingTurn(future, ask.prompt_tokens)
         return Waiting(workspace, model, ask.estimated_tokens, item, is_charged)
 
     def _admit(self) -> None:
@@ -206,11 +211,11 @@ class Gate:
         rows = self._idle_room
         if rows.is_overdue and rows.has_row_left:
             self._let_in_row(self._has_room)
-        while (waiting := self._queue.pop(self._has_room)) is not None:
+        while (waiting := self._next()) is not None:
             place = waiting.item
             if not place.future.done():
                 self._pace.count(self._monotonic())
-                place.future.set_result(self._pass(place.prompt_tokens))
+                place.future.set_result(self._pass(place.prompt_tokens, waiting.workspace))
         refusing = self.refusing
         if not self._queue and rows.is_due:
             self._let_in_row(lambda model: rows.is_for(model, refusing))
@@ -228,7 +233,8 @@ class Gate:
         place = waiting.item
         if not place.future.done():
             self._idle_room.let_in()
-            place.future.set_result(self._pass(place.prompt_tokens, is_batch=True))
+            passing = self._pass(place.prompt_tokens, waiting.workspace, is_batch=True)
+            place.future.set_result(passing)
         return True
 
     def _tick(self) -> None:
@@ -239,14 +245,38 @@ class Gate:
         self._row_timer = None
         self._admit()
 
-    def _pass(self, prompt_tokens: int, *, is_batch: bool = False) -> Passing:
-        return Passing(self._passing, prompt_tokens * self._computed_share, is_batch=is_batch)
+    def _pass(self, prompt_tokens: int, workspace: str, *, is_batch: bool = False) -> Passing:
+        tokens = prompt_tokens * self._computed_share
+        return Passing(self._passing, tokens, workspace, is_batch=is_batch)
 
-    def _has_room(self, model: str | None) -> bool:
+    def _next(self) -> Waiting[WaitingTurn] | None:
+        """Take out the next turn that may go now."""
+        has_place: dict[str | None, bool] = {}
+        return self._queue.pop(
+            self._has_room, lambda one: self._goes_early(has_place, one.workspace, one.kind)
+        )
+
+    def _goes_early(
+        self, has_place: dict[str | None, bool], workspace: str, model: str | None
+    ) -> bool:
+        """Whether the workspace has no unanswered turn, and an engine has a place, if no room.
+
+        `has_place` keeps the answer about the engines for each model.
+        """
+        if model not in has_place:
+            has_place[model] = self._has_room(model, counts_prefill=False)
+        return (
+            has_place[model]
+            and workspace not in self._passing.workspaces
+            and not any(engine.load.has_unanswered(workspace) for engine in self._engines)
+        )
+
+    def _has_room(self, model: str | None, *, counts_prefill: bool = True) -> bool:
         """Whether an engine that serves the model has room.
 
         True also if no engine serves it, so that routing refuses at once. False if its only engine
-        is unsure: turns wait for that one.
+        is unsure: turns wait for that one. Prefill that waits at engines takes room if
+        `counts_prefill`.
         """
         if self._admission.in_flight - len(self._queue) > MAX_IN_FLIGHT:
             return False
@@ -271,7 +301,7 @@ class Gate:
             num_places += places
             tokens += max(self._queue_tokens - load.num_waiting_tokens, 0)
             num_idle += max(_MIN_NOT_BEGUN - (load.num_running - load.num_decoding), 0)
-            if num_places > 0 and (tokens > 0 or num_idle > 0):
+            if num_places > 0 and (tokens > 0 or num_idle > 0 or not counts_prefill):
                 return True
         return not is_any
 

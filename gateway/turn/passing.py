@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -13,12 +14,13 @@ _STILL = 0.05
 class PassingSum:
     """How many turns were let in and are no engine's load yet, and the tokens they will compute.
 
-    `num_rows` of them are rows of batches.
+    `num_rows` of them are rows of batches. `workspaces` are those of the others.
     """
 
     num: int = 0
     num_rows: int = 0
     tokens: float = 0.0
+    workspaces: Counter[str] = field(default_factory=Counter)
 
 
 class Passing:
@@ -28,13 +30,17 @@ class Passing:
     what it will compute. `is_charged`: the queue counted it as served to its workspace.
     """
 
-    def __init__(self, total: PassingSum, tokens: float, *, is_batch: bool = False) -> None:
+    def __init__(
+        self, total: PassingSum, tokens: float, workspace: str, *, is_batch: bool = False
+    ) -> None:
         self._total = total
+        self._workspace = workspace
         self._tokens = tokens
         self._is_batch = is_batch
         self.is_charged = False
         total.num += 1
         total.num_rows += is_batch
+        total.workspaces[workspace] += not is_batch
         total.tokens += tokens
 
     def __enter__(self) -> Self:
@@ -49,6 +55,9 @@ class Passing:
         total = self._total
         total.num -= 1
         total.num_rows -= self._is_batch
+        total.workspaces[self._workspace] -= not self._is_batch
+        if not total.workspaces[self._workspace]:
+            del total.workspaces[self._workspace]
         # With no passing turn the sum is 0, without the remainder of rounding.
         total.tokens = total.tokens - self._tokens if total.num else 0.0
 

@@ -127,6 +127,22 @@ def test_prefill_that_waits_at_an_engine_is_bounded_too(tmp_path: Path) -> None:
         assert {reply.result(180).status_code for reply in asked} == {200}
 
 
+def test_a_workspaces_first_turn_does_not_wait_for_others_prefill(tmp_path: Path) -> None:
+    engine = ScriptedEngine(holds=True)
+    with served(tmp_path, engine, engine_queue_tokens=1) as one:
+        one.admin.workspace("other")
+        _, key = one.admin.make_key("other")
+        flood = [one.pool.submit(one.ask, f"flood {number}") for number in range(6)]
+        eventually(lambda: one.num_waiting == 4 and len(engine.requests) == 2)
+        first = one.pool.submit(one.ask, "first", key)
+        eventually(lambda: len(engine.requests) == 3)
+        second = one.pool.submit(one.ask, "second", key)
+        eventually(lambda: one.num_waiting == 5)
+        assert len(engine.requests) == 3, "its second turn waits for its first one"
+        engine.holds = False
+        assert {reply.result(180).status_code for reply in [*flood, first, second]} == {200}
+
+
 def test_an_engine_that_goes_away_sets_free_who_waits_for_it(tmp_path: Path) -> None:
     engine = ScriptedEngine(holds=True, max_running=1)
     with served(tmp_path, engine) as one:
