@@ -3,8 +3,15 @@
 A grammar's mask mostly takes microseconds, and may take a second. So threads compute masks while
 the engine goes on. A choice whose mask is not ready does not decode in this step. A mask that takes
 longer than MASK_SECONDS ends its choice, and no other. Computing frees the interpreter's lock.
+
+The threads step back: a step of the model that wants the processor gets most of it. So the time of
+a mask is the processor's, which a busy machine does not lengthen.
 """
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -18,22 +25,50 @@ WAIT_SECONDS = 0.005
 BRIEF_SECONDS = 0.001
 """The same while other scopes wait for the step."""
 MAX_THREADS = 4
+NICENESS = 5
+"""A thread takes a third of the processor that a step takes beside it, as preparing workers do."""
+PATIENCE = 10
+"""A mask ends its choice after so many times MASK_SECONDS by the clock on the wall."""
 
 
 class _Work:
-    """One mask to compute.
-
-    `began_at` is None until a thread takes it: time in the queue does not count.
-    """
+    """One mask to compute. Time in the queue does not count."""
 
     def __init__(self, mask: Mask, clock: Clock) -> None:
         self._mask = mask
         self._clock = clock
-        self.began_at: float | None = None
+        self._began_at: float | None = None
+        self._timer: _ThreadTimer | None = None
 
     def run(self) -> None:
-        self.began_at = self._clock.now()
+        self._timer, self._began_at = _ThreadTimer(), self._clock.now()
         self._mask.compute()
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether it took longer. Call this only while it is computed or waits for a thread."""
+        if self._began_at is None or self._timer is None:
+            return False
+        elapsed = self._clock.now() - self._began_at
+        if elapsed <= seconds:
+            return False
+        taken = self._timer.seconds()
+        return taken is None or taken > seconds or elapsed > PATIENCE * seconds
+
+
+class _ThreadTimer:
+    """Seconds of the processor that the thread which made this has taken since."""
+
+    def __init__(self) -> None:
+        self._clock: int | None = None
+        if sys.platform == "linux":
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._began = time.clock_gettime(self._clock)
+
+    def seconds(self) -> float | None:
+        """None where the system does not tell."""
+        if self._clock is None:
+            return None
+        return time.clock_gettime(self._clock) - self._began
 
 
 class MaskPool:
@@ -43,7 +78,9 @@ class MaskPool:
         """`clock` is real time, also if the engine's lifetimes follow a manual clock."""
         self._clock = clock or MonotonicClock()
         self._seconds = seconds
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="mask")
+        self._threads = ThreadPoolExecutor(
+            MAX_THREADS, thread_name_prefix="mask", initializer=_step_back
+        )
         self._pending: dict[SequenceState, tuple[Future[None], _Work]] = {}
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
@@ -64,10 +101,8 @@ class MaskPool:
             return failed
         seconds = BRIEF_SECONDS if is_brief else WAIT_SECONDS
         wait([future for future, _ in self._pending.values()], seconds)
-        now = self._clock.now()
         for sequence, (future, work) in list(self._pending.items()):
-            is_late = work.began_at is not None and now - work.began_at > self._seconds
-            if not future.done() and not is_late:
+            if not future.done() and not work.is_late(self._seconds):
                 continue
             del self._pending[sequence]
             mask = sequence.parser.mask
@@ -86,3 +121,9 @@ class MaskPool:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _step_back() -> None:
+    """On Linux niceness is a thread's; elsewhere it would be the process's."""
+    if sys.platform == "linux":
+        os.nice(NICENESS)

@@ -1,15 +1,18 @@
 """A grammar's mask is computed beside the step: one that takes long costs nobody else anything."""
 
 import json
+import os
+import sys
 import threading
 import time
 
+import pytest
 from llguidance import LLParserLimits
 
 from engine.clock import MonotonicClock
 from engine.protocol import Finished
 from engine.schedule.loop import EngineLoop
-from engine.schedule.masks import MaskPool
+from engine.schedule.masks import NICENESS, MaskPool
 from tests.engine.schedule.harness import Harness, Sent
 
 
@@ -72,6 +75,44 @@ def test_a_mask_that_overruns_ends_its_own_choice_and_no_other() -> None:
     assert len(other.answer()) == 100
     mask.is_free.set()
     engine.check_idle()
+
+
+def test_a_mask_that_only_waits_for_a_processor_does_not_end_its_choice() -> None:
+    engine, mask = engine_with(seconds=0.5), SlowMask()
+    sent = engine.send([1, 2, 3], max_tokens=3)
+    engine.step()
+    bind(sent, mask)
+    engine.loop._masks.begin([sent.state.leader])
+    timer = threading.Timer(1.0, mask.is_free.set)
+    timer.start()
+    engine.finish(sent)
+    timer.join()
+    assert len(sent.answer()) == 3
+
+
+class Niceness(SlowMask):
+    """Notes the niceness of the thread that computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: int | None = None
+
+    def compute(self) -> None:
+        self.seen = os.getpriority(os.PRIO_PROCESS, 0)
+        self.is_ready = True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is the process's elsewhere")
+def test_threads_of_masks_step_back_and_no_other_does() -> None:
+    engine, mask = engine_with(seconds=60), Niceness()
+    sent = engine.send([1, 2, 3], max_tokens=3)
+    engine.step()
+    bind(sent, mask)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    engine.loop._masks.begin([sent.state.leader])
+    engine.finish(sent)
+    assert mask.seen == min(before + NICENESS, 19)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_the_librarys_limits_are_those_that_the_engine_relies_on() -> None:
