@@ -9,11 +9,21 @@ from dashboard.admin.shapes.engines import (
     Blocks,
     Counters,
     EngineReport,
+    Guarantee,
     Restart,
     Stats,
 )
 from dashboard.rows.row import Row
 from dashboard.ui import formats
+
+PROMISES = {
+    "exact_read": "A read is what memory reused",
+    "exact_write": "A write is what was computed",
+    "hold": "A lease holds until it expires",
+    "isolation": "Workspaces are kept apart",
+    "events": "Evictions are told",
+    "forced_tools": "Forced calls are valid",
+}
 
 
 def engine_table(found: Sequence[EngineReport]) -> list[Row]:
@@ -22,7 +32,7 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "Engine": engine.name,
             "State": "draining" if engine.is_draining else engine.status,
             "Model": engine.description.model if engine.description else None,
-            "Backend": engine.description.backend if engine.description else None,
+            "Backend": engine.description.server if engine.description else None,
             "Up": formats.duration(engine.stats.uptime_seconds) if engine.stats else None,
             "Epoch": engine.stats.epoch[:8] if engine.stats else None,
             "Running": engine.stats.running if engine.stats else None,
@@ -37,6 +47,30 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "URL": engine.url,
         }
         for engine in found
+    ]
+
+
+def promise_table(found: Sequence[EngineReport]) -> list[Row]:
+    """Each promise of the engine protocol once for all engines that say the same of it."""
+    sayings: dict[tuple[str, Guarantee], list[str]] = {}
+    for engine in found:
+        if engine.description is not None:
+            for one in engine.description.guarantees:
+                sayings.setdefault((engine.description.server, one), []).append(engine.name)
+    names = list(PROMISES)
+    ordered = sorted(
+        sayings.items(),
+        key=lambda item: names.index(item[0][1].name) if item[0][1].name in names else len(names),
+    )
+    return [
+        {
+            "Promise": PROMISES.get(one.name, one.name),
+            "Kept": "yes" if one.is_kept else "no",
+            "How, or why not": one.note,
+            "Backend": server,
+            "Engines": ", ".join(engines),
+        }
+        for (server, one), engines in ordered
     ]
 
 

@@ -7,7 +7,13 @@ import streamlit as st
 from dashboard.admin.client import AdminClient
 from dashboard.admin.shapes.engines import Attribution, EngineReport, FleetHistory, Restart
 from dashboard.charts.engines import attribution_chart
-from dashboard.rows.engines import attribution_rows, engine_table, in_use_share, restart_table
+from dashboard.rows.engines import (
+    attribution_rows,
+    engine_table,
+    in_use_share,
+    promise_table,
+    restart_table,
+)
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import STAGES
 from dashboard.ui.selection import Selection
@@ -40,6 +46,7 @@ def draw(view: View, chosen: Selection) -> None:
             alt_text=f"{sum(e.status == 'ready' for e in engines)} of {len(engines)} ready.",
             columns={"Pool in use": parts.share_column(), "Foreign": parts.share_column()},
         )
+    draw_promises(engines)
     draw_attribution(view.history.attribution)
     draw_restarts(view.history.restarts, chosen)
 
@@ -86,6 +93,22 @@ def draw_cards(view: View) -> None:
             formats.percent(share),
             label="Delivered of available",
         )
+
+
+def draw_promises(engines: list[EngineReport]) -> None:
+    """What of the engine protocol holds: an engine in front of another server keeps less."""
+    parts.heading("What engines promise")
+    rows = promise_table(engines)
+    if not rows:
+        parts.empty("No engine that is up has told yet what it promises.", ":material/handshake:")
+        return
+    broken = sum(row["Kept"] == "no" for row in rows)
+    parts.table(
+        rows,
+        "promises",
+        alt_text=f"{broken} of {len(rows)} promises are not kept.",
+        columns={"How, or why not": st.column_config.TextColumn(width="large")},
+    )
 
 
 def draw_attribution(found: list[Attribution]) -> None:

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import msgspec
+
+from engine.backends.guarantees import own_guarantees
+
 START_MS = 1_767_322_800_000
 HOUR_MS = 3_600_000
 EDGES = [1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0]
@@ -208,7 +212,8 @@ def engine_now(is_up: bool) -> list[Answers]:
     row: Answers = {"name": "engine-0", "url": "http://127.0.0.1:1", "status": "down"}
     if is_up:
         row |= {"status": "ready", "stats": stats(64)}
-        row["description"] = {"backend": "native", "model": "m"}
+        kept = msgspec.to_builtins(own_guarantees(["forced_tools"]))
+        row["description"] = {"backend": "native", "model": "m", "guarantees": kept}
     return [row]
 
 

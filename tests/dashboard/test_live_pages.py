@@ -137,6 +137,40 @@ def test_fleet_counts_what_restarts_cost(show: Any) -> None:
     assert shown["Delivered of available"] == "91.4%"
 
 
+def test_fleet_shows_what_each_engine_promises_and_why_not(show: Any) -> None:
+    found = answers("one bucket")
+    [own] = found["/admin/v1/engines"]
+    others = [
+        {"name": "exact_read", "is_kept": False, "note": "not told: start it with --tell"},
+        {"name": "hold", "is_kept": False, "note": "no_hold: the server evicts when it wants"},
+        {"name": "a later one", "is_kept": True, "note": "somehow"},
+    ]
+    before = {"backend": "upstream", "upstream": "vllm", "model": "m", "guarantees": others}
+    found["/admin/v1/engines"] = [
+        own,
+        own | {"name": "engine-1"},
+        own | {"name": "engine-2", "description": before},
+        {"name": "engine-3", "url": "http://127.0.0.1:3", "status": "down"},
+    ]
+    app = show("fleet", found)
+    table = next(f.value for f in app.dataframe if "Promise" in f.value)
+    rows = table.values.tolist()
+    of_reads = ["A read is what memory reused"]
+    assert rows[:2] == [
+        [*of_reads, "yes", "from its blocks", "native", "engine-0, engine-1"],
+        [*of_reads, "no", "not told: start it with --tell", "vllm, as it is", "engine-2"],
+    ]
+    assert rows[-1] == ["a later one", "yes", "somehow", "vllm, as it is", "engine-2"]
+    assert len(rows) == 6 + 3
+
+
+def test_fleet_without_a_promise_says_so(show: Any) -> None:
+    found = answers("one bucket")
+    del found["/admin/v1/engines"][0]["description"]["guarantees"]
+    app = show("fleet", found)
+    assert any("what it promises" in info.value for info in app.info)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -67,9 +67,26 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     foreign_running: int = 0
 
 
+class Guarantee(msgspec.Struct, frozen=True):
+    """Whether an engine keeps one promise of the engine protocol, and by what, or why not."""
+
+    name: str
+    is_kept: bool
+    note: str = ""
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """`upstream`: the kind of server that an engine of that backend stands in front of."""
+
     backend: str
     model: str
+    upstream: str | None = None
+    guarantees: tuple[Guarantee, ...] = ()
+
+    @property
+    def server(self) -> str:
+        """What computes."""
+        return self.backend if self.upstream is None else f"{self.upstream}, as it is"
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):

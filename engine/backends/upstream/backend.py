@@ -3,6 +3,8 @@
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,14 @@ from engine.backends.upstream.loop import UpstreamLoop
 from engine.backends.upstream.model import ModelFacts, model_facts, probe_texts
 from engine.backends.upstream.places import Places
 from engine.backends.upstream.probe import examined
-from engine.backends.upstream.server import Facts, Server, UpstreamError, UpstreamGone
+from engine.backends.upstream.server import (
+    Facts,
+    Server,
+    UpstreamDenied,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamRefused,
+)
 from engine.backends.upstream.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import Clock
@@ -42,6 +51,9 @@ log = structlog.get_logger()
 
 FIND_SECONDS = 300.0
 """How long a server may take to answer everything that is asked of it at the start."""
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 10.0
+"""Between two questions whether a server that is down at the start is there."""
 WATCH_SECONDS = 2.0
 MISSES = 3
 """A server that does not answer this often in a row is gone; one that refuses is at once."""
@@ -70,6 +82,7 @@ class UpstreamBackend(ExternalBackend):
     ) -> None:
         super().__init__(settings, clock, on_crash, supervisor)
         self._books = Books()
+        self._asking: Future[_Parts] | None = None
         self._parts: _Parts | None = None
         self._preparation: PreparePool | None = None
         self._turns: Turns | None = None
@@ -79,13 +92,15 @@ class UpstreamBackend(ExternalBackend):
     # Life.
 
     def load(self, progress: Progress) -> None:
-        """Raises UpstreamRefused, TemplateRefused, and UpstreamError where none answers."""
+        """Waits for a server that is down. Raises UpstreamRefused and TemplateRefused."""
         progress("loading tokenizer", 0.1)
         renderer = chat_renderer(chat_worker(self._settings))
         model = model_facts(self._settings.model, renderer)
         progress("asking the server", 0.5)
-        asking = asyncio.run_coroutine_threadsafe(self._ask(renderer, model), self._event_loop)
-        parts = self._parts = asking.result(FIND_SECONDS)
+        asking = self._asking = asyncio.run_coroutine_threadsafe(
+            self._wait_for_server(renderer, model, progress), self._event_loop
+        )
+        parts = self._parts = asking.result()
         self._preparation = new_preparation(
             renderer, chat_worker(self._settings), parts.description, self._settings, self._days
         )
@@ -97,6 +112,8 @@ class UpstreamBackend(ExternalBackend):
 
     async def stop(self) -> None:
         self._is_stopped = True
+        if self._asking is not None:
+            self._asking.cancel()
         is_away = self._loaded is None
         await super().stop()
         if is_away and self._preparation is not None:
@@ -128,11 +145,33 @@ class UpstreamBackend(ExternalBackend):
 
     # The server.
 
+    async def _wait_for_server(
+        self, renderer: ChatRenderer, model: ModelFacts, progress: Progress
+    ) -> _Parts:
+        """Ask until the server answers. Raises UpstreamRefused where no waiting helps."""
+        said, pause = "", FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await asyncio.wait_for(self._ask(renderer, model), FIND_SECONDS)
+            except UpstreamDenied as error:
+                raise UpstreamRefused(str(error)) from None
+            except (UpstreamError, TimeoutError) as error:
+                why = str(error) or f"it did not answer all questions in {FIND_SECONDS:.0f} s"
+            if why != said:
+                log.warning("waiting for the upstream server", why=why)
+                progress(f"waiting for the upstream server: {why}", 0.5)
+            said = why
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
     async def _ask(self, renderer: ChatRenderer, model: ModelFacts) -> _Parts:
         settings = self._settings
         server = await new_server(settings, model, renderer)
-        facts = await server.find_facts(probe_texts(renderer))
-        facts = await examined(server, facts, renderer)
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(server.close)
+            facts = await server.find_facts(probe_texts(renderer))
+            facts = await examined(server, facts, renderer)
+            closing.pop_all()
         if facts.isolation == "none":
             log.warning("SCOPES ARE NOT KEPT APART by this server", why=facts.isolation_note)
         return _Parts(server, facts, renderer, self._description(facts, renderer, model))
@@ -176,7 +215,12 @@ class UpstreamBackend(ExternalBackend):
 
     async def _come_back(self, parts: _Parts) -> None:
         """Raises UpstreamError while it is away; another server than before ends the process."""
-        facts = await parts.server.find_facts(probe_texts(parts.renderer))
+        try:
+            facts = await parts.server.find_facts(probe_texts(parts.renderer))
+            facts = await examined(parts.server, facts, parts.renderer)
+        except UpstreamRefused as refusal:
+            self._on_crash(RuntimeError(f"the upstream server came back as another one: {refusal}"))
+            return
         if _lasting(facts) != _lasting(parts.facts):
             self._on_crash(RuntimeError("the upstream server came back as another one"))
             return
@@ -268,5 +312,8 @@ def _capabilities(facts: Facts, renderer: ChatRenderer) -> list[Capability]:
 
 def _lasting(facts: Facts) -> tuple[Any, ...]:
     """What must be the same after a restart, for our description to stay true."""
-    return (facts.model, facts.version, facts.max_context_tokens, facts.block_size,
-            facts.num_blocks, facts.max_running)  # fmt: skip
+    return (
+        (facts.model, facts.version, facts.max_context_tokens, facts.max_running),
+        (facts.block_size, facts.num_blocks),
+        (facts.tells, facts.isolation, facts.capabilities),
+    )

@@ -1,11 +1,19 @@
 """Which server it is, and how each kind is talked to."""
 
+from contextlib import AsyncExitStack
+
 import msgspec
 
 from engine.backends.upstream.llamacpp_server import LlamaCppServer
 from engine.backends.upstream.model import ModelFacts
 from engine.backends.upstream.openai_server import OpenAiServer
-from engine.backends.upstream.server import Kind, Server, UpstreamError, UpstreamRefused
+from engine.backends.upstream.server import (
+    Kind,
+    Server,
+    UpstreamBusy,
+    UpstreamDenied,
+    UpstreamRefused,
+)
 from engine.backends.upstream.vllm_server import VllmServer
 from engine.backends.upstream.wire import Wire
 from engine.settings import Settings
@@ -21,14 +29,17 @@ class _Models(msgspec.Struct):
 
 
 async def new_server(settings: Settings, model: ModelFacts, renderer: ChatRenderer) -> Server:
-    """Raises UpstreamRefused where it can't be told what the server is."""
+    """Raises UpstreamRefused where it can't be told what the server is, and UpstreamError."""
     wire = Wire(
         settings.upstream,
         settings.upstream_key.get_secret_value(),
         settings.upstream_silence_seconds,
     )
     kind = settings.upstream_kind
-    found: Kind = await find_kind(wire) if kind == "auto" else kind
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(wire.close)
+        found: Kind = await find_kind(wire) if kind == "auto" else kind
+        closing.pop_all()
     match found:
         case "vllm":
             return VllmServer(wire, settings.upstream_model, model)
@@ -40,7 +51,10 @@ async def new_server(settings: Settings, model: ModelFacts, renderer: ChatRender
 
 
 async def find_kind(wire: Wire) -> Kind:
-    """By what each kind alone answers. `/v1/models` names the owner on vLLM and llama.cpp."""
+    """By what each kind alone answers. `/v1/models` names the owner on vLLM and llama.cpp.
+
+    Raises UpstreamRefused, UpstreamDenied, and UpstreamBusy where it is not ready yet.
+    """
     status, answer = await wire.get("/v1/models")
     if status == 200:
         try:
@@ -51,12 +65,16 @@ async def find_kind(wire: Wire) -> Kind:
         for owner, kind in _OWNERS.items():
             if owner in owners:
                 return kind
+    statuses = {status}
     for path, kind in _PATHS.items():
         status, _ = await wire.get(path)
         if status == 200:
             return kind
-    if status in (401, 403):
-        raise UpstreamError("the server wants a key: ENGINE_UPSTREAM_KEY")
+        statuses.add(status)
+    if statuses & {401, 403}:
+        raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
+    if 429 in statuses or max(statuses) >= 500:
+        raise UpstreamBusy(f"the server is not ready: status {max(statuses)}")
     raise UpstreamRefused("ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it")
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Protocol
 
 from engine.backends.upstream.deltas import ChatPiece
 from engine.cache.ids import TokenId
+from engine.errors import StartRefused
 from engine.protocol import Capability, ErrorCode, FinishReason, GenerateRequest
 from engine.schedule.runner import SampleParams
 
@@ -39,7 +40,11 @@ class UpstreamGone(UpstreamError):
     code: ClassVar[ErrorCode] = "not_ready"
 
 
-class UpstreamRefused(Exception):
+class UpstreamDenied(UpstreamError):
+    """The server wants a key, or another one."""
+
+
+class UpstreamRefused(StartRefused):
     """This server can't be used at all; the message says why and what to change."""
 
 

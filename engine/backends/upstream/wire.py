@@ -7,7 +7,12 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from engine.backends.upstream.server import UpstreamBusy, UpstreamError, UpstreamGone
+from engine.backends.upstream.server import (
+    UpstreamBusy,
+    UpstreamDenied,
+    UpstreamError,
+    UpstreamGone,
+)
 
 T = TypeVar("T")
 
@@ -98,9 +103,11 @@ class Wire:
 
 
 def check_status(status: int, path: str) -> None:
-    """Raise UpstreamBusy or UpstreamError unless it is 200."""
+    """Raise UpstreamBusy, UpstreamDenied or UpstreamError unless it is 200."""
     if status in _BUSY:
         raise UpstreamBusy(f"{path}: the server is overloaded (status {status})")
+    if status in (401, 403):
+        raise UpstreamDenied(f"{path}: status {status}: set ENGINE_UPSTREAM_KEY")
     if status != 200:
         raise UpstreamError(f"{path}: status {status}")
 

@@ -45,11 +45,15 @@ class Seen:
 
 @dataclass
 class Script:
-    """What the server does. `tells`: it was started with `--enable-prompt-tokens-details`."""
+    """What the server does. `tells`: it was started with `--enable-prompt-tokens-details`.
+
+    `status` answers every question that is no generation, where it is not 200.
+    """
 
     tells: bool = True
     heeds_salts: bool = True
     is_down: bool = False
+    status: int = 200
     fault: Fault | None = None
     started_at: float = 1.0
     context: int = CONTEXT
@@ -112,7 +116,9 @@ class ScriptedVllm:
         if path == self.generation:
             await self._complete(body, reader, writer)
             return
-        status, answer = self._look(path, body)
+        status, answer = self.script.status, b"{}"
+        if status == 200:
+            status, answer = self._look(path, body)
         await send(writer, status, answer)
 
     def _look(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
