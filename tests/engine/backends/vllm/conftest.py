@@ -1,10 +1,17 @@
 """vLLM on a CPU, where it is installed: in one process unless a test starts its own."""
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.engine.backends.vllm.simulator import Simulator
+
+Make = Callable[..., "Simulator"]
 
 if find_spec("vllm") is not None:
     # vLLM reads this when it is imported, so it is set before any test module. Other tests don't
@@ -33,3 +40,14 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.engine.backends.vllm.models import write_gemma
 
     return write_gemma(tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
+def make(request: pytest.FixtureRequest, llama: Path) -> Make:
+    """Makes simulators of vLLM's synchronous scheduler, and then of its asynchronous one."""
+    from tests.engine.backends.vllm.simulator import Simulator
+
+    def make(**options: Any) -> Simulator:
+        return Simulator(llama, depth=request.param, **options)
+
+    return make

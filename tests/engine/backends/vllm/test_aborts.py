@@ -1,26 +1,13 @@
 """Requests aborted inside vLLM's own schedulers: what they held, and what they computed."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
-from tests.engine.backends.vllm.simulator import Simulator, tokens_of
-
-Make = Callable[..., Simulator]
+from tests.engine.backends.vllm.conftest import Make
+from tests.engine.backends.vllm.simulator import tokens_of
 
 PREFIX = tokens_of("prefix", 640)
-
-
-@pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
-def make(request: pytest.FixtureRequest, llama: Path) -> Make:
-    def make(**options: Any) -> Simulator:
-        return Simulator(llama, depth=request.param, **options)
-
-    return make
 
 
 def test_a_waiting_reader_that_is_aborted_gives_everything_back(make: Make) -> None:

@@ -10,11 +10,8 @@ import pytest
 
 from engine.backends.vllm.backend import VllmBackend
 from engine.backends.vllm.directive import Loss
-from engine.clock import ManualClock
 from engine.protocol import Message, Prompt, TextPart
-from engine.settings import Settings
-from engine.supervisor import Supervisor
-from tests.engine.backends.vllm.test_formats import SETTINGS, ScriptedCore, parts, said
+from tests.engine.backends.vllm.scripted_core import ScriptedCore, loaded, said
 from tests.engine.text.format_cases import renderer
 
 WAIT_SECONDS = 60
@@ -40,24 +37,14 @@ class LosingCore(ScriptedCore):
 @asynccontextmanager
 async def with_an_entry() -> AsyncIterator[tuple[VllmBackend, LosingCore, list[BaseException]]]:
     model = renderer("qwen2.5")
-    core, crashes = LosingCore(model), list[BaseException]()
+    core = LosingCore(model)
     core.text, core.lost = "Yes.", []
-    backend = VllmBackend(
-        Settings(**SETTINGS),
-        ManualClock(),
-        crashes.append,
-        Supervisor(),
-        lambda _settings, _progress: parts(core, model),
-    )
-    await anyio.to_thread.run_sync(backend.load, lambda _stage, _fraction: None)
-    try:
+    async with loaded(core, model) as (backend, crashes):
         text = "What everybody reads. " * 20
         prompt = Prompt([Message("user", [TextPart("Is it?")])], [], [TextPart(text)])
         started, _, _ = await said(backend, 0, prompt, thinking=False)
         assert started.usage.cache_write_5m_tokens > 0
         yield backend, core, crashes
-    finally:
-        await backend.stop()
 
 
 async def until(holds: Callable[[], Any]) -> None:

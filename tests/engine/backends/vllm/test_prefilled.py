@@ -3,18 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-import anyio.to_thread
 import pytest
 
-from engine.backends.vllm.backend import VllmBackend
 from engine.backends.vllm.core import Order, Output
-from engine.clock import ManualClock
 from engine.errors import DuplicateRequest
 from engine.protocol import FinalCounts, GenerateRequest, Message, Prompt, Sampling, TextPart
-from engine.settings import DEMO_MODEL, Settings
-from engine.supervisor import Supervisor
+from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
-from tests.engine.backends.vllm.test_formats import SETTINGS, ScriptedCore, parts
+from tests.engine.backends.vllm.scripted_core import ScriptedCore, loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -53,16 +49,8 @@ def ask() -> GenerateRequest:
 
 async def test_its_counts_come_when_vllm_has_told() -> None:
     model = ChatRenderer.from_model(DEMO_MODEL)
-    core, crashes = PrefillingCore(model), list[BaseException]()
-    backend = VllmBackend(
-        Settings(**SETTINGS),
-        ManualClock(),
-        crashes.append,
-        Supervisor(),
-        lambda _settings, _progress: parts(core, model),
-    )
-    await anyio.to_thread.run_sync(backend.load, lambda _stage, _fraction: None)
-    try:
+    core = PrefillingCore(model)
+    async with loaded(core, model) as (backend, crashes):
         frames = await backend.open(ask())
         await core.is_prefilling.wait()
         assert await backend.cancel("one")
@@ -81,6 +69,4 @@ async def test_its_counts_come_when_vllm_has_told() -> None:
         frames.close()
         (asked,) = [i for i, (name, _) in enumerate(core.calls) if name == "computed"]
         assert core.calls[0][0] == "abort" and asked > 0, "nothing is computed behind an abort"
-    finally:
-        await backend.stop()
     assert not crashes

@@ -3,28 +3,15 @@
 Time is numbers here: what expires does so because the test, as the server would, says `release`.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: scripts/long_tests leases")
 
 from engine.backends.vllm import directive
-from tests.engine.backends.vllm.simulator import BLOCK, Simulator, tokens_of
-
-Make = Callable[..., Simulator]
+from tests.engine.backends.vllm.conftest import Make
+from tests.engine.backends.vllm.simulator import BLOCK, tokens_of
 
 PREFIX = tokens_of("prefix", 640)
-
-
-@pytest.fixture(params=[1, 2], ids=["scheduler", "async-scheduler"])
-def make(request: pytest.FixtureRequest, llama: Path) -> Make:
-    def make(**options: Any) -> Simulator:
-        return Simulator(llama, depth=request.param, **options)
-
-    return make
 
 
 def test_an_unmarked_prefix_does_not_survive_a_flood(make: Make) -> None:
