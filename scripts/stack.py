@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from scripts.setup.database import migrate
@@ -40,7 +41,7 @@ STALL_SECONDS = 180.0
 STALLED_CPU_SECONDS = 0.5
 TAIL_LINES = 15
 
-Process = subprocess.Popen[bytes]
+Process = Popen[bytes]
 
 
 class StartError(RuntimeError):
@@ -85,8 +86,7 @@ class Server:
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def url_of(port: int) -> str:
@@ -118,7 +118,7 @@ def start(
     """
     with ExitStack() as files:
         output = files.enter_context(log.open("ab" if append else "wb")) if log else None
-        return subprocess.Popen(
+        return Popen(
             command,
             env={**base, **environment},
             cwd=ROOT,

@@ -10,6 +10,8 @@ from uuid import uuid4
 import pytest
 from hypothesis import Phase, settings
 
+from scripts import stack
+from tests.forked import ForkingPopen
 from tests.postgres import new_database, running_postgres
 
 # The same examples in every run, and no deadline: a busy machine is no failure.
@@ -36,6 +38,14 @@ def certificates_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         made_once = functools.cache(ssl.create_default_context)
         patch.setattr(ssl, "create_default_context", made_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_are_forked() -> Iterator[None]:
+    """See tests/forked.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stack, "Popen", ForkingPopen)
         yield
 
 

@@ -1,0 +1,57 @@
+"""A forked server is the process that was asked for: its words, environment, log and end."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.stack import python, serving_engine, start
+from tests.forked import ForkingPopen
+
+WAIT_SECONDS = 300
+
+
+def forked(*words: str, log: Path, **environment: str) -> subprocess.Popen[bytes]:
+    process = start([*python("engine"), *words], environment, log)
+    assert isinstance(process, ForkingPopen)
+    assert process.is_forked
+    return process
+
+
+def test_its_words_and_settings_reach_it_and_its_end_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = forked("--backend", "synthetic", log=log, ENGINE_PORT="none")
+    assert process.wait(WAIT_SECONDS) == 2
+    assert process.poll() == 2
+    lines = log.read_text().splitlines()
+    assert {line.partition(":")[0] for line in lines} == {"ENGINE_PORT", "ENGINE_SECRET"}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+def test_a_signal_ends_it(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    with serving_engine("synthetic", log=tmp_path / "log") as engine:
+        engine.wait()
+        with pytest.raises(subprocess.TimeoutExpired):
+            engine.process.wait(0.01)
+        engine.process.send_signal(number)
+        assert engine.process.wait(WAIT_SECONDS) == status
+    ready = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+    assert ready["backend"] == "synthetic"
+
+
+def test_a_server_with_a_setting_of_a_library_is_started_anew(tmp_path: Path) -> None:
+    """The process that is forked has read such settings already."""
+    log = tmp_path / "log"
+    process = start([*python("engine"), "--help"], {"OMP_NUM_THREADS": "7"}, log)
+    assert isinstance(process, ForkingPopen)
+    assert not process.is_forked
+    assert process.wait(WAIT_SECONDS) == 0
+    assert "--backend" in log.read_text()
+
+
+def test_other_programs_are_started_anew(tmp_path: Path) -> None:
+    process = start([sys.executable, "-c", "raise SystemExit(3)"], {}, tmp_path / "log")
+    assert process.wait(WAIT_SECONDS) == 3
