@@ -86,7 +86,7 @@ def turn_details(turn: Turn) -> list[tuple[str, str | None]]:
         ("Client", turn.user_agent),
         ("Name", turn.name),
         ("Stop reason", turn.stop_reason),
-        ("Missed because", turn.miss_reason),
+        ("Missed because", None if turn.miss_reason is None else reason_title(turn.miss_reason)),
         ("Prefix", turn.prefix),
         ("TTL", turn.prefix_ttl),
         *((name, None if count is None else f"{count:,}") for name, count in tokens.items()),

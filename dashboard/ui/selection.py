@@ -13,6 +13,13 @@ RANGES = {
     "7d": 7 * DAY_SECONDS,
     "30d": 30 * DAY_SECONDS,
 }
+_WORDS = {
+    "1h": "the last hour",
+    "6h": "the last 6 hours",
+    "24h": "the last 24 hours",
+    "7d": "the last 7 days",
+    "30d": "the last 30 days",
+}
 CUSTOM = "custom"
 DEFAULT_RANGE = "24h"
 ALL = ""
@@ -38,7 +45,7 @@ class Selection:
     @property
     def words(self) -> str:
         """The range as part of a sentence."""
-        return "the chosen time" if self.range == CUSTOM else f"the last {self.range}"
+        return _WORDS.get(self.range, "the chosen time")
 
     def span(self, now: datetime) -> tuple[datetime, datetime]:
         """From (inclusive) and to (exclusive).

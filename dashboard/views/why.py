@@ -9,8 +9,9 @@ import streamlit as st
 from dashboard.admin.client import AdminClient, NotThere, segment
 from dashboard.admin.shapes.turns import Turn, TurnDivergence, TurnPage
 from dashboard.rows.turns import turn_details, turn_table
+from dashboard.rows.verdict import Verdict, verdict
 from dashboard.ui import formats, live, parts
-from dashboard.ui.advice import ADVICE, Advice, advice
+from dashboard.ui.advice import advice
 from dashboard.ui.selection import Selection
 
 NUM_MISSES = 100
@@ -71,20 +72,38 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty(
             "There is no such request, or none that your key may see.", ":material/search_off:"
         )
-    if view.turn is not None:
+    if view.turn is None:
+        draw_hero(view.misses, chosen)
+    else:
         draw_verdict(view.turn, view.found)
         draw_pair(view)
+    draw_misses(view)
+
+
+def draw_hero(misses: TurnPage, chosen: Selection) -> None:
+    """The most frequent reason among the newest misses, and what to change."""
+    counted = Counter(each.miss_reason for each in misses.turns)
+    if not counted:
+        parts.hero(f"**Nothing missed** in {chosen.words}.")
+        return
+    ((most, times),) = counted.most_common(1)
+    said = advice(most or "")
+    parts.hero(
+        f"Of the newest {len(misses.turns):,} misses **{times:,}** have one reason:"
+        f" **{said.title.lower()}**. {said.change}"
+    )
+
+
+def draw_misses(view: View) -> None:
     parts.heading("Requests that missed, the newest first")
     if not view.misses.turns:
-        parts.empty("Nothing missed in this range.", ":material/check_circle:")
-        return
-    counted = Counter(each.miss_reason for each in view.misses.turns)
-    ((most, times),) = counted.most_common(1)
-    if view.turn is None and most in ADVICE:
-        parts.hero(
-            f"Of the newest {len(view.misses.turns):,} misses **{times:,}** have one reason:"
-            f" **{advice(most).title.lower()}**. {advice(most).change}"
+        parts.empty(
+            "Nothing missed in this range. A marked prompt that is sent for the first time is shown"
+            " here as a miss.",
+            ":material/check_circle:",
+            key="misses",
         )
+        return
     if view.turn is None:
         st.caption("Click one to see where it stopped being the prompt before it.")
     parts.table(
@@ -103,53 +122,55 @@ def pick(row: Any) -> None:
 
 
 def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
-    """One verdict: the ledger's reason, or where that knows none the first difference."""
-    said = verdict(turn, found)
+    """One verdict; the cards show where the prompts part if that is what it rests on."""
+    judged = verdict(turn, found)
     with st.container(border=True, key="verdict"):
-        if said is None:
-            st.success("The last marker was read, or merely grew: this request did not miss.")
-        else:
-            st.markdown(f"**{said.title}.** {said.means}")
-            st.markdown(f"**What to change:** {said.change}")
-        if found is None:
-            st.caption("There is no other prompt to compare it with.")
-        elif found.earlier is None:
-            st.caption("No earlier prompt of its workspace begins like this one.")
-        elif found.kind is not None or said is None:
-            draw_cost(found)
-        else:
-            st.caption(
-                "Everything of the most similar earlier prompt is in this one: nothing in the"
-                " prompt is to blame."
-            )
+        st.badge(
+            "Hit" if judged.is_good else "Miss" if turn.miss_reason else "Read in part",
+            icon=":material/check_circle:" if judged.is_good else ":material/report:",
+            color="green" if judged.is_good else "orange",
+        )
+        parts.hero(f"**{judged.said.title}.** {judged.said.means}")
+        if not judged.is_good:
+            st.markdown(f"**What to change:** {judged.said.change}")
+        if judged.difference is not None:
+            draw_cost(judged.difference)
+        st.caption(compared_with(found, judged))
 
 
-def verdict(turn: Turn, found: TurnDivergence | None) -> Advice | None:
-    """What to tell of a miss; None for a hit.
-
-    `cold` says only that nothing was known of the prefix: the first difference says more.
-    """
-    if turn.miss_reason is None:
-        return None
-    if turn.miss_reason == "cold" and found is not None and found.kind is not None:
-        return advice(found.kind)
-    return advice(turn.miss_reason)
+def compared_with(found: TurnDivergence | None, judged: Verdict) -> str:
+    """What the comparison with an earlier prompt adds to the verdict."""
+    if found is None:
+        return "There is no other prompt to compare it with."
+    if found.earlier is None:
+        return "No earlier prompt of its workspace begins like this one."
+    if found.kind is None:
+        return (
+            "Everything of the most similar earlier prompt is in this one: nothing in the prompt"
+            " is to blame."
+        )
+    if judged.difference is None:
+        return "Where it differs from the most similar earlier prompt is not what decided it."
+    if not found.shared_tokens:
+        return (
+            "The two prompts have the same shape and about the same length, but no long prefix in"
+            " common. How much of it would have been read is not known."
+        )
+    return "Compared with the earlier prompt that begins most like it."
 
 
 def draw_cost(found: TurnDivergence) -> None:
     with st.grid(4, min_column_width=170, row_height=132):
-        if found.kind is not None:
-            section, block = place(found)
-            parts.card("first_difference", section, delta=block)
+        section, block = place(found)
+        parts.card("first_difference", section, delta=block)
         whole = found.earlier_tokens
         parts.card(
             "shared_tokens",
             count(found.shared_tokens),
             delta=None if whole is None else f"of {whole:,} in the earlier prompt",
         )
-        if found.kind is not None:
-            parts.card("missed_tokens", count(found.missed_tokens))
-            parts.card("missed_nano", formats.dollars(found.missed_nano))
+        parts.card("missed_tokens", count(found.missed_tokens))
+        parts.card("missed_nano", formats.dollars(found.missed_nano))
 
 
 def count(number: int | None) -> str:

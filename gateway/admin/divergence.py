@@ -25,21 +25,24 @@ from gateway.prompt.fingerprint import (
 Section = Literal["tools", "system", "messages"]
 # How many earlier turns are compared where the query names none.
 _MAX_CANDIDATES = 200
-_ALIKE_BYTES = 0.9
+# By how much the blocks of two prompts may differ in length and still be taken for two versions of
+# one: a date, a name or an id in a block is shorter.
+_ALIKE_BYTES, _ALIKE_SHARE = 32, 0.02
 
 
 class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     """Where a turn's prompt first differs from an earlier one's; `kind` None where it only grew.
 
     Without `from` the earlier turn is the one, of the workspace's 200 turns before, that shares the
-    longest prefix with this turn, or else one of the same shape and size. `earlier` is None where
-    there is none.
+    longest prefix with this turn, or else the latest whose tools and system blocks are as many and
+    as long. `earlier` is None where there is none.
 
     `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
     `block` are the same place, counted within tools, system or messages. `characters` is the offset
     in the block's text, in steps of 8,192. `missed_tokens` are the earlier prompt's tokens from
     that place on, estimated by bytes. `missed_nano` is what reading them would have saved; None
-    where the turn has no price. `shared_tokens` are the tokens that both prompts begin with.
+    where the turn has no price, or where the prompts share no named prefix: how long they are alike
+    is then not known. `shared_tokens` are the tokens that both prompts begin with.
     """
 
     turn: str
@@ -101,8 +104,8 @@ async def _nearest(
     """The earlier turn that shares the longest prefix with this one; of equals the latest.
 
     Fingerprints of short prompts have few points, so two that begin alike may share none. Without
-    a shared one the latest prompt of the same shape and size is taken. A prompt that shares nothing
-    and looks otherwise explains nothing, and is not compared.
+    a shared one the latest prompt is taken whose tools and system blocks are as many and as long.
+    Any other prompt explains nothing, and is not compared.
     """
     best: tuple[int, str, Fingerprint] | None = None
     alike: tuple[str, Fingerprint] | None = None
@@ -119,20 +122,33 @@ async def _nearest(
 
 
 def _is_alike(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether two prompts have as many tools, system and other blocks, and about as many bytes."""
+    """Whether the tools and system blocks of two prompts are as many, each about as long.
+
+    The messages only have to be as many: they are what a client asks anew. Of a prompt that is
+    messages alone, all but the last block are compared; a single block is like no other.
+    """
     shapes = [(f.num_tools, f.num_system, f.points[-1].segment) for f in (one, other)]
-    small, large = sorted((one.num_bytes, other.num_bytes))
-    return shapes[0] == shapes[1] and small >= _ALIKE_BYTES * large
+    fixed = (one.num_tools + one.num_system) or one.points[-1].segment
+    if not fixed or shapes[0] != shapes[1]:
+        return False
+    pairs = zip(_lengths(one, fixed), _lengths(other, fixed), strict=False)
+    return all(abs(a - b) <= _ALIKE_BYTES + _ALIKE_SHARE * max(a, b) for a, b in pairs)
+
+
+def _lengths(fingerprint: Fingerprint, count: int) -> list[int]:
+    """The bytes up to the end of each of the first `count` segments whose end has a point."""
+    ends = {p.segment: p.num_bytes for p in fingerprint.points if p.characters is None}
+    return [ends[segment] for segment in range(count) if segment in ends]
 
 
 def _report(
     services: Services, turn: Turn, later: Fingerprint, before_id: str, before: Fingerprint
 ) -> TurnDivergence:
-    found = compare(before, later)
+    found, shared = compare(before, later), shared_bytes(before, later)
     report = TurnDivergence(
         turn=turn.id,
         earlier=before_id,
-        shared_tokens=_tokens(before, shared_bytes(before, later)),
+        shared_tokens=_tokens(before, shared),
         earlier_tokens=before.num_tokens or None,
     )
     if found is None:
@@ -146,7 +162,7 @@ def _report(
         section=section,
         block=block,
         characters=found.characters,
-        missed_nano=_lost(services, turn, found.missed_tokens),
+        missed_nano=_lost(services, turn, found.missed_tokens) if shared else None,
     )
 
 

@@ -45,3 +45,13 @@ def test_a_prompt_that_shares_nothing_is_not_compared(stack: Stack) -> None:
     assert alone["earlier"] is None and alone["missed_nano"] is None
     again = admin.get(f"turns/{ask(stack, key, [BOOK + 'Today is Monday.'])}/divergence")
     assert (again["earlier"], again["kind"]) == (first, "system_changed")
+    assert again["missed_nano"] is None, "how long they are alike is not known"
+
+
+def test_an_unrelated_prompt_of_about_the_same_size_is_not_compared(stack: Stack) -> None:
+    admin = Admin(stack.gateway, ADMIN_KEY)
+    admin.workspace("sizes")
+    key = admin.make_key("sizes")[1]
+    ask(stack, key, [BOOK])
+    other = "x" * round(len(BOOK) * 1.08)
+    assert admin.get(f"turns/{ask(stack, key, [other])}/divergence")["earlier"] is None
