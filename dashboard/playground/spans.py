@@ -70,9 +70,9 @@ def elsewhere_rows(blocks: Sequence[Block], message: Message) -> list[dict[str, 
     return [
         {
             "Marker at the end of": f"{number}. {row['part'].name}",
-            "A second send reads (tokens)": row["end"],
+            "A second send reads": row["end"],
             "Of the prompt": row["end"] / total if total else None,
-            "Computed again (tokens)": total - row["end"],
+            "Computes again": total - row["end"],
             "Known": "exactly" if row["ends_exactly"] else "about",
             "Marked now": row["part"].ttl or "no",
         }

@@ -13,8 +13,16 @@ from dashboard.admin.client import AdminClient, ClientError, NotThere, segment
 from dashboard.admin.shapes.turns import Turn
 from dashboard.charts.prompt import ribbon_chart
 from dashboard.playground import paste
-from dashboard.playground.answer import PlaygroundAnswer, TokenUsage, WrittenTokens, follow
+from dashboard.playground.answer import (
+    Extension,
+    Message,
+    PlaygroundAnswer,
+    TokenUsage,
+    WrittenTokens,
+    follow,
+)
 from dashboard.playground.blocks import Block
+from dashboard.playground.gain import gained
 from dashboard.playground.paste import Pasted
 from dashboard.playground.spans import CLASSES, elsewhere_rows, part_rows, prompt_spans
 from dashboard.ui import formats, parts, viewer
@@ -116,9 +124,20 @@ def draw(carry_on: Callable[[Pasted, str], None]) -> None:
     draw_usage(sent)
 
 
+def draw_hero() -> None:
+    """What the second send gained over the first, in one sentence."""
+    sent: Sent | None = st.session_state.get(_SENT)
+    if sent is None or sent.turn is None:
+        parts.hero("**Send it twice**: the second send reads what the first one wrote.")
+    elif sent.number == 1 or sent.first is None:
+        parts.hero("**Send it once more**: the second send is compared with this first one.")
+    else:
+        parts.hero(gained(sent.first, sent.turn))
+
+
 def draw_numbers(turn: Turn, first: Turn | None) -> None:
     """The three numbers that a second send changes."""
-    with st.grid(3, min_column_width=130, row_height=128):
+    with st.grid(3, min_column_width=150, row_height=128):
         for number, label, value, before in (
             (
                 "sampled_first_token",
@@ -139,7 +158,7 @@ def draw_numbers(turn: Turn, first: Turn | None) -> None:
                 first and formats.dollars(first.cost_nano),
             ),
         ):
-            told = "send it again to compare" if before is None else f"first send: {before}"
+            told = "first send" if before is None else f"first send: {before}"
             parts.card(number, value, label=label, delta=told)
 
 
@@ -159,6 +178,13 @@ def _usage_of(sent: Sent) -> tuple[TokenUsage, int] | None:
     return usage, turn.automatic_tokens
 
 
+def _message_of(sent: Sent, usage: TokenUsage, automatic_tokens: int) -> Message:
+    """What the ledger knows of an answer that told no places of markers."""
+    engine = (sent.turn.engine if sent.turn else None) or ""
+    wanted = sent.turn.id if sent.turn else ""
+    return Message(wanted, usage, Extension(engine, automatic_tokens))
+
+
 def draw_usage(sent: Sent) -> None:
     found = _usage_of(sent)
     if found is None:
@@ -168,8 +194,8 @@ def draw_usage(sent: Sent) -> None:
     told = ", ".join(f"{span['tokens']:,} {span['class'].lower()}" for span in spans)
     drawn = ribbon_chart(spans, TOKENS[viewer.theme()])
     parts.chart(drawn, "ribbon", f"Prompt tokens: {told}.")
-    message = sent.answer.message
-    if message is not None and sent.blocks:
+    message = sent.answer.message or _message_of(sent, *found)
+    if sent.blocks:
         for number, row in enumerate(part_rows(sent.blocks, message)):
             _draw_part(number, row)
         parts.heading("Had the last marker stood elsewhere")

@@ -10,7 +10,8 @@ import streamlit as st
 
 from dashboard.admin.client import AdminClient, ClientError, Refused
 from dashboard.playground import copy_as, paste
-from dashboard.playground.blocks import NotBlocks, blocks_of, body_of, in_order
+from dashboard.playground.blocks import Block, NotBlocks, body_of, in_order
+from dashboard.playground.dialects import blocks_of_any
 from dashboard.playground.paste import Pasted, Unreadable
 from dashboard.settings import settings
 from dashboard.ui import acting, compose, parts, sending, viewer
@@ -63,17 +64,31 @@ def draw_pasted(model: str) -> Pasted | None:
         st.text(str(error))
         return None
     st.caption(f"{paste.NAMES[pasted.dialect]}, sent as one answer to the model chosen above.")
-    if pasted.dialect == "messages" and st.button("Take it apart into blocks", key="take_apart"):
-        try:
-            compose.replace(blocks_of(pasted.body))
-        except NotBlocks as error:
-            st.warning("It stays as it is: blocks show text and tools, and it has")
-            st.text(str(error))
-        else:
-            st.session_state[compose.NEXT_MODE] = _BLOCKS
-            st.rerun()
-    body = pasted.to_send(model)
-    return Pasted(pasted.dialect, body)
+    if st.button("Take it apart into blocks", key="take_apart"):
+        take_apart(pasted)
+    return Pasted(pasted.dialect, pasted.to_send(model))
+
+
+def take_apart(pasted: Pasted) -> None:
+    """Go on with blocks that can be moved and marked: a request of the Messages API."""
+    try:
+        compose.replace(blocks_of_any(pasted))
+    except NotBlocks as error:
+        st.warning("It stays as it is: blocks show text and tools, and it has")
+        st.text(str(error))
+        return
+    st.session_state[compose.NEXT_MODE] = _BLOCKS
+    st.rerun()
+
+
+def own_blocks(asked: Pasted) -> list[Block]:
+    """The blocks of what is sent, to show what became of each; none where it has other content."""
+    if _is_blocks():
+        return [block for block in in_order(compose.blocks()) if block.text.strip()]
+    try:
+        return blocks_of_any(asked)
+    except NotBlocks:
+        return []
 
 
 def draw_sending(client: AdminClient) -> None:
@@ -83,6 +98,7 @@ def draw_sending(client: AdminClient) -> None:
         return
     if (mode := st.session_state.pop(compose.NEXT_MODE, None)) is not None:
         st.session_state["playground_mode"] = mode
+    top = st.container()
     left, right = st.columns(2, gap="large")
     with left:
         asked = draw_request(client, known)
@@ -92,10 +108,12 @@ def draw_sending(client: AdminClient) -> None:
         if asked is not None:
             draw_copies(asked)
     with right:
-        own = in_order(compose.blocks()) if _is_blocks() else []
         if sends and asked is not None:
-            sending.send(client, asked, own, st.session_state["playground_model"])
+            model = st.session_state["playground_model"]
+            sending.send(client, asked, own_blocks(asked), model)
         sending.draw(_carry_on)
+    with top:
+        sending.draw_hero()
 
 
 def _is_blocks() -> bool:

@@ -2,14 +2,20 @@
 
 import json
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dashboard.admin.shapes.turns import Turn
 from dashboard.playground import copy_as, paste
 from dashboard.playground.answer import Breakpoint, Extension, Message, TokenUsage, WrittenTokens
 from dashboard.playground.blocks import Block, NotBlocks, blocks_of, body_of
+from dashboard.playground.dialects import blocks_of_any
+from dashboard.playground.gain import gained
 from dashboard.playground.spans import elsewhere_rows, part_rows, prompt_spans
+from tests.dashboard.ledgers import turn as row_of
 
 TOOL = '{"name": "t", "input_schema": {"type": "object"}}'
 BLOCKS = [
@@ -118,6 +124,100 @@ def test_a_marker_elsewhere_would_have_held_what_is_before_it() -> None:
     blocks = [Block("system", "a", "1h"), Block("system", "b", "5m"), Block("user", "c")]
     assert [row["tokens"] for row in part_rows(blocks, message())] == [100, 50, 50]
     told = elsewhere_rows(blocks, message())
-    assert [row["A second send reads (tokens)"] for row in told] == [100, 150, 200]
+    assert [row["A second send reads"] for row in told] == [100, 150, 200]
     assert [row["Known"] for row in told] == ["exactly"] * 3
     assert told[-1]["Of the prompt"] == 1.0
+
+
+DIALECTS = {
+    "chat": {
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {"role": "assistant", "content": "Yes?"},
+            {"role": "user", "content": "Go on."},
+        ],
+        "tools": [
+            {"type": "function", "function": {"name": "t", "parameters": {"type": "object"}}}
+        ],
+    },
+    "responses": {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "Yes?"}],
+            },
+            {"role": "user", "content": "Go on."},
+        ],
+        "tools": [{"type": "function", "name": "t", "parameters": {"type": "object"}}],
+    },
+    "gemini": {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [
+            {"parts": [{"text": "Hi"}]},
+            {"role": "model", "parts": [{"text": "Yes?"}]},
+            {"role": "user", "parts": [{"text": "Go on."}]},
+        ],
+        "tools": [{"functionDeclarations": [{"name": "t", "parameters": {"type": "object"}}]}],
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_comes_apart_into_the_same_blocks(dialect: paste.Dialect) -> None:
+    pasted = paste.read(json.dumps(DIALECTS[dialect]))
+    assert pasted.dialect == dialect
+    found = blocks_of_any(pasted)
+    assert [(block.kind, block.text) for block in found[1:]] == [
+        ("system", "Be brief."),
+        ("user", "Hi"),
+        ("assistant", "Yes?"),
+        ("user", "Go on."),
+    ]
+    tool = body_of(found, "m", 8)["tools"][0]
+    assert tool == {"name": "t", "description": "", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "system", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "tool", "content": "x"}, {"role": "system", "content": ""}]},
+        {"messages": [{"role": "system", "content": 5}]},
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        {"input": 5},
+        {"contents": [{"parts": [{"inlineData": {}}]}]},
+        {"contents": "x"},
+        {"prompt": [1, 2]},
+        {"messages": "x"},
+        {"messages": [], "tools": "x"},
+        {"messages": [{"role": "user", "content": "x"}] * 41},
+    ],
+)
+def test_what_blocks_cannot_show_stays_a_body(body: dict[str, Any]) -> None:
+    with pytest.raises(NotBlocks):
+        blocks_of_any(paste.read(json.dumps(body)))
+
+
+def sent(seconds: float | None, read: int = 0, cost: int | None = 5_000_000) -> Turn:
+    row = row_of(1, datetime.now(UTC), input=9, read=read, first_token_seconds=seconds)
+    known = {name: row.get(name) for name in Turn.__struct_fields__}
+    return Turn(**{**known, "workspace": "w", "stream": True, "cost_nano": cost})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (sent(0.188), sent(0.016, 1930), "12 times as soon**: 188 ms → 16 ms. It read 1,930 of"),
+        (sent(0.1), sent(0.11, 5), "about as soon**: 100 ms → 110 ms"),
+        (sent(0.1), sent(0.3, 5), "answered later**"),
+        (sent(None), sent(0.3), "has no time to first token"),
+        (sent(0.1), sent(0.1, cost=500_000), "and cost $0.000500 instead of $0.005000."),
+        (sent(0.1), sent(0.1, cost=None), "prompt tokens."),
+    ],
+)
+def test_what_a_second_send_gained_is_one_sentence(first: Turn, second: Turn, said: str) -> None:
+    assert said in gained(first, second)
