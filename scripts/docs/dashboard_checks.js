@@ -11,11 +11,13 @@
   };
 
   // Clipped: text that is wider than what shows it.
-  const labels = '[data-testid^=stMetric] *, h1, h2, h3, button p, label p, [data-testid=stCaptionContainer] p, [data-testid=stBadge] *, [data-testid=stSidebarNav] span';
+  const labels = '[data-testid^=stMetric] *, h1, h2, h3, button p, label p, [data-testid=stCaptionContainer] p, [data-testid=stBadge] *, [data-testid=stMarkdownBadge], [data-testid=stSidebarNav] span, [data-testid=stExpander] summary *, [role=tab] *, [data-testid=stAlert] *';
   for (const e of document.querySelectorAll(labels)) {
     const style = getComputedStyle(e);
     const hides = style.overflowX !== "visible" || style.textOverflow === "ellipsis";
-    if (seen(e) && !e.children.length && hides && e.scrollWidth > e.clientWidth + 1)
+    // What shows an ellipsis may hold its text in an element within.
+    const holds = !e.children.length || style.textOverflow === "ellipsis";
+    if (seen(e) && holds && hides && e.scrollWidth > e.clientWidth + 1)
       problems.push(`clipped: "${words(e)}" needs ${e.scrollWidth} px, has ${e.clientWidth}`);
   }
   for (const svg of document.querySelectorAll("[data-testid=stVegaLiteChart] svg")) {

@@ -2,11 +2,12 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from playwright.sync_api import Browser, Page
@@ -89,10 +90,17 @@ def signed_in(
     return page
 
 
-def open_page(page: Page, stack: DashboardStack, name: str, time_range: str) -> float:
+def open_page(
+    page: Page,
+    stack: DashboardStack,
+    name: str,
+    time_range: str,
+    query: Mapping[str, str] | None = None,
+) -> float:
     """Go there; return the seconds until it shows its numbers and its script has ended."""
+    asked = urlencode({"range": time_range, **(query or {})})
     started = time.perf_counter()
-    page.goto(f"{stack.dashboard}/{name}?range={time_range}", wait_until="domcontentloaded")
+    page.goto(f"{stack.dashboard}/{name}?{asked}", wait_until="domcontentloaded")
     _wait_for_numbers(page)
     return time.perf_counter() - started
 

@@ -1,21 +1,26 @@
 """Check every page as it is drawn: 4 widths, 2 themes, and each state that its data can be in.
 
 The states are: no data and no engine, one request, traffic on two and on four engines, and the
-sample month. Prints a table of problems by state and width.
+sample month. Why and Requests are looked at with a request picked, too. Both themes are looked at
+at once, each in a browser of its own. Prints a table of problems by state and width.
 
     python -m scripts.docs.page_matrix [--states empty,two] [--pages a,b] [--widths 480,1440]
         [--themes dark]
 """
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 from playwright.sync_api import Browser, Page
 
 from scripts.docs.dashboard_stack import (
@@ -27,10 +32,10 @@ from scripts.docs.dashboard_stack import (
     send_traffic,
     signed_in,
 )
-from scripts.docs.shots import CHECKS, listen, show_whole
+from scripts.docs.drawn import CHECKS, listen, show_whole
 from scripts.options import parse
 from scripts.setup.chromium import browsing
-from scripts.stack import API_KEY
+from scripts.stack import ADMIN_KEY, API_KEY
 
 STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 0}
 """By state how many engines run."""
@@ -38,6 +43,32 @@ WIDTHS = (480, 1200, 1440, 1920)
 PHONE = 480
 """A window of this width is opened anew: its menu is folded from the start."""
 THEMES = ("light", "dark")
+PICKED = {"why": ("miss", "any"), "requests": ("request", None)}
+"""The pages that show one request: its name in their URL, and which miss reasons are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A page that is looked at, with what its URL picks."""
+
+    page: str
+    query: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.page}-picked" if self.query else self.page
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One sight at one width in one theme, and what is wrong with it."""
+
+    state: str
+    theme: str
+    width: int
+    sight: str
+    problems: Sequence[str]
+    picture: bytes
 
 
 def main() -> int:
@@ -52,18 +83,21 @@ def main() -> int:
     )
     pages = [name for name in options.pages.split(",") if name in PAGES]
     widths = [int(width) for width in options.widths.split(",")]
+    themes = options.themes.split(",")
     found: Counter[tuple[str, int, str]] = Counter()
+    num_drawn, started = 0, time.monotonic()
     for state in options.states.split(","):
-        # The servers first: a browser brings an event loop, in which nothing can be migrated.
-        with stack_in(state, options.turns) as stack, browsing() as browser:
-            for theme in options.themes.split(","):
-                for width, line in problems_of(
-                    browser, stack, state, theme, pages, widths, options.out
-                ):
-                    if line:
-                        print(f"{state} {theme} {width}: {line}", flush=True)
-                    found[state, width, theme] += bool(line)
+        with stack_in(state, options.turns) as stack:
+            for each in look(stack, state, themes, pages, widths):
+                num_drawn += 1
+                found[state, each.width, each.theme] += len(each.problems)
+                for line in each.problems:
+                    print(f"{state} {each.theme} {each.width}: {each.sight}: {line}", flush=True)
+                if options.out:
+                    name = f"{each.sight}-{state}-{each.theme}-{each.width}.png"
+                    Path(options.out, name).write_bytes(each.picture)
     print_table(found, widths)
+    print(f"{num_drawn} pages drawn and checked in {time.monotonic() - started:,.0f} s")
     return 1 if sum(found.values()) else 0
 
 
@@ -90,44 +124,73 @@ def stack_in(state: str, num_turns: int) -> Iterator[DashboardStack]:
             yield stack
 
 
-def problems_of(
+def look(
+    stack: DashboardStack,
+    state: str,
+    themes: Sequence[str],
+    pages: Sequence[str],
+    widths: Sequence[int],
+) -> Iterable[Drawn]:
+    """Every page at every width; a browser and a thread for each theme."""
+    sights = [*(Sight(page, {}) for page in pages), *picked(stack.gateway, pages)]
+
+    def of_theme(theme: str) -> list[Drawn]:
+        with browsing() as browser:
+            return list(drawn(browser, stack, state, theme, sights, widths))
+
+    with ThreadPoolExecutor(len(themes)) as pool:
+        for found in pool.map(of_theme, themes):
+            yield from found
+
+
+def picked(gateway: str, pages: Sequence[str]) -> Iterator[Sight]:
+    """The pages of one request, with the newest that they can show."""
+    with httpx.Client(base_url=gateway, headers={"x-api-key": ADMIN_KEY}, timeout=60) as http:
+        for page, (name, reason) in PICKED.items():
+            asked = {"limit": 1, "since_ms": 0} | ({"miss_reason": reason} if reason else {})
+            turns = http.get("/admin/v1/turns/search", params=asked).raise_for_status().json()
+            if page in pages and turns["turns"]:
+                yield Sight(page, {name: turns["turns"][0]["id"]})
+
+
+def drawn(
     browser: Browser,
     stack: DashboardStack,
     state: str,
     theme: str,
-    names: list[str],
-    widths: list[int],
-    out: str = "",
-) -> Iterator[tuple[int, str]]:
-    """Each width with each problem; an empty line for a page without any."""
+    sights: Sequence[Sight],
+    widths: Sequence[int],
+) -> Iterator[Drawn]:
+    time_range = "30d" if state == "month" else "1h"
     for phone in (True, False):
         wanted = [width for width in widths if (width == PHONE) is phone]
         for is_sender in (False, True):
-            own = [name for name in names if (name == "playground") is is_sender]
+            own = [sight for sight in sights if (sight.page == "playground") is is_sender]
             if not wanted or not own:
                 continue
             key = {"key": API_KEY} if is_sender else {}
             size: Any = {"width": wanted[0], "height": 1000}
             page = signed_in(browser, stack, **key, viewport=size, color_scheme=theme)
             heard = listen(page, urlsplit(stack.dashboard).netloc)
-            for name in own:
+            for sight in own:
                 page.set_viewport_size(size)
-                open_page(page, stack, name, "30d" if state == "month" else "1h")
+                open_page(page, stack, sight.page, time_range, sight.query)
                 for width in wanted:
-                    lines = [*checked(page, name, width), *heard]
+                    problems = [*checked(page, sight.page, width), *heard]
                     heard.clear()
-                    if out:
-                        page.screenshot(path=f"{out}/{name}-{state}-{theme}-{width}.png")
-                    yield from ((width, f"{name}: {line}") for line in lines or [""] if line)
-                    yield width, ""
+                    yield Drawn(state, theme, width, sight.name, problems, page.screenshot())
             page.context.close()
 
 
 def checked(page: Page, name: str, width: int) -> list[str]:
+    """What is wrong with the page. The playground sends twice first, so that it has all to show."""
     send = page.get_by_role("button", name="Send", exact=True)
     if name == "playground" and send.count() and not page.get_by_text("What became of").count():
-        send.first.click()
-        page.wait_for_selector("text=/What became of the prompt|The turn failed/", timeout=120_000)
+        for number in (1, 2):
+            send.first.click()
+            page.wait_for_selector("text=/What became of|The turn failed/", timeout=120_000)
+            if number == 1 and page.get_by_text("What became of").count():
+                page.wait_for_selector("text=/Send it once more|second send|Both/", timeout=60_000)
     show_whole(page, width)
     problems: list[str] = page.evaluate(CHECKS)
     return problems
