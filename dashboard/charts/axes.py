@@ -33,7 +33,15 @@ class Amounts(NamedTuple):
         return alt.Scale(domain=self.domain, nice=False)
 
     def axis(self, **options: Any) -> alt.Axis:
-        return alt.Axis(values=self.ticks, format=self.form, labelOverlap=False, **options)
+        """A plain 0 where the form would write 0k or $0.00."""
+        unit = "$" if self.form.startswith("$") else ""
+        return alt.Axis(
+            values=self.ticks,
+            format=self.form,
+            labelExpr=f"datum.value === 0 ? '{unit}0' : datum.label",
+            labelOverlap=False,
+            **options,
+        )
 
 
 def amounts(values: Iterable[float], *, unit: str = "", whole: bool = False) -> Amounts:

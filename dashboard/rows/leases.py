@@ -16,6 +16,7 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
         {
             "Prefix": lease_label(lease),
             "Workspace": lease.workspace,
+            "Model": lease.prefix.model if lease.prefix else None,
             "Client": look.user_agent if look else None,
             "Last used (UTC)": moment_of(look),
             "Engine": lease.engine,
@@ -27,11 +28,11 @@ def lease_table(found: Sequence[Lease]) -> list[Row]:
             "Blocks": lease.entry.blocks,
             "Shared by": lease.entry.shared_by,
             "Reads": lease.entry.reads,
-            "Cached content": lease.cached_content,
             "Net saved ($)": None
             if lease.prefix is None or lease.prefix.saved_nano is None
             else lease.prefix.saved_nano / NANO,
             "Last request": look.last_turn if look else None,
+            "Cached content": lease.cached_content,
             "Prefix id": (lease.entry.name or lease.entry.entry)[:16],
             "Entry": lease.entry.entry,
         }

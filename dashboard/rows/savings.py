@@ -43,6 +43,7 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
         {
             "Prefix": prefix_label(each.prefix, each.look),
             "Workspace": each.workspace,
+            "Model": each.model,
             "Client": each.look.user_agent if each.look else None,
             "Last used (UTC)": moment_of(each.look),
             "TTL": each.ttl,
@@ -56,7 +57,6 @@ def prefix_table(prefixes: Sequence[PrefixReport]) -> list[Row]:
             "Gaps up to 5 min": each.gaps_5m,
             "Gaps 5 min to 1 h": each.gaps_1h,
             "Longer gaps": max(each.requests - 1 - each.gaps_5m - each.gaps_1h, 0),
-            "Model": each.model,
             "Tokens": each.look.tokens if each.look else None,
             "Last request": each.look.last_turn if each.look else None,
             "Prefix id": each.prefix,

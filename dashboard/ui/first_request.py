@@ -1,8 +1,9 @@
-"""The request that fills an empty page, as a command to copy. Pure."""
+"""The commands that fill an empty page: a request, and what starts an engine. Pure."""
 
 import json
 
 MODEL = "holdfast-demo"
+START = "scripts/run"
 
 
 def curl(gateway_url: str, model: str = MODEL) -> str:

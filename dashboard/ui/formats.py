@@ -11,6 +11,11 @@ def percent(share: float | None) -> str:
     return NO_VALUE if share is None else f"{share:.1%}"
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Write a count with its noun: 1 engine, 12 engines."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def compact(count: int) -> str:
     """Write a count in at most four digits: 950, 12.3K, 4.56M."""
     size = float(count)

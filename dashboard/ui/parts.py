@@ -19,6 +19,8 @@ from dashboard.ui import first_request, formats, viewer
 from dashboard.ui.advice import ADVICE, reason_of
 
 MAX_REASON = 32
+# Of a share in a table: 0.325 is written as 32.5 %.
+SHARE_DIGITS = 3
 # A spreadsheet takes a cell that begins like this for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -94,7 +96,16 @@ def empty(text: str, icon: str = ":material/hourglass_empty:", *, key: str | Non
     with st.container(key=f"first_{key}"):
         st.caption("This request fills it. The second run reads what the first one wrote:")
         model = next(iter(viewer.about(session).served), first_request.MODEL)
-        st.code(first_request.curl(settings().gateway_url, model), language=None)
+        command = first_request.curl(settings().gateway_url, model)
+        st.code(command, language=None, wrap_lines=True)
+
+
+def no_engine(text: str, key: str) -> None:
+    """Say that no engine answers, and how one is started."""
+    st.info(text, icon=":material/dns:")
+    with st.container(key=f"start_{key}"):
+        st.caption("This starts a gateway, an engine with a small model, and this dashboard:")
+        st.code(first_request.START, language=None)
 
 
 def hero(sentence: str) -> None:
@@ -133,8 +144,12 @@ def table(
             picked(rows[numbers[0]])
 
     options: dict[str, Any] = {"on_select": pick, "selection_mode": "single-row"}
+    frame = pd.DataFrame(list(rows))
+    for name, written in (columns or {}).items():
+        if written == share_column() and name in frame and frame[name].notna().any():
+            frame[name] = frame[name].astype(float).round(SHARE_DIGITS)
     st.dataframe(
-        pd.DataFrame(list(rows)),
+        frame,
         hide_index=True,
         key=key,
         height=height,

@@ -38,7 +38,7 @@ def draw(view: View, chosen: Selection) -> None:
     parts.heading("Engines now")
     engines = [engine for engine in view.engines if chosen.engine in (None, engine.name)]
     if not any(engine.stats for engine in engines):
-        parts.empty("No engine is running.", ":material/dns:")
+        parts.no_engine("No engine is running.", "fleet")
     if engines:
         parts.table(
             engine_table(engines),
@@ -57,10 +57,9 @@ def draw_cards(view: View) -> None:
     restarts, everything = view.history.restarts, view.history.attribution[:1]
     lost = sum(each.lost.written_tokens for each in restarts)
     in_use = in_use_share([s.blocks for s in stats])
-    parts.hero(
-        f"**{ready} of {len(view.engines)} engines are ready**, and"
-        f" {formats.percent(in_use)} of their KV memory is in use."
-    )
+    count = formats.counted(len(view.engines), "engine")
+    held = "" if in_use is None else f" {formats.percent(in_use)} of their KV memory is in use."
+    parts.hero(f"**{ready} of {count} {'is' if ready == 1 else 'are'} ready.**{held}")
     with st.grid(4, min_column_width=190, row_height=132):
         st.metric(
             "Engines ready",

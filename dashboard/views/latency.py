@@ -70,6 +70,10 @@ def draw_cards(view: View) -> None:
             f"A cached prompt of {found.length} tokens answers"
             f" **{found.times_sooner:.2g} times** as soon as one that is not."
         )
+    else:
+        parts.hero(
+            "**No comparison yet**: it takes cached and uncached prompts of about the same length."
+        )
     with st.grid(4, min_column_width=190, row_height=132):
         for name, side in (
             ("cached", found.hits if found else None),

@@ -23,9 +23,9 @@ def read(client: AdminClient, chosen: Selection) -> list[EngineMemory]:
 def draw(engines: list[EngineMemory], chosen: Selection) -> None:
     answering = [engine for engine in engines if engine.stats is not None]
     if not answering:
-        parts.empty(
-            "No engine is running. Memory is shown live; nothing of it is in the ledger.",
-            ":material/dns:",
+        parts.hero("**No engine answers**, so there is no KV memory to show.")
+        parts.no_engine(
+            "No engine is running. Memory is shown live; nothing of it is in the ledger.", "memory"
         )
         return
     draw_cards(answering)

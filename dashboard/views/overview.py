@@ -58,7 +58,7 @@ def draw(view: View, chosen: Selection) -> None:
 def draw_hero(view: View, chosen: Selection) -> None:
     read_tokens = view.usage.totals.cache_read_tokens
     if not view.usage.totals.requests:
-        parts.hero("**Nothing has been asked yet** in this range.")
+        parts.hero(f"**Nothing was asked** in {chosen.words}.")
         return
     seconds = view.savings.prefill_seconds_avoided
     spared = "" if seconds is None else f", which spared {formats.seconds(seconds)} of GPU time"
@@ -198,7 +198,9 @@ def draw_reasons(usage: Usage) -> None:
     parts.heading("Why prompts missed")
     found = miss_reason_table(usage.miss_reasons)
     if not found:
-        parts.empty("Nothing missed in this range.", ":material/check_circle:")
+        asked = usage.totals.requests
+        told = "Nothing missed in this range." if asked else "No requests in this range."
+        parts.empty(told, ":material/check_circle:" if asked else ":material/hourglass_empty:")
         return
     for row in found[:NUM_REASONS]:
         with st.container(horizontal=True, vertical_alignment="center"):

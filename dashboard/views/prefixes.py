@@ -38,7 +38,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
 def draw(view: View, chosen: Selection) -> None:
     draw_cards(view.leases)
     draw_leases(view.leases)
-    draw_prefixes(view.prefixes, chosen)
+    draw_prefixes(view.prefixes, chosen, has_leases=bool(view.leases))
 
 
 def draw_cards(leases: list[Lease]) -> None:
@@ -48,10 +48,14 @@ def draw_cards(leases: list[Lease]) -> None:
     net = sum(known) if known else None
     next_end = min((lease.entry.expires_in_seconds for lease in held), default=None)
     tokens = sum(lease.entry.tokens for lease in held)
-    parts.hero(
-        f"**{formats.in_words(len(held)).capitalize()} prefixes are promised** right now:"
-        f" {formats.in_words(tokens)} tokens that need not be computed again."
-    )
+    if held:
+        promised = formats.counted(len(held), "prefix is", "prefixes are")
+        parts.hero(
+            f"**{promised} promised** right now:"
+            f" {formats.in_words(tokens)} tokens that need not be computed again."
+        )
+    else:
+        parts.hero("**No prefix is promised** right now.")
     with st.grid(4, min_column_width=190, row_height=132):
         parts.card(
             "leases",
@@ -146,10 +150,15 @@ def _drop(lease: Lease) -> None:
     st.session_state.pop(_DOOMED, None)
 
 
-def draw_prefixes(prefixes: list[PrefixReport], chosen: Selection) -> None:
+def draw_prefixes(prefixes: list[PrefixReport], chosen: Selection, *, has_leases: bool) -> None:
     parts.heading(f"Prefixes that came again in {chosen.words}", "better_ttl")
     if not prefixes:
-        parts.empty("No marked prefix came twice in this range.")
+        parts.empty(
+            "No marked prefix came twice in this range.",
+            ":material/repeat:",
+            # One such request is enough on a page.
+            key="prefixes" if has_leases else None,
+        )
         return
     parts.table(
         prefix_table(prefixes),

@@ -92,12 +92,27 @@ def draw(view: View, chosen: Selection) -> None:
         parts.empty(
             "There is no such request, or none that your key may see.", ":material/search_off:"
         )
+    if view.turn is None and view.refusal is None:
+        draw_hero(view.page.turns, chosen)
     if view.turn is not None:
         draw_turn(view.turn)
     if view.refusal is not None:
         draw_refusal(view.refusal)
     draw_page(view)
     draw_refused(view.refused)
+
+
+def draw_hero(turns: list[Turn], chosen: Selection) -> None:
+    """What became of the requests that are listed."""
+    if not turns:
+        parts.hero(f"**No request** of {chosen.words} matches.")
+        return
+    read = sum(turn.cache_read_tokens > 0 for turn in turns)
+    failed = sum(turn.outcome.endswith("_error") for turn in turns)
+    parts.hero(
+        f"**{read:,} of the newest {formats.counted(len(turns), 'request')} read from the cache**,"
+        f" {failed:,} failed."
+    )
 
 
 def draw_page(view: View) -> None:

@@ -45,6 +45,7 @@ def read(client: AdminClient, chosen: Selection) -> View:
 def draw(view: View, chosen: Selection) -> None:
     totals = view.usage.totals
     if not totals.requests:
+        parts.hero(f"**Nothing was asked** in {chosen.words}, so nothing was saved.")
         parts.empty(
             "No requests in this range. What they save appears here within seconds.", key="savings"
         )
@@ -71,14 +72,22 @@ def draw_hero(view: View, chosen: Selection) -> None:
     if not totals.is_priced:
         parts.hero("No request in this range has a price: what was saved is unknown in money.")
         return
-    word = "saved" if own.saved_nano >= 0 else "cost more than it saved:"
-    parts.hero(f"Caching {word} {spared}**{formats.dollars(own.saved_nano)}** in {chosen.words}.")
+    if own.saved_nano < 0:
+        lost = formats.dollars(-own.saved_nano)
+        parts.hero(f"Caching cost **{lost} more than it saved** in {chosen.words}.")
+        return
+    parts.hero(f"Caching saved {spared}**{formats.dollars(own.saved_nano)}** in {chosen.words}.")
 
 
 def draw_cards(view: View) -> None:
     own, totals = view.savings.own, view.usage.totals
     priced = totals.is_priced
-    with st.grid(5, min_column_width=160, row_height=120):
+    with st.grid(6, min_column_width=160, row_height=120):
+        parts.card(
+            "prefill_seconds_avoided",
+            formats.seconds(view.savings.prefill_seconds_avoided),
+            delta=f"{formats.compact(view.savings.prefill_tokens_avoided)} tokens read",
+        )
         parts.card(
             "saved_nano",
             formats.dollars(own.saved_nano if priced else None),
@@ -137,7 +146,9 @@ def draw_prefixes(view: View) -> None:
     parts.heading("Has each prefix paid for its writes?", "better_ttl")
     rest = growing_table(view.workspaces, prefixes)
     if not prefixes and not rest:
-        parts.empty("No marked prefix has come twice in this range.", ":material/repeat:")
+        parts.empty(
+            "No marked prefix has come twice in this range.", ":material/repeat:", key="prefixes"
+        )
         return
     paid = sum(each.is_paid_back is True for each in prefixes)
     wrong = [each for each in prefixes if (each.better_ttl_saves_nano or 0) > 0]

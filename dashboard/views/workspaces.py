@@ -75,11 +75,14 @@ def draw(view: View, chosen: Selection) -> None:
 
 def draw_hero(view: View, chosen: Selection) -> None:
     saving = sum(group.saved_nano > 0 for group in view.groups)
-    if view.groups:
-        parts.hero(
-            f"**{saving:,} of {len(view.groups):,} workspaces** with requests in {chosen.words}"
-            " save by caching."
-        )
+    if not view.groups:
+        parts.hero(f"**No workspace** sent a request in {chosen.words}.")
+        return
+    count = formats.counted(len(view.groups), "workspace")
+    parts.hero(
+        f"**{saving:,} of {count}** with requests in {chosen.words}"
+        f" {'saves' if saving == 1 else 'save'} by caching."
+    )
 
 
 def draw_cards(view: View, shown: list[Workspace]) -> None:

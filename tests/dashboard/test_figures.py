@@ -66,6 +66,8 @@ def turns(seed: int) -> Iterator[Row]:
             tokens |= {"available_tokens": held, "captured_tokens": chance.choice((held, 0))}
         if number % 40 == 0:
             tokens |= {"outcome": "api_error", "engine": None, "epoch": None, "status": 500}
+            tokens["error"] = f"engine-{number % 2} stopped: {chance.randrange(10**6)}"
+        tokens["user_agent"] = chance.choice((None, "anthropic-python/1.2", "curl/8"))
         if kind < 5:
             shared = chance.randrange(30)
             tokens |= {

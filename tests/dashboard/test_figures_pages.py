@@ -26,6 +26,9 @@ from tests.gateway.serving import ADMIN_KEY
 
 __all__ = ["figures"]
 
+# A share in a table has three digits.
+SHOWN_SHARE = 5.1e-4
+
 
 @pytest.fixture
 def show(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -53,7 +56,7 @@ def check_groups(figures: Figures, shown: Any, column: str) -> None:
     for key, *counts, rate, saved, cost in expected:
         row = shown.loc[key]
         assert [int(row[name]) for name in names] == counts
-        assert row["Hit rate"] == pytest.approx(rate)
+        assert row["Hit rate"] == pytest.approx(rate, abs=SHOWN_SHARE)
         if cost is not None:
             assert row["Net saved ($)"] == pytest.approx(saved / 1e9)
             assert row["Cost ($)"] == pytest.approx(cost / 1e9)
@@ -123,14 +126,15 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
         """SELECT id, outcome, miss_reason, status, workspace_id, model, cache_read_tokens,
             cache_write_5m_tokens + cache_write_1h_tokens, input_tokens, output_tokens,
             first_token_seconds, cost_nano, cost_without_cache_nano - cost_nano, name,
-            http_request_id FROM turns""",
+            http_request_id, duration_seconds, error, user_agent, engine FROM turns""",
         where=where,
         rest=f"ORDER BY opened_ms DESC, id DESC LIMIT {limit}",
     )
     assert list(shown["Id"]) == [row[0] for row in expected]
     names = ["Outcome", "Missed because", "HTTP", "Workspace", "Model", "Read (tokens)"]
     names += ["Written (tokens)", "Uncached (tokens)", "Output (tokens)", "First token (s)"]
-    names += ["Cost ($)", "Net saved ($)", "Name", "Request id"]
+    names += ["Cost ($)", "Net saved ($)", "Name", "Request id", "Duration (s)", "Error", "Client"]
+    names += ["Engine"]
     for (_, *values), row in zip(expected, shown.to_dict("records"), strict=True):
         values[1] = ADVICE[values[1]].title if values[1] else None
         values[10:12] = [None if nano is None else nano / 1e9 for nano in values[10:12]]
@@ -138,7 +142,7 @@ def check_turns(figures: Figures, shown: Any, where: str, limit: int) -> None:
             if value is None:
                 assert row[name] is None or row[name] != row[name], name
             else:
-                assert row[name] == pytest.approx(value) if name != "Id" else True, name
+                assert row[name] == pytest.approx(value), name
 
 
 def test_requests(figures: Figures, show: Any) -> None:
@@ -157,6 +161,34 @@ def test_a_request_is_found_by_the_id_of_its_response(figures: Figures, show: An
     app = show("requests", request=request_id)
     assert card(app, "Read from cache")[0] == f"{read:,}"
     assert any(turn_id in each.value for each in app.text)
+
+
+def test_a_failed_request_says_what_went_wrong(figures: Figures, show: Any) -> None:
+    turn_id, error, client, seconds = figures.rows(
+        "SELECT id, error, user_agent, duration_seconds FROM turns",
+        where="error IS NOT NULL",
+        rest="LIMIT 1",
+    )[0]
+    app = show("requests", request=turn_id)
+    told = {
+        row["What"]: row["Value"]
+        for each in app.dataframe
+        if list(each.value.columns) == ["What", "Value"]
+        for row in each.value.to_dict("records")
+    }
+    assert told["Error"] == error and told["HTTP status"] == "500"
+    assert told["Client"] == client and told["Outcome"] == "api_error"
+    assert told["Duration"] == formats.seconds(seconds)
+
+
+def test_what_failed_is_counted_in_the_first_sentence(figures: Figures, show: Any) -> None:
+    failed, read, count = figures.rows(
+        """SELECT SUM(outcome LIKE '%\\_error' ESCAPE '\\'), SUM(cache_read_tokens > 0), COUNT(*)
+            FROM (SELECT * FROM turns""",
+        rest="ORDER BY opened_ms DESC, id DESC LIMIT 200)",
+    )[0]
+    said = " ".join(each.value for each in show("requests").markdown)
+    assert f"{read:,} of the newest {count:,} requests" in said and f"{failed:,} failed" in said
 
 
 def test_misses(figures: Figures, show: Any) -> None:

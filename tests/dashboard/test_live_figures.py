@@ -1,0 +1,182 @@
+"""What the pages say of leases, keys and limits equals the engines' own entries, and plain SQL.
+
+Two engines of small pools, three workspaces and random traffic: some leases are refused or yield.
+"""
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from streamlit.testing.v1 import AppTest
+
+from dashboard.ui import formats
+from scripts.bench.load import MESSAGES, body_of, headers_of, marked
+from scripts.stack import ADMIN_KEY, ENGINE_SECRET, serving_engine, serving_gateway
+from tests.dashboard.signed_in import open_page, sign_in
+from tests.dashboard.test_figures import INPUT, PROMPT, READ, WRITE_1H, WRITE_5M, card, table
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
+
+NUM_TURNS = 60
+SAVED = f"""SUM({PROMPT} * {INPUT} - input_tokens * {INPUT} - cache_read_tokens * {READ}
+    - cache_write_5m_tokens * {WRITE_5M} - cache_write_1h_tokens * {WRITE_1H})"""
+LIMIT_NANO = 1_000_000_000
+SHOWN_SHARE = 5.1e-4
+
+
+@dataclass(frozen=True)
+class Live:
+    gateway: str
+    engines: list[str]
+    data: Path
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(next(self.data.glob("*.db")))) as connection:
+            return connection.execute(query).fetchall()
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What the engines say themselves."""
+        own = {"authorization": f"Bearer {ENGINE_SECRET}"}
+        urls = [f"{engine}/v1/entries" for engine in self.engines]
+        return [each for url in urls for each in httpx.get(url, headers=own, timeout=60).json()]
+
+    def ended(self) -> dict[str, float]:
+        """The leases that ended, by how, from the engines' `/metrics`."""
+        found: dict[str, float] = {}
+        for engine in self.engines:
+            text = httpx.get(f"{engine}/metrics", timeout=60).text
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name.endswith("leases_ended_total"):
+                        how = next(iter(sample.labels.values()))
+                        found[how] = found.get(how, 0) + sample.value
+        return found
+
+
+def send(gateway: str, chance: random.Random) -> None:
+    admin = Admin(gateway, ADMIN_KEY)
+    keys = []
+    for name in ("desk", "code", "reports"):
+        admin.workspace(name, monthly_spend_nano=LIMIT_NANO)
+        keys.append(admin.make_key(name)[1])
+    with httpx.Client(base_url=gateway, timeout=180, trust_env=False) as http:
+        for _ in range(NUM_TURNS):
+            which = chance.randrange(5)
+            system = marked(
+                f"{which} " + "The lamp. " * (150 + 200 * which), ("5m", "1h")[which % 2]
+            )
+            question = "Why? " * chance.randrange(1, 90)
+            body = body_of("synthetic", system, question, max_tokens=chance.randrange(1, 5))
+            key = chance.choice(keys)
+            http.post(MESSAGES, json=body, headers=headers_of(key)).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    data = tmp_path_factory.mktemp("live")
+    settings = {"ENGINE_NUM_BLOCKS": "700"}
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(serving_engine("synthetic", settings)).wait() for _ in range(2)
+        ]
+        urls = [engine.url for engine in engines]
+        gateway = stack.enter_context(serving_gateway(data, urls)).wait()
+        send(gateway.url, random.Random(20261122))
+        found = Live(gateway.url, urls, data)
+        eventually(lambda: found.rows("SELECT COUNT(*) FROM turns")[0][0] == NUM_TURNS)
+        yield found
+
+
+@pytest.fixture
+def show(live: Live, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def open_in(name: str) -> AppTest:
+        sign_in(monkeypatch, live.gateway, ADMIN_KEY)
+        app = open_page(name, {"range": "24h"})
+        assert not app.exception and not app.error
+        return app
+
+    return open_in
+
+
+def test_leases_are_the_engines_own_entries(live: Live, show: Any) -> None:
+    app, entries = show("prefixes"), live.entries()
+    held = [each for each in entries if each["state"] == "leased"]
+    assert 0 < len(held) < len(entries), "some are leased, some are best effort"
+    leases, below = card(app, "Leases")
+    assert (leases, below) == (str(len(held)), f"{len(entries) - len(held)} more best effort")
+    tokens = sum(each["tokens"] for each in held)
+    assert card(app, "Tokens held")[0] == formats.compact(tokens)
+    said = " ".join(each.value for each in app.markdown)
+    assert f"**{len(held)} prefixes are promised**" in said
+    assert f"{formats.in_words(tokens)} tokens" in said
+    minutes, seconds = card(app, "Ends next")[0].split(":")
+    soonest = min(each["expires_in_seconds"] for each in held)
+    assert 0 <= 60 * int(minutes) + int(seconds) - soonest < 120, "asked for a moment earlier"
+
+
+def test_each_lease_has_its_own_counts_and_net(live: Live, show: Any) -> None:
+    shown = table(show("prefixes"), "Ends in")
+    entries = {each["entry"]: each for each in live.entries()}
+    assert set(shown["Entry"]) == set(entries)
+    ledger = {
+        prefix: (saved, turn, tokens)
+        for prefix, saved, turn, tokens, _ in live.rows(
+            f"""SELECT prefix, {SAVED}, id,
+                cache_read_tokens + cache_write_5m_tokens + cache_write_1h_tokens, MAX(opened_ms)
+                FROM turns WHERE prefix IS NOT NULL GROUP BY workspace_id, prefix"""
+        )
+    }
+    with_net = 0
+    for row in shown.to_dict("records"):
+        entry = entries[row["Entry"]]
+        for name in ("Tokens", "Blocks", "Reads"):
+            assert row[name] == entry[name.lower()], name
+        assert row["State"] == entry["state"].replace("_", " ") and row["TTL"] == entry["ttl"]
+        saved, turn, tokens = ledger[entry["name"]]
+        assert row["Tokens"] == tokens
+        if row["Net saved ($)"] == row["Net saved ($)"]:
+            assert row["Net saved ($)"] == pytest.approx(saved / 1e9)
+            assert row["Last request"] == turn
+            with_net += 1
+    assert with_net > 3
+
+
+def test_keys_and_limits(live: Live, show: Any) -> None:
+    app = show("workspaces")
+    keys = table(app, "Ends (UTC)").set_index("Id")
+    limits = table(app, "Spend limit ($)").set_index("Workspace")
+    expected = live.rows(
+        f"""SELECT key_id, workspace_id, COUNT(*), 1.0 * SUM(cache_read_tokens) / SUM({PROMPT}),
+            {SAVED}, SUM(cost_nano) FROM turns GROUP BY key_id"""
+    )
+    assert len(expected) == 3
+    for key, workspace, count, rate, saved, cost in expected:
+        assert keys.loc[key, "Workspace"] == workspace and keys.loc[key, "Requests"] == count
+        assert keys.loc[key, "Hit rate"] == pytest.approx(rate, abs=SHOWN_SHARE)
+        assert keys.loc[key, "Net saved ($)"] == pytest.approx(saved / 1e9)
+        assert limits.loc[workspace, "This month ($)"] == pytest.approx(cost / 1e9)
+        share = min(cost / LIMIT_NANO, 1)
+        assert limits.loc[workspace, "Of the limit"] == pytest.approx(share, abs=SHOWN_SHARE)
+
+
+def test_leases_kept_counts_how_they_ended(live: Live, show: Any) -> None:
+    admin = Admin(live.gateway, ADMIN_KEY)
+    doomed = next(each for each in admin.get("leases") if each["entry"]["state"] == "leased")
+    entry, workspace, engine = doomed["entry"]["entry"], doomed["workspace"], doomed["engine"]
+    admin.delete(f"leases/{entry}?workspace={workspace}&engine={engine}")
+    ended = live.ended()
+    kept, lost = ended.pop("expired", 0), {how: n for how, n in ended.items() if n}
+    assert lost.get("dropped") == 1
+    share, told = card(show("overview"), "Leases kept")
+    assert share == formats.percent(kept / (kept + sum(lost.values())))
+    assert told.startswith("early: ")
+    assert sum(int(part.split()[0]) for part in told.removeprefix("early: ").split(", ")) == sum(
+        lost.values()
+    )
