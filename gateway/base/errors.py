@@ -25,11 +25,11 @@ GatewayError               500 api_error
 ├── EngineFailed           500 api_error                 the engine gave up or broke the protocol
 ├── EngineLost             500 api_error                 the connection to the engine broke
 ├── JournalUnavailable     500 api_error                 the turn could not be recorded
-├── EngineTimeout          504 timeout_error             the engine fell silent
+├── EngineTimeout          504 timeout_error             the engine fell silent over a turn
 ├── LedgerRefused          500 api_error                 the database can't hold such a row
 └── Overloaded             529 overloaded_error
     ├── NoEngineReady      529 overloaded_error
-    ├── EngineGone         529 overloaded_error          the engine was lost and none took its place
+    ├── NotServed          529 overloaded_error          lost or not taken before the first byte
     ├── JournalFull        529 overloaded_error          no room to record another turn
     └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
         ├── LedgerDamaged  529 overloaded_error          its file is broken
@@ -236,8 +236,8 @@ class NoEngineReady(Overloaded):
     default = "no engine is ready for this model"
 
 
-class EngineGone(Overloaded):
-    """The connection to the engine broke before a byte of the answer had gone out."""
+class NotServed(Overloaded):
+    """No engine took the turn in time, or its engine was lost before a byte had gone out."""
 
     default = "the connection to the engine was lost before the answer began"
 

@@ -23,12 +23,12 @@ from gateway.base.background import pause
 from gateway.base.catalogue import Catalogue
 from gateway.base.errors import (
     EngineFailed,
-    EngineGone,
     EngineLost,
     EngineTimeout,
     GatewayError,
     JournalUnavailable,
     LedgerUnavailable,
+    NotServed,
     Overloaded,
     RateLimited,
 )
@@ -62,7 +62,7 @@ WORKING = 2
 _MAX_ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
-_BROKEN = EngineFailed, EngineGone, EngineLost, EngineTimeout
+_BROKEN = EngineFailed, NotServed, EngineLost, EngineTimeout
 _encode = msgspec.json.Encoder().encode
 
 

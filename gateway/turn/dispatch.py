@@ -4,13 +4,14 @@ An engine may be unreachable, die, fall silent, fail, or refuse because it is fu
 Then the turn goes on at another engine, as another request, and the client does not notice. The
 request at the first engine is cancelled and not charged; the reconciler acknowledges its counts.
 Where there is no other engine the turn waits for the lost one, as long as a turn may wait in the
-queue. If that one does not come back, the client is told to come again (`EngineGone`).
+queue. If that one does not come back, the client is told to come again (`NotServed`).
 
 A stream's first byte is the engine's first frame. After it a failure is the stream's error. An
 answer in one piece goes out when it is whole, so until then it can begin anew elsewhere.
 
 A turn on which an engine fell silent before it accepted it is not sent to a second one: its prompt
-may be what the engine can't cope with, and must not visit all of them.
+may be what the engine can't cope with, and must not visit all of them. The client is told to come
+again, since the engine may be busy with what others sent.
 """
 
 import asyncio
@@ -22,11 +23,11 @@ from gateway.base.clock import Clock
 from gateway.base.errors import (
     DemandRefused,
     EngineFailed,
-    EngineGone,
     EngineLost,
     EngineTimeout,
     GatewayError,
     NoEngineReady,
+    NotServed,
     Overloaded,
     PromptTooLong,
 )
@@ -309,7 +310,7 @@ class Dispatcher:
         if dispatch.has_gone_out or not _is_retried(error):
             raise error
         if isinstance(error, EngineTimeout) and dispatch.generation is None:
-            raise error
+            raise NotServed("no engine took the request in time")
         attempts = dispatch.attempts
         attempts.failed(engine.url, error, now)
         if attempts.is_last or now - dispatch.ask.arrived > RETRY_SECONDS:
@@ -348,7 +349,7 @@ def _is_retried(error: GatewayError) -> bool:
 
 def _told(error: GatewayError) -> GatewayError:
     """The error for a client that has had nothing of the answer."""
-    return EngineGone() if isinstance(error, EngineLost) else error
+    return NotServed() if isinstance(error, EngineLost) else error
 
 
 def _reason(error: GatewayError) -> str:
