@@ -23,7 +23,7 @@ from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
-from engine.backends.reports import entry_infos, snapshot_of
+from engine.backends.reports import SnapshotScan, entry_infos
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
@@ -165,10 +165,12 @@ class LoopedBackend:
         self._events.close()
 
     async def snapshot(self) -> Snapshot:
+        """A part between two steps, so that none waits long for it."""
         loaded = self._ready()
-        return await self._call(
-            loaded, partial(snapshot_of, loaded.cache, loaded.lifecycle, loaded.description.epoch)
-        )
+        scan = SnapshotScan(loaded.cache, loaded.lifecycle, loaded.description.epoch)
+        while not scan.is_done:
+            await self._call(loaded, scan.advance)
+        return scan.report()
 
     async def entries(self) -> list[EntryInfo]:
         loaded = self._ready()

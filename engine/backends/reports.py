@@ -2,24 +2,64 @@
 
 from collections.abc import Callable
 
-from engine.cache.block import Entry
+from engine.backends.memory import MAX_BLOCKS_A_STEP
+from engine.cache.block import Block, Entry
 from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import ChainHeld, EntryInfo, HeldName, Snapshot, Tier
 from engine.schedule.lifecycle import Lifecycle
 
+MAX_NAMES_A_STEP = 4096
+"""A step may wait for so many to be copied: some milliseconds."""
 
-def snapshot_of(cache: PrefixCache, lifecycle: Lifecycle, epoch: str) -> Snapshot:
-    """What is held, block by block: names of one block are one chain's."""
-    chains = []
-    host = cache.host
-    for block in [*cache.pool.blocks, *(host.pool.blocks if host is not None else ())]:
-        if block.names:
-            names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
-            num_leased = len(names) if block.lease_count else 0
-            tier: Tier = "host" if block.is_host else "device"
-            chains.append(ChainHeld(seq=0, names=names, tier=tier, num_leased=num_leased))
-    # Counted on the engine's thread: events published later are not in these chains.
-    return Snapshot(seq=lifecycle.num_published, epoch=epoch, chains=chains)
+
+class SnapshotScan:
+    """What is held, block by block: `advance` until `is_done`, each between two steps.
+
+    The names of one block are one chain's. `seq` is the last event's before the first piece. Later
+    events may be in later pieces already. A follower takes them in again behind the snapshot. Each
+    says what its names are from then on, so the follower ends with what is held.
+    """
+
+    def __init__(self, cache: PrefixCache, lifecycle: Lifecycle, epoch: str) -> None:
+        host = cache.host
+        self._pools = [cache.pool.blocks, *([host.pool.blocks] if host is not None else [])]
+        self._lifecycle = lifecycle
+        self._epoch = epoch
+        self._seq: int | None = None
+        self._num_seen = 0
+        self._chains: list[ChainHeld] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self._seq is not None and not self._pools
+
+    def advance(self) -> None:
+        if self._seq is None:
+            self._seq = self._lifecycle.num_published
+        num_names = num_blocks = 0
+        while self._pools and num_names < MAX_NAMES_A_STEP and num_blocks < MAX_BLOCKS_A_STEP:
+            blocks = self._pools[0]
+            if self._num_seen == len(blocks):
+                self._num_seen = 0
+                del self._pools[0]
+                continue
+            block = blocks[self._num_seen]
+            self._num_seen += 1
+            num_blocks += 1
+            num_names += len(block.names)
+            if block.names:
+                self._chains.append(_chain_of(block))
+
+    def report(self) -> Snapshot:
+        assert self._seq is not None
+        return Snapshot(seq=self._seq, epoch=self._epoch, chains=self._chains)
+
+
+def _chain_of(block: Block) -> ChainHeld:
+    names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
+    tier: Tier = "host" if block.is_host else "device"
+    num_leased = len(names) if block.lease_count else 0
+    return ChainHeld(seq=0, names=names, tier=tier, num_leased=num_leased)
 
 
 def entry_infos(cache: PrefixCache, now: Callable[[], float]) -> list[EntryInfo]:

@@ -1,13 +1,14 @@
 """The engine's HTTP server: `PROTOCOL.md` over one backend."""
 
+import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import structlog
-from litestar import Litestar, Request, Response, Router, get, post
+from litestar import Litestar, MediaType, Request, Response, Router, get, post
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
@@ -41,6 +42,7 @@ from engine.protocol import (
     Stats,
 )
 from engine.serve.health import ServedEngine
+from engine.serve.lines import snapshot_pieces
 from engine.serve.presence import CallerLeft, while_connected
 from engine.supervisor import trace_of
 from engine.traces import NO_SPANS, Traces, trace_headers
@@ -106,8 +108,9 @@ async def events(
 
 
 @get("/snapshot")
-async def snapshot(backend: EngineBackend) -> Snapshot:
-    return await backend.snapshot()
+async def snapshot(backend: EngineBackend) -> Stream:
+    pieces = snapshot_pieces(await backend.snapshot())
+    return Stream(_one_by_one(pieces), media_type=MediaType.JSON)
 
 
 @get("/entries")
@@ -191,7 +194,19 @@ async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
 async def _event_lines(frames: AsyncIterator[EventFrame]) -> AsyncIterator[bytes]:
     encoder = msgspec.json.Encoder()
     async for frame in frames:
-        yield encoder.encode(frame) + b"\n"
+        if isinstance(frame, Snapshot):
+            async for piece in _one_by_one(snapshot_pieces(frame)):
+                yield piece
+            yield b"\n"
+        else:
+            yield encoder.encode(frame) + b"\n"
+
+
+async def _one_by_one(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The loop has a round between two pieces: sending one may need none."""
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)
 
 
 def _provide_backend(state: State) -> Backend:

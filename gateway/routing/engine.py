@@ -4,6 +4,7 @@ Nothing here decides or retries. A lost connection, a silence, a broken frame an
 typed error each.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -41,6 +42,7 @@ from gateway.base.logs import get_logger
 from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
 from gateway.routing.cost import Load, Weights
+from gateway.routing.event_lines import SnapshotPart, frames_of
 from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import MAX_NAMES, ResidencyIndex
 
@@ -60,7 +62,6 @@ _COUNT = timeouts(_COUNT_SECONDS, _CONNECT_SECONDS)
 _EVENTS = timeouts(_SILENCE_SECONDS, _CONNECT_SECONDS)
 
 _encode = msgspec.json.Encoder().encode
-_event = msgspec.json.Decoder(EventFrame)
 _error = msgspec.json.Decoder(ErrorReply)
 
 
@@ -168,7 +169,9 @@ class Engine:
         body = _encode(DropRequest(scope, entry))
         return (await self._call("POST", "/v1/drop", DropReply, body)).dropped > 0
 
-    async def events(self, epoch: str | None, after: int) -> AsyncGenerator[EventFrame, None]:
+    async def events(
+        self, epoch: str | None, after: int
+    ) -> AsyncGenerator[EventFrame | SnapshotPart, None]:
         """Follow the engine's events.
 
         They begin behind event `after` of that epoch if the engine still has those, else with a
@@ -184,7 +187,10 @@ class Engine:
                 await self._refuse(response)
             async for line in _lines(response):
                 if line.strip():
-                    yield _event.decode(line)
+                    for frame in frames_of(line):
+                        yield frame
+                        if isinstance(frame, SnapshotPart):
+                            await asyncio.sleep(0)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise EngineFailed("the engine broke the protocol") from None
         finally:

@@ -22,6 +22,7 @@ from engine.protocol import (
     Started,
     Tier,
 )
+from gateway.routing.event_lines import SnapshotPart
 
 MAX_NAMES = 500_000
 """Of one engine, where no bound of memory is given."""
@@ -113,7 +114,7 @@ class ResidencyIndex:
 
     # What the engine says.
 
-    def apply(self, frame: EventFrame, now: float) -> bool:
+    def apply(self, frame: EventFrame | SnapshotPart, now: float) -> bool:
         """Take one frame in.
 
         Return False if an event before it is missing: then ask for a replay.
@@ -125,6 +126,15 @@ class ResidencyIndex:
                 self.seq = frame.seq
                 for chain in frame.chains:
                     self._hold(chain, now)
+                return True
+            case SnapshotPart():
+                if frame.is_first:
+                    self._restart(frame.epoch)
+                elif frame.epoch != self.epoch:
+                    return False
+                for chain in frame.chains:
+                    self._hold(chain, now)
+                self.seq = frame.seq or 0
                 return True
             case Heartbeat():
                 return frame.seq == self.seq

@@ -1,0 +1,83 @@
+"""A snapshot of many names is taken in part by part, so that nothing else waits for it long."""
+
+import gc
+import time
+
+import msgspec
+import pytest
+
+from engine.protocol import ChainHeld, HeldName, Snapshot
+from gateway.routing.event_lines import WHOLE_BYTES, SnapshotPart, frames_of
+from gateway.routing.held import PrefixEnd, ResidencyIndex
+from tests.longest_callback import LONGEST_SECONDS
+
+NUM_CHAINS = 10_000
+NAMES_OF_CHAIN = 16
+NOW = 1.0
+
+
+def snapshot_of(num_chains: int) -> Snapshot:
+    chains = [
+        ChainHeld(
+            seq=0,
+            names=[HeldName(f"{chain:08x}{n:08x}", 16 * (n + 1)) for n in range(NAMES_OF_CHAIN)],
+            tier="host" if chain % 3 else "device",
+            num_leased=chain % 4,
+            lease_seconds=60.0,
+        )
+        for chain in range(num_chains)
+    ]
+    return Snapshot(seq=7, epoch="e", chains=chains)
+
+
+def all_of(index: ResidencyIndex, snapshot: Snapshot) -> list[tuple[int, int]]:
+    """What the index knows of each chain: tokens that are held, and leased."""
+    found = []
+    for chain in snapshot.chains:
+        coverage = index.coverage([PrefixEnd(n.digest, n.tokens) for n in chain.names], NOW)
+        found.append((coverage.held, coverage.leased))
+    return found
+
+
+def test_no_part_of_a_snapshot_takes_long_and_all_are_as_if_it_were_one() -> None:
+    snapshot = snapshot_of(NUM_CHAINS)
+    line = msgspec.json.encode(snapshot)
+    index, longest, parts = ResidencyIndex(), 0.0, 0
+    gc.freeze()  # A gateway does so too: what lives on is not looked through again and again.
+    begun = time.thread_time()
+    for frame in frames_of(line):
+        assert isinstance(frame, SnapshotPart)
+        assert index.seq == 0, "it is not complete"
+        assert index.apply(frame, NOW)
+        longest, begun = max(longest, time.thread_time() - begun), time.thread_time()
+        parts += 1
+    gc.unfreeze()
+    assert parts > 20 and longest < LONGEST_SECONDS
+    whole = ResidencyIndex()
+    whole.apply(snapshot, NOW)
+    assert (index.seq, index.epoch) == (whole.seq, whole.epoch) == (7, "e")
+    assert all_of(index, snapshot) == all_of(whole, snapshot)
+
+
+@pytest.mark.parametrize("num_chains", [0, 1, 5])
+def test_a_short_snapshot_is_one_frame(num_chains: int) -> None:
+    snapshot = snapshot_of(num_chains)
+    line = msgspec.json.encode(snapshot)
+    assert len(line) < WHOLE_BYTES and list(frames_of(line)) == [snapshot]
+
+
+def test_a_part_behind_another_process_asks_for_the_events_anew() -> None:
+    index = ResidencyIndex()
+    first, *others = frames_of(msgspec.json.encode(snapshot_of(NUM_CHAINS)))
+    assert index.apply(first, NOW)
+    index.forget()
+    assert not index.apply(others[-1], NOW)
+    assert index.epoch is None and index.seq == 0
+
+
+def test_a_long_line_that_is_no_snapshot_is_read_too() -> None:
+    names = [HeldName(f"{n:016x}", n + 1) for n in range(4000)]
+    held = ChainHeld(seq=3, names=names)
+    assert list(frames_of(msgspec.json.encode(held))) == [held]
+    with pytest.raises(msgspec.MsgspecError):
+        list(frames_of(b'{"type":"snapshot","seq":1}' + b" " * WHOLE_BYTES))
