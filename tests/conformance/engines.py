@@ -171,6 +171,15 @@ class Engine:
         if not self.keeps(guarantee):
             pytest.skip(f"does not declare {guarantee}")
 
+    @property
+    def shares_while_running(self) -> bool:
+        """Whether what a running request computed is reused by others: not in llama.cpp's slots."""
+        return self.description.upstream != "llamacpp"
+
+    def require_sharing_while_running(self) -> None:
+        if not self.shares_while_running:
+            pytest.skip("declares backend upstream: nobody else reads a busy slot of llama.cpp")
+
     def promised(self, seconds: float) -> float | None:
         """What a report says of an entry's end: only a lease promises one."""
         return seconds if self.keeps("hold") else None
@@ -346,13 +355,14 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
 def _upstream_of(backend: str, settings: Settings) -> Iterator[dict[str, str]]:
     """For the backend `upstream`: a `vllm serve` without our plugin, and where it is.
 
-    UPSTREAM_URL names a server that runs already.
+    UPSTREAM_URL names a server that runs already, and UPSTREAM_KIND how it is talked to.
     """
     if backend != "upstream" or "UPSTREAM" in settings:
         yield {}
         return
     if url := os.environ.get("UPSTREAM_URL"):
-        yield {"ENGINE_UPSTREAM": url}
+        kind = os.environ.get("UPSTREAM_KIND", "auto")
+        yield {"ENGINE_UPSTREAM": url, "ENGINE_UPSTREAM_KIND": kind}
         return
     port = free_port()
     command, environment = plain_vllm(port, settings)

@@ -242,8 +242,9 @@ def test_what_is_not_declared_is_refused_as_unsupported(
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_the_stream(tiny_engine: Engine) -> None:
+    too_long = "word " * max(tiny_engine.description.max_context_tokens, 4000)
     with pytest.raises(Refused) as refused:
-        tiny_engine.ask(prompt("word " * 4000), tiny_engine.scope())
+        tiny_engine.ask(prompt(too_long), tiny_engine.scope())
     assert (refused.value.status, refused.value.reply["code"]) == (400, "prompt_too_long")
     assert "word" not in refused.value.reply["message"]
 
