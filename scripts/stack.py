@@ -231,11 +231,10 @@ def family(pid: int) -> list[int]:
     """A process and all that it started and has not reaped yet."""
     found = [pid]
     for one in found:
-        for children in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                found += map(int, children.read_text().split())
-            except OSError:
-                continue
+        with suppress(OSError):  # it has just ended
+            for thread in list(Path(f"/proc/{one}/task").iterdir()):
+                with suppress(OSError):
+                    found += map(int, (thread / "children").read_text().split())
     return found
 
 

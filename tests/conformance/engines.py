@@ -171,15 +171,6 @@ class Engine:
         if not self.keeps(guarantee):
             pytest.skip(f"does not declare {guarantee}")
 
-    @property
-    def shares_while_running(self) -> bool:
-        """Whether what a running request computed is reused by others: not in llama.cpp's slots."""
-        return self.description.upstream != "llamacpp"
-
-    def require_sharing_while_running(self) -> None:
-        if not self.shares_while_running:
-            pytest.skip("declares backend upstream: nobody else reads a busy slot of llama.cpp")
-
     def promised(self, seconds: float) -> float | None:
         """What a report says of an entry's end: only a lease promises one."""
         return seconds if self.keeps("hold") else None
