@@ -12,10 +12,6 @@ from typing import ClassVar
 from engine.protocol import STATUS_OF, ErrorCode
 
 
-class StartRefused(Exception):
-    """The engine can't start as it was told to. The message is for the operator."""
-
-
 class EngineError(Exception):
     code: ClassVar[ErrorCode] = "internal"
     is_public: ClassVar[bool] = False

@@ -28,8 +28,13 @@ class Settings(BaseSettings):
         "native", description="What computes"
     )
     model: str = Field(DEMO_MODEL, description="Hugging Face directory or hub id")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Type of weights and KV memory"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Type of weights and KV memory; default: bfloat16 on a GPU, else float32"
+    )
+    attention: Literal["auto", "sdpa", "triton"] = Field(
+        "auto",
+        description="What the native engine attends with: the paged kernel in Triton (`auto`: on "
+        "a GPU), or torch's own functions",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: its own")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")

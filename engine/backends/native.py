@@ -23,6 +23,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
     loaded = load_model(
         settings.model,
         dtype=settings.dtype,
+        attention=settings.attention,
         threads=settings.threads,
         progress=lambda stage, fraction: progress(stage, 0.9 * fraction),
     )

@@ -7,16 +7,15 @@ doubles the gathered blocks. Blocks that several of them begin with are read onc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from engine.compute.attention.tiles import Run, Shared, Table, Tiles, cut
 from engine.schedule.runner import Work
 
-_Table = NDArray[np.int64]
 # Below this number the extra calls cost more than reading the shared blocks once per sequence.
 _MIN_SAVED_TOKENS = 512
 
@@ -65,15 +64,19 @@ class SharedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`slots` (tokens) are where the new keys and values go; `sampled` indexes the last tokens."""
+    """`slots` (tokens) are where the new keys and values go; `sampled` indexes the last tokens.
+
+    Either there are `tiles` for the paged kernel, or chunks and groups.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     sampled: torch.Tensor
-    chunks: Sequence[TokenRun]
-    decode_groups: Sequence[DecodeGroup]
-    shared_groups: Sequence[SharedGroup]
+    chunks: Sequence[TokenRun] = ()
+    decode_groups: Sequence[DecodeGroup] = ()
+    shared_groups: Sequence[SharedGroup] = ()
+    tiles: Tiles | None = None
 
 
 class _Decode(NamedTuple):
@@ -81,13 +84,18 @@ class _Decode(NamedTuple):
 
     row: int
     start: int
-    table: _Table
+    table: Table
 
 
 def build_batch(
-    works: Sequence[Work], block_size: int, device: torch.device, *, share: bool = True
+    works: Sequence[Work],
+    block_size: int,
+    device: torch.device,
+    *,
+    share: bool = True,
+    tile_rows: int | None = None,
 ) -> Batch:
-    """Pack a step, without shared groups unless `share`.
+    """Pack a step, without shared groups unless `share`, and cut it into tiles of `tile_rows`.
 
     Raises ValueError for a work without tokens or with too short a table.
     """
@@ -95,41 +103,56 @@ def build_batch(
     sampled: list[int] = []
     positions: list[torch.Tensor] = []
     slots: list[torch.Tensor] = []
-    chunks: list[TokenRun] = []
+    runs: list[Run] = []
     decoding: list[_Decode] = []
     for work in works:
-        begin, end = len(token_ids), len(token_ids) + len(work.token_ids)
-        table = _table_tensor(work, block_size)
-        span = torch.arange(work.start, work.start + len(work.token_ids))
-        positions.append(span)
-        slots.append(table[span // block_size] * block_size + span % block_size)
+        begin, count = len(token_ids), len(work.token_ids)
+        table = _table(work, block_size)
+        span = np.arange(work.start, work.start + count)
+        positions.append(torch.from_numpy(span))
+        slots.append(torch.from_numpy(table[span // block_size] * block_size + span % block_size))
         token_ids.extend(work.token_ids)
         if work.sample is not None:
-            sampled.append(end - 1)
-        if end - begin == 1:
-            decoding.append(_Decode(begin, work.start, table.numpy()))
+            sampled.append(begin + count - 1)
+        if count == 1:
+            decoding.append(_Decode(begin, work.start, table))
         else:
-            chunk = TokenRun(begin=begin, end=end, start=work.start, blocks=table.to(device))
-            chunks.append(chunk)
+            runs.append(Run(begin, count, work.start, table))
     shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
-    return Batch(
+    packed = Batch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.cat(positions).to(device),
         slots=torch.cat(slots).to(device),
         sampled=torch.tensor(sampled, dtype=torch.long, device=device),
-        chunks=chunks,
+    )
+    if tile_rows is not None:
+        runs += [_run(item) for item in single]
+        groups = [Shared([_run(item) for item in group], num) for group, num in shared]
+        return replace(packed, tiles=cut(runs, groups, len(token_ids), block_size, tile_rows))
+    return replace(
+        packed,
+        chunks=[_chunk(run, device) for run in runs],
         decode_groups=_group_decodes(single, device),
         shared_groups=[_share(group, num, block_size, device) for group, num in shared],
     )
 
 
-def _table_tensor(work: Work, block_size: int) -> torch.Tensor:
+def _run(item: _Decode) -> Run:
+    return Run(item.row, 1, item.start, item.table)
+
+
+def _chunk(run: Run, device: torch.device) -> TokenRun:
+    blocks = torch.from_numpy(run.table).to(device)
+    return TokenRun(begin=run.begin, end=run.begin + run.count, start=run.start, blocks=blocks)
+
+
+def _table(work: Work, block_size: int) -> Table:
     if not work.token_ids:
         raise ValueError("a work has no tokens")
     needed = _num_blocks(work, block_size)
     if len(work.block_table) < needed:
         raise ValueError(f"a table of {len(work.block_table)} blocks, {needed} needed")
-    return torch.from_numpy(np.array(work.block_table[:needed], dtype=np.int64))
+    return np.array(work.block_table[:needed], dtype=np.int64)
 
 
 def _num_blocks(work: Work, block_size: int) -> int:
@@ -161,7 +184,7 @@ def _find_shared(
     return shared, single
 
 
-def _common(one: _Table, other: _Table) -> int:
+def _common(one: Table, other: Table) -> int:
     """The number of blocks that both tables begin with."""
     length = min(len(one), len(other))
     differing = np.flatnonzero(one[:length] != other[:length])

@@ -4,7 +4,7 @@ ModelRefused it can't be loaded or computed exactly; the start ends
 StepStopped  the step in progress was stopped; its keys and values are undefined
 """
 
-from engine.errors import StartRefused
+from engine.refusal import StartRefused
 
 
 class ModelRefused(StartRefused):

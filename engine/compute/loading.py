@@ -7,8 +7,10 @@ configuration is checked first. Then a short prompt is computed both ways and co
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import (
@@ -23,10 +25,12 @@ from engine.cache.ids import BlockId
 from engine.compute.attention.step import ATTENTION_NAME, paged_attention
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import HostKv, KvLayout, KvPool
-from engine.compute.runner import TorchRunner
+from engine.compute.runner import Kernel, TorchRunner
 from engine.compute.support import check_class, check_config, kv_layout, layer_windows
 from engine.schedule.runner import SampleParams, Work
 
+Attention = Literal["auto", "sdpa", "triton"]
+"""By torch's own functions, or by the paged kernel in Triton, which `auto` takes on a GPU."""
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
@@ -47,6 +51,7 @@ class LoadedModel:
     windows: list[int | None]
     max_context_tokens: int
     device: torch.device
+    kernel: Kernel | None = None
 
     def free_bytes(self) -> int:
         """The device's free memory now."""
@@ -70,24 +75,27 @@ class LoadedModel:
     def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
         """Allocate the device's pool and the host's. The cache decides about their blocks."""
         pool = KvPool(self.layout, num_blocks, block_size, self.device)
-        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks))
+        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), self.kernel)
 
 
 def load_model(
     model: str,
     *,
-    dtype: str = "float32",
+    dtype: str | None = None,
+    attention: Attention = "auto",
     device: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load, check and return a model, on `device` or on a GPU where there is one.
 
-    `threads` bounds torch's threads on a CPU. Raises ModelRefused with the reason.
+    `dtype` None is float32 on a CPU and bfloat16 on a GPU. `threads` bounds torch's threads on a
+    CPU. Raises ModelRefused with the reason.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
     report = progress or _ignore
     report("configuration", 0.0)
     if dtype not in DTYPES:
@@ -113,12 +121,12 @@ def load_model(
         raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
-    prepared = prepare_model(loaded)
+    prepared = prepare_model(loaded, attention)
     report("ready", 1.0)
     return prepared
 
 
-def prepare_model(model: PreTrainedModel) -> LoadedModel:
+def prepare_model(model: PreTrainedModel, attention: Attention = "auto") -> LoadedModel:
     """Check a model that is already in memory, and switch it to our attention."""
     _register_attention()
     check_config(model.config)
@@ -134,6 +142,7 @@ def prepare_model(model: PreTrainedModel) -> LoadedModel:
         windows=layer_windows(model.config),
         max_context_tokens=_max_context_tokens(model.config),
         device=parameter.device,
+        kernel=_paged_kernel(attention, model.config, parameter.device),
     )
     check_exactness(prepared)
     return prepared
@@ -172,6 +181,22 @@ def check_exactness(loaded: LoadedModel) -> None:
     difference = float((logits[0].float() - expected).abs().max() / expected.abs().max())
     if not difference <= _CHECK_TOLERANCE[loaded.layout.dtype]:
         raise ModelRefused(f"paged attention is not exact for this model: off by {difference:.1e}")
+
+
+def _paged_kernel(
+    attention: Attention, config: PretrainedConfig, device: torch.device
+) -> Kernel | None:
+    """The kernel in Triton, which is there where torch's build for CUDA is."""
+    if attention == "sdpa" or (attention == "auto" and device.type != "cuda"):
+        return None
+    if find_spec("triton") is None:
+        if attention == "auto":
+            return None
+        raise ModelRefused("`attention`: triton is not installed")
+    from engine.compute.attention.kernel import PagedKernel
+
+    num_heads = config.num_attention_heads
+    return PagedKernel(num_heads, getattr(config, "num_key_value_heads", None) or num_heads)
 
 
 def _register_attention() -> None:

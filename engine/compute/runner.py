@@ -1,12 +1,14 @@
 """The model behind the scheduler: one step in, the next tokens out."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from engine.cache.ids import BlockId, TokenId
-from engine.compute.attention.step import STEP_ARGUMENT, AttentionStep
+from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep
+from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
@@ -14,15 +16,30 @@ from engine.compute.sampler import biased, sample
 from engine.schedule.runner import Stop, Work
 
 
+class Kernel(Protocol):
+    """The paged kernel (`engine.compute.attention.kernel.PagedKernel`)."""
+
+    tile_rows: int
+
+    def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend: ...
+
+
 class TorchRunner:
     """An `engine.schedule.runner.Runner` over a transformers model and a KV pool.
 
-    `windows` are the layers' sliding windows (`engine.compute.support.layer_windows`).
+    `windows` are the layers' sliding windows (`engine.compute.support.layer_windows`). `kernel`
+    None attends by torch's own functions.
     """
 
     def __init__(
-        self, model: PreTrainedModel, pool: KvPool, windows: Sequence[int | None], host: HostKv
+        self,
+        model: PreTrainedModel,
+        pool: KvPool,
+        windows: Sequence[int | None],
+        host: HostKv,
+        kernel: Kernel | None = None,
     ) -> None:
+        self._kernel = kernel
         self.pool = pool
         self.host = host
         self._model = model
@@ -67,9 +84,18 @@ class TorchRunner:
         Raises StepStopped, before a layer, where `stop` says so.
         """
         batch = build_batch(
-            works, self.pool.block_size, self.pool.device, share=not any(self._windows)
+            works,
+            self.pool.block_size,
+            self.pool.device,
+            share=not any(self._windows),
+            tile_rows=None if self._kernel is None else self._kernel.tile_rows,
         )
-        step = AttentionStep(pool=self.pool, batch=batch, windows=self._windows, stop=stop)
+        attend = None
+        if self._kernel is not None and batch.tiles is not None:
+            attend = self._kernel.step(batch.tiles, batch.positions)
+        step = AttentionStep(
+            pool=self.pool, batch=batch, windows=self._windows, stop=stop, attend=attend
+        )
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],

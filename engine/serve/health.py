@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from engine.backends.base import Backend
-from engine.errors import StartRefused
+from engine.refusal import StartRefused
 from engine.supervisor import Supervisor, trace_of
 
 log = structlog.get_logger()

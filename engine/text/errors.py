@@ -4,7 +4,7 @@ TemplateRefused          the files can't be used: ends the start
 InvalidRequest           (engine.errors) the template refuses this prompt: 400
 """
 
-from engine.errors import StartRefused
+from engine.refusal import StartRefused
 
 
 class TemplateRefused(StartRefused):

@@ -32,7 +32,8 @@ NEEDS = (
     *("gateway", "postgres", "engine", "dashboard", "otel"),
     *("test", "check", "bench", "release"),
 )
-LEFT_OUT = re.compile(rf"(?:{UNHASHED}|triton|nvidia-.*|cuda-.*)==")
+LEFT_OUT = re.compile(rf"(?:{UNHASHED}|nvidia-.*|cuda-.*)==")
+OF_CUDA = re.compile("triton==")
 HEAD = f"""\
 # Written by `python -m scripts.setup.lock`, read by scripts/setup/install_needs.py.
 # {UNHASHED} and what only its CUDA build needs are not here: see install_needs.py.
@@ -53,6 +54,8 @@ def main() -> None:
     lines = [HEAD]
     for pin, entry in everything.items():
         owners = [need for need in NEEDS if pin in names[need]]
+        if OF_CUDA.match(pin):  # the build for a CPU does without; the tests ask for it by name
+            owners = ["test"]
         if not LEFT_OUT.match(pin):
             lines.append(f"{FOR}{' '.join(owners)}\n{entry}\n")
     (ROOT / LOCK).write_text("".join(lines), "utf-8")

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal, Protocol
 
 from engine.backends.upstream.deltas import ChatPiece
 from engine.cache.ids import TokenId
-from engine.errors import StartRefused
 from engine.protocol import Capability, ErrorCode, FinishReason, GenerateRequest
+from engine.refusal import StartRefused
 from engine.schedule.runner import SampleParams
 
 Kind = Literal["vllm", "sglang", "llamacpp", "trtllm", "tgi", "openai"]

@@ -3,13 +3,14 @@
 The model's forward takes a packed row of tokens and hands `holdfast_step` through to every
 attention layer. There the new keys and values are written to the pool. Each sequence's blocks are
 gathered once and attended to with a causal mask, and with a sliding window where the layer has one.
-`arithmetic.py` attends sequences with one new token together.
+`arithmetic.py` attends sequences with one new token together. On a GPU the paged kernel
+(`kernel.py`) does all of that at once, and nothing is gathered.
 
 An argument that would change the result and is not implemented here raises ModelRefused: ignoring
 it would pass most comparisons and be wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,9 @@ from engine.compute.batch import Batch, TokenRun
 from engine.compute.errors import ModelRefused, StepStopped
 from engine.compute.kv import KvPool
 from engine.schedule.runner import Stop
+
+Attend = Callable[[torch.Tensor, KvPool, Layer], torch.Tensor]
+"""Attends all rows of a step (heads, rows, head_dim), whose keys and values are in the pool."""
 
 ATTENTION_NAME = "holdfast"
 STEP_ARGUMENT = "holdfast_step"
@@ -49,7 +53,7 @@ class AttentionStep:
 
     `windows` holds each layer's sliding window in tokens, as the configuration has it. `visited`
     counts the layers whose attention ran, for the check at load. `stop` is asked at each layer; the
-    forward ends with StepStopped where it says so.
+    forward ends with StepStopped where it says so. `attend` is the paged kernel, where it is used.
     """
 
     pool: KvPool
@@ -57,6 +61,7 @@ class AttentionStep:
     windows: Sequence[int | None]
     visited: list[int] = field(default_factory=list)
     stop: Stop | None = None
+    attend: Attend | None = None
 
 
 def paged_attention(
@@ -88,6 +93,8 @@ def paged_attention(
         raise StepStopped
     step.visited.append(layer.index)
     pool.write(layer.index, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if step.attend is not None:
+        return step.attend(query[0], pool, layer).transpose(0, 1).unsqueeze(0), None
     output = torch.empty_like(query[0])
     for chunk in batch.chunks:
         rows = slice(chunk.begin, chunk.end)

@@ -1,0 +1,121 @@
+"""Attention over the paged pool by the kernels in Triton: one for prefill and decode alike.
+
+Nothing is gathered and no mask is in memory. Keys and values are read through the block table.
+Query heads that share a KV head are rows of one tile, as in grouped-query attention (arXiv
+2305.13245). Parts of a row are merged by their log-sum-exp, as in FlashDecoding and cascade
+inference (arXiv 2402.05099).
+
+`TRITON_INTERPRET=1`, set before this module is imported, runs the kernels on a CPU.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.compute.attention.arithmetic import Layer
+from engine.compute.attention.step import Attend
+from engine.compute.attention.tiles import Tiles
+from engine.compute.attention.triton_kernels import attend_tile, merge_parts
+from engine.compute.kv import KvPool
+
+# Rows of scores in a wide tile (query rows x heads of one KV head), and keys at a time.
+_WIDE_SCORES = 64
+_KEYS = 64
+_LEAST = 16  # of each dimension that `tl.dot` takes
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """`Tiles` on the device, and the rows' positions; shapes as there."""
+
+    rows: torch.Tensor
+    table: torch.Tensor
+    wide: torch.Tensor
+    narrow: torch.Tensor
+    offsets: torch.Tensor
+    parts: torch.Tensor
+    positions: torch.Tensor
+
+
+class PagedKernel:
+    """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int) -> None:
+        self.tile_rows = max(_WIDE_SCORES // _padded(num_heads // num_kv_heads), 1)
+
+    def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
+        """What attends one step; `positions` (rows) are on the device."""
+
+        def moved(array: NDArray[np.int32]) -> torch.Tensor:
+            return torch.from_numpy(array).to(positions.device, non_blocking=True)
+
+        on_device = _Tiles(
+            rows=moved(tiles.rows),
+            table=moved(tiles.table),
+            wide=moved(tiles.wide),
+            narrow=moved(tiles.narrow),
+            offsets=moved(tiles.offsets),
+            parts=moved(tiles.parts),
+            positions=positions.to(torch.int32),
+        )
+        return partial(_attend_tiles, on_device, self.tile_rows)
+
+
+def _padded(number: int) -> int:
+    """The next power of two, which the shapes of Triton's tensors are."""
+    return 1 << (number - 1).bit_length()
+
+
+def _attend_tiles(
+    tiles: _Tiles, tile_rows: int, query: torch.Tensor, pool: KvPool, layer: Layer
+) -> torch.Tensor:
+    """All rows of a step (heads, rows, head_dim) to the keys before them; the same shape."""
+    num_heads, num_rows, head_dim = query.shape
+    query = query if query.stride(2) == 1 else query.contiguous()
+    kv_heads = pool.layout.num_kv_heads
+    keys, values = pool.keys[layer.index], pool.values[layer.index]
+    outputs = query.new_empty((len(tiles.parts), num_heads, head_dim), dtype=torch.float32)
+    log_sums = query.new_empty((len(tiles.parts), num_heads), dtype=torch.float32)
+    for kind, rows in ((tiles.wide, tile_rows), (tiles.narrow, 1)):
+        if not len(kind):
+            continue
+        attend_tile[(len(kind), kv_heads)](
+            query,
+            keys,
+            values,
+            outputs,
+            log_sums,
+            kind,
+            tiles.rows,
+            tiles.positions,
+            tiles.table,
+            layer.scaling,
+            query.stride(0),
+            query.stride(1),
+            KV_HEADS=kv_heads,
+            HEADS_OF_EACH=num_heads // kv_heads,
+            GROUP=_padded(num_heads // kv_heads),
+            SCORES=max(rows * _padded(num_heads // kv_heads), _LEAST),
+            HEAD_DIM=head_dim,
+            PADDED_DIM=max(_padded(head_dim), _LEAST),
+            BLOCK_SIZE=pool.block_size,
+            KEYS=_KEYS,
+            SOFTCAP=layer.softcap or 0.0,
+            WINDOW=layer.window or 0,
+        )
+    merged = torch.empty((num_heads, num_rows, head_dim), dtype=query.dtype, device=query.device)
+    merge_parts[(num_rows, num_heads)](
+        outputs,
+        log_sums,
+        tiles.offsets,
+        tiles.parts,
+        merged,
+        num_heads,
+        num_rows,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=max(_padded(head_dim), _LEAST),
+    )
+    return merged

@@ -1,0 +1,197 @@
+"""The paged kernel against plain attention, and models with it against their own attention."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from engine.compute.attention.arithmetic import Layer, visible
+from engine.compute.attention.kernel import PagedKernel
+from engine.compute.batch import build_batch
+from engine.compute.kv import KvLayout, KvPool
+from engine.compute.loading import prepare_model
+from engine.schedule.runner import SampleParams, Work
+
+GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
+# Largest difference to attention in float32, as a share of the largest value. A wrong mask or table
+# is off by a tenth or more; what is allowed is a few units in the last place.
+ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+NUM_BLOCKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    window: int | None = None
+    softcap: float | None = None
+
+    def __str__(self) -> str:
+        extra = [f"window {self.window}"] if self.window else []
+        extra += [f"softcap {self.softcap:g}"] if self.softcap else []
+        head = f"{self.heads} heads, {self.kv_heads} KV heads of {self.head_dim}"
+        return ", ".join([head, f"blocks of {self.block_size}", *extra])
+
+
+SHAPES = [
+    Shape(8, 2, 64, 16),
+    Shape(32, 8, 128, 16),
+    Shape(4, 4, 80, 16, window=24),
+    Shape(6, 2, 32, 8, softcap=2.0),
+    Shape(8, 1, 128, 16, window=40, softcap=5.0),
+    Shape(16, 2, 256, 32),
+]
+# For the interpreter, which takes seconds where a chip takes none.
+FEW_SHAPES = [Shape(4, 2, 32, 16), Shape(4, 4, 24, 8, window=24), Shape(3, 1, 16, 8, softcap=2.0)]
+# Starts and numbers of new tokens of a step's sequences: ragged on purpose.
+STEPS = {
+    "decode": [(0, 1), (37, 1), (15, 1), (16, 1), (1100, 1)],
+    "prefill": [(0, 33), (70, 5), (5, 20)],
+    "mixed": [(300, 1), (64, 17), (0, 2), (1023, 1), (1024, 1)],
+}
+
+
+def kernel_differences(
+    device: torch.device, dtype: torch.dtype, shapes: list[Shape]
+) -> Iterator[tuple[str, float]]:
+    """What was compared, and the largest difference as a share of the largest value."""
+    for shape in shapes:
+        steps = dict(STEPS) if shape.window else {**STEPS, "shared": []}
+        for name, step in steps.items():
+            yield f"{name}: {shape}", _difference(device, dtype, shape, step)
+
+
+def _difference(
+    device: torch.device, dtype: torch.dtype, shape: Shape, step: list[tuple[int, int]]
+) -> float:
+    generator = torch.Generator().manual_seed(7)
+    layout = KvLayout(
+        num_layers=1, num_kv_heads=shape.kv_heads, head_dim=shape.head_dim, dtype=dtype
+    )
+    pool = KvPool(layout, NUM_BLOCKS, shape.block_size, device)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    works = _works(step, shape.block_size) if step else _shared_works(shape.block_size)
+    kernel = PagedKernel(shape.heads, shape.kv_heads)
+    batch = build_batch(
+        works,
+        shape.block_size,
+        device,
+        share=shape.window is None,
+        tile_rows=kernel.tile_rows,
+    )
+    assert batch.tiles is not None
+    layer = Layer(index=0, scaling=shape.head_dim**-0.5, window=shape.window, softcap=shape.softcap)
+    rows = len(batch.token_ids)
+    query = torch.randn((shape.heads, rows, shape.head_dim), generator=generator)
+    query = query.to(device, dtype)
+    found = kernel.step(batch.tiles, batch.positions)(query, pool, layer).float()
+    expected = _plain(query.float(), works, pool, layer)
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _works(step: list[tuple[int, int]], block_size: int) -> list[Work]:
+    rng = np.random.default_rng(1)
+    works = []
+    for start, count in step:
+        table = rng.permutation(NUM_BLOCKS)[: -(-(start + count) // block_size)].tolist()
+        works.append(Work(token_ids=[1] * count, start=start, block_table=table, sample=GREEDY))
+    return works
+
+
+def _shared_works(block_size: int) -> list[Work]:
+    """Decoding sequences behind the same 640 tokens, with tails of other lengths, and one alone."""
+    rng = np.random.default_rng(2)
+    order, shared = rng.permutation(NUM_BLOCKS).tolist(), 640 // block_size
+    works = []
+    for index in range(7):
+        start = shared * block_size + 5 * index
+        tail = order[shared + 8 * index : shared + 8 * (index + 1)]
+        table = [*order[:shared], *tail]
+        works.append(Work(token_ids=[1], start=start, block_table=table, sample=GREEDY))
+    return [*works, Work(token_ids=[1], start=90, block_table=order[::-1], sample=GREEDY)]
+
+
+def _plain(query: torch.Tensor, works: list[Work], pool: KvPool, layer: Layer) -> torch.Tensor:
+    """Attention in float32 over a whole matrix of scores for each sequence."""
+    outputs, begin = [], 0
+    each = len(query) // pool.layout.num_kv_heads
+    for work in works:
+        rows = slice(begin, begin + len(work.token_ids))
+        begin, end = rows.stop, work.start + len(work.token_ids)
+        blocks = torch.tensor(work.block_table, device=query.device)
+        keys, values = (
+            tensor[0][blocks].flatten(0, 1)[:end].float().transpose(0, 1).repeat_interleave(each, 0)
+            for tensor in (pool.keys, pool.values)
+        )
+        scores = (query[:, rows] @ keys.transpose(1, 2)) * layer.scaling
+        if layer.softcap is not None:
+            scores = layer.softcap * torch.tanh(scores / layer.softcap)
+        places = torch.arange(end, device=query.device)
+        mask = visible(places[work.start :, None], places[None], layer.window)
+        outputs.append(torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ values)
+    return torch.cat(outputs, 1)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+}
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SMALL),
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=16),
+    "mistral": lambda: MistralConfig(**SMALL, sliding_window=24),
+    "gemma2": lambda: Gemma2Config(
+        **SMALL,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=24,
+        attn_logit_softcapping=2.0,
+    ),
+}
+
+
+new_model: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
+
+
+def model_differences(device: torch.device, num_tokens: int) -> Iterator[tuple[str, float]]:
+    """Prompts in three chunks and a decode step, in float32, against each model's own attention."""
+    for name, config in CONFIGS.items():
+        torch.manual_seed(3)
+        model = new_model(config(), attn_implementation="eager")
+        torch.nn.Module.to(model, device)
+        model.train(mode=False)
+        generator = torch.Generator().manual_seed(4)
+        tokens = torch.randint(0, 199, (num_tokens,), generator=generator).tolist()
+        with torch.inference_mode():
+            plain = model(torch.tensor([tokens], device=device), use_cache=False).logits[0, -1]
+        runner = prepare_model(model, "triton").runner(NUM_BLOCKS // 2, 8)
+        table = np.random.default_rng(5).permutation(NUM_BLOCKS // 2).tolist()
+        ends = [0, num_tokens // 3, num_tokens - 7, num_tokens - 1, num_tokens]
+        for start, end in itertools.pairwise(ends):
+            work = Work(token_ids=tokens[start:end], start=start, block_table=table, sample=GREEDY)
+            logits = runner.logits([work])[0]
+        yield (
+            f"{name}, {num_tokens} tokens",
+            float((logits - plain).abs().max() / plain.abs().max()),
+        )

@@ -1,0 +1,229 @@
+"""Speed and memory of the native engine's computation, by its own runner over its own pool."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedModel,
+)
+
+from engine.cache.ids import BlockId
+from engine.compute.loading import LoadedModel, prepare_model
+from engine.compute.runner import TorchRunner
+from engine.schedule.runner import SampleParams, Work
+
+GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
+BLOCK_SIZE = 16
+PAGE_SIZE = 256  # of transformers' pool
+PREFILL_TOKENS = 2048  # in one step, as the engine does on a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """`contexts` are the prompts' tokens, `batches` the numbers of decoding sequences."""
+
+    config: LlamaConfig
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    shared_tokens: int
+    own_tokens: int
+    host_blocks: int
+
+
+def llama_8b() -> Sizes:
+    """The shape of Llama 3 8B (its published config.json), with room for 131,072 tokens."""
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    )
+    return Sizes(config, (8192, 32_768, 100_000), (1, 32, 128), 2048, 256, 1024)
+
+
+def small() -> Sizes:
+    """For a try without a GPU. Its figures say nothing."""
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+    )
+    return Sizes(config, (256, 3000), (1, 4), 256, 32, 16)
+
+
+def measure(deadline: float, sizes: Sizes, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Rows of subject and figure. What the deadline (`time.perf_counter`) leaves no room for is
+    named as not run."""
+    is_gpu = device.type == "cuda"
+    model = random_model(sizes.config, device, torch.bfloat16 if is_gpu else torch.float32)
+    loaded = prepare_model(model)
+    yield "attention", "the paged kernel" if loaded.kernel is not None else "torch's functions"
+    parts: list[Callable[[LoadedModel, Sizes], Iterator[tuple[str, str]]]] = [
+        first_tokens,
+        decoding,
+        host_tier,
+        transformers_batching,
+    ]
+    for part in parts:
+        if time.perf_counter() > deadline:
+            yield part.__name__.replace("_", " "), "not run: no time left"
+            continue
+        yield from part(loaded, sizes)
+    if is_gpu:
+        yield "peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+
+
+new_model: Callable[[LlamaConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
+
+
+def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Weights made on the device: nothing is read and nothing is copied."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            model = new_model(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.train(mode=False)
+    return model
+
+
+def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+    """From a prompt to its first token: all of it computed, and all but the last block read."""
+    runner = loaded.runner(-(-max(sizes.contexts) // BLOCK_SIZE) + 1, BLOCK_SIZE)
+    prefill(runner, min(sizes.contexts), 0)  # compiles
+    for tokens in sizes.contexts:
+        cold = seconds(partial(prefill, runner, tokens, 0))
+        warm = seconds(partial(prefill, runner, tokens, tokens - BLOCK_SIZE))
+        yield (
+            f"first token of {tokens:,} tokens: cold, cached",
+            f"{cold:.3f} s ({tokens / cold:,.0f} tokens/s), {warm * 1000:.1f} ms",
+        )
+
+
+def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
+    table = [BlockId(block) for block in range(-(-tokens // BLOCK_SIZE))]
+    while start < tokens:
+        count = min(PREFILL_TOKENS, tokens - start)
+        is_last = start + count == tokens
+        ids = [(31 * place) % 500 for place in range(start, start + count)]
+        runner.execute(
+            [
+                Work(
+                    token_ids=ids,
+                    start=start,
+                    block_table=table,
+                    sample=GREEDY if is_last else None,
+                )
+            ]
+        )
+        start += count
+
+
+def decoding(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+    """Steps of one token a sequence, behind one shared prefix and behind one each."""
+    shared, own = sizes.shared_tokens // BLOCK_SIZE, sizes.own_tokens // BLOCK_SIZE
+    num_blocks = max(sizes.batches) * (shared + own)
+    runner = loaded.runner(num_blocks, BLOCK_SIZE)
+    for batch in sizes.batches:
+        figures = []
+        for is_shared in (True, False):
+            tables = [
+                [
+                    *(range(shared) if is_shared else range(i * shared, (i + 1) * shared)),
+                    *range(num_blocks - (i + 1) * own, num_blocks - i * own),
+                ]
+                for i in range(batch)
+            ]
+            steps = min(64, sizes.own_tokens // 2)
+            decode(runner, tables, sizes.shared_tokens, 3)
+            spent = seconds(partial(decode, runner, tables, sizes.shared_tokens + 3, steps))
+            figures.append(f"{batch * steps / spent:,.0f}")
+        yield (
+            f"decode, {batch} sequences behind {sizes.shared_tokens:,} tokens: shared, own",
+            f"{figures[0]}, {figures[1]} tokens/s",
+        )
+
+
+def decode(runner: TorchRunner, tables: list[list[int]], start: int, steps: int) -> None:
+    for step in range(start, start + steps):
+        runner.execute(
+            [Work(token_ids=[7], start=step, block_table=table, sample=GREEDY) for table in tables]
+        )
+
+
+def host_tier(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+    """Copies of whole blocks between the device and the host, as the engine makes them."""
+    count = sizes.host_blocks
+    runner = loaded.runner(count, BLOCK_SIZE, count)
+    pairs = [(BlockId(block), BlockId(block)) for block in range(count)]
+    size = runner.host.num_bytes / 1e9
+    runner.demote(pairs)
+    down, up = seconds(lambda: runner.demote(pairs)), seconds(lambda: runner.promote(pairs))
+    yield "host tier: to the host, back", f"{size / down:.1f} GB/s, {size / up:.1f} GB/s"
+
+
+def transformers_batching(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
+    """transformers' own continuous batching of the same model, prompts of the same length."""
+    model: Any = loaded.model
+    batch = sizes.batches[1]
+    new = min(64, sizes.own_tokens // 2)
+    total = sizes.shared_tokens + new
+    prompts = [[(7 * i + place) % 500 for place in range(total)] for i in range(batch)]
+    subject = f"transformers' continuous batching, {batch} sequences with own {total:,} tokens"
+    continuous = ContinuousBatchingConfig(
+        page_size=PAGE_SIZE,
+        num_blocks=2 * batch * -(-(total + new) // PAGE_SIZE),
+        max_requests_per_batch=batch,
+    )
+    new_generation_config: Callable[..., Any] = GenerationConfig
+    generation = new_generation_config(max_new_tokens=new, do_sample=False, eos_token_id=-1)
+    model.set_attn_implementation("sdpa")
+    try:
+        with model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=continuous
+        ) as manager:
+
+            def generate() -> None:
+                manager.add_requests(prompts, max_new_tokens=new)
+                done = 0
+                while done < batch:
+                    result = manager.get_result(timeout=60)
+                    if result is None or result.error:
+                        raise RuntimeError(result.error if result else "no answer for a minute")
+                    done += result.is_finished()
+
+            spent = seconds(generate)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        yield subject, f"did not run: {str(error).partition(chr(10))[0][:120]}"
+    else:
+        yield subject, f"{batch * new / spent:,.0f} tokens/s, prefill included"
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Of one call, to the end of what it started on the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
