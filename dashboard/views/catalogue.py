@@ -29,6 +29,7 @@ SECTIONS = {
     "Requests": [
         PageEntry("latency", "Latency"),
         PageEntry("why", "Why did this miss"),
+        PageEntry("advice", "Advice", frozenset({"range", "workspace", "model"})),
         PageEntry("requests", "Requests"),
         PageEntry("playground", "Playground", frozenset()),
     ],

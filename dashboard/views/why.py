@@ -133,6 +133,11 @@ def draw_verdict(turn: Turn, found: TurnDivergence | None) -> None:
         parts.hero(f"**{judged.said.title}.** {judged.said.means}")
         if not judged.is_good:
             st.markdown(f"**What to change:** {judged.said.change}")
+            st.page_link(
+                "views/advice.py",
+                label="Advice says which markers would pay for requests like this one",
+                icon=":material/lightbulb:",
+            )
         if judged.difference is not None:
             draw_cost(judged.difference)
         st.caption(compared_with(found, judged))

@@ -1,6 +1,7 @@
 """The controllers of the HTTP API."""
 
 from gateway.admin.about import AboutController
+from gateway.admin.advise import AdviseController
 from gateway.admin.divergence import DivergenceController
 from gateway.admin.engines import EnginesController
 from gateway.admin.keys import KeysController
@@ -36,6 +37,7 @@ CONTROLLERS = (
     HealthController,
     OverviewController,
     AboutController,
+    AdviseController,
     DivergenceController,
     EnginesController,
     LiveController,

@@ -9,6 +9,7 @@ from gateway.base.catalogue import CatalogueError
 from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
 from gateway.cli import (
+    advise,
     export,
     journal,
     keys,
@@ -34,6 +35,7 @@ _COMMANDS = (
     retain,
     rollups,
     export,
+    advise,
     seed,
     journal,
     ledger,

@@ -2,17 +2,18 @@
 
 | key | model APIs | admin API |
 |---|---|---|
-| `inference` | yes | GET of its own workspace, where a handler allows that (`OWN_WORKSPACE`) |
+| `inference` | yes | reads of its own workspace, where a handler allows that (`OWN_WORKSPACE`) |
 | `read_only` | no | the same |
 | `admin` | yes | everything |
 | HOLDFAST_ADMIN_KEY | no, it has no workspace | everything |
 
 An admin handler without an option is for admin keys only. A handler with `opt=OWN_WORKSPACE` must
 confine its answer to `viewer.workspace`. Or it asks `viewer.sees` and answers for other workspaces
-as for unknown ones.
+as for unknown ones. A read is a GET; a POST that changes nothing says so (`READS_BY_POST`).
 """
 
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
 
 OWN_WORKSPACE = {"own_workspace": True}
+READS_BY_POST = {"own_workspace": True, "is_read": True}
 EXPORT = {"own_workspace": True, "is_export": True}
 _READING = ("GET", "HEAD")
 
@@ -121,19 +123,23 @@ class _Reading:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("method") not in _READING:
+        opt = scope["route_handler"].opt
+        if not _is_read(scope.get("method"), opt):
             await self._app(scope, receive, send)
             return
         services = scope["litestar_app"].state.services
-        opt = scope["route_handler"].opt
         limit = services.exporting if opt.get("is_export") else services.reading
         async with limit.taken(scope["user"].key_id):
             await self._app(scope, receive, send)
 
 
 def _shows_own_workspace(connection: Connection) -> bool:
-    allows = connection.route_handler.opt.get("own_workspace", False)
-    return bool(allows) and connection.scope.get("method") in _READING
+    opt = connection.route_handler.opt
+    return bool(opt.get("own_workspace")) and _is_read(connection.scope.get("method"), opt)
+
+
+def _is_read(method: object, opt: Mapping[str, Any]) -> bool:
+    return method in _READING or bool(opt.get("is_read"))
 
 
 def _address_of(connection: Connection) -> str:

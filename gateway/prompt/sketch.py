@@ -36,6 +36,8 @@ PIECE_BYTES = 4
 _PIECED_CHARACTERS = 160
 _PIECED_BYTES = 32 * 1024
 _UPDATE_BYTES = 2047
+# A text has the same digest whoever says it, so that one that moves is known again.
+_TEXT_HEADER = b"x"
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
@@ -116,7 +118,7 @@ def _segments(prompt: Prompt) -> Iterator[tuple[str, bytes, object, str]]:
     for tool in prompt.tools:
         yield _tool(tool)
     for block in prompt.system:
-        yield SYSTEM, b"s", None, block.text
+        yield SYSTEM, _TEXT_HEADER, None, block.text
     for message in prompt.messages:
         for part in message.parts:
             yield _part(message.role, part)
@@ -135,8 +137,10 @@ def _part(role: Role, part: Part) -> tuple[str, bytes, object, str]:
             return letter, b"c" + _encode(values), values, ""
         case ToolResultPart():
             return letter, b"o" + _encode([part.tool_use_id, part.is_error]), None, part.text
-        case TextPart() | ThinkingPart():
-            return letter, letter.encode(), None, part.text
+        case TextPart():
+            return letter, _TEXT_HEADER, None, part.text
+        case ThinkingPart():
+            return letter, b"h", None, part.text
 
 
 def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:

@@ -1,0 +1,237 @@
+"""What advice sees of a turn: digests, tokens and times. No content, no I/O.
+
+Prefixes are those of the turn's fingerprint (`prompt/fingerprint.py`). The segments of its sketch
+can be compared one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from engine.protocol import Ttl
+from gateway.prices.price import TokenPrices
+from gateway.prompt.fingerprint import Fingerprint
+from gateway.prompt.sketch import (
+    ASSISTANT,
+    CALL,
+    CHUNK,
+    DIGEST_BYTES,
+    PIECE_BYTES,
+    RESULT,
+    THINKING,
+    Sketch,
+)
+
+_BYTES_PER_TOKEN = 4
+_RUNS = (CALL, RESULT)
+_OF_THE_MODEL = (ASSISTANT, CALL, THINKING)
+Mark = tuple[int, Ttl]
+"""A breakpoint: the place of its prefix among an observation's prefixes, and its TTL."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """What the engine did: the prompt's tokens as billed, and the `computed` ones.
+
+    `begun_ms` is when the answer began: from then on others could read what it wrote.
+    """
+
+    input: int
+    read: int = 0
+    write_5m: int = 0
+    write_1h: int = 0
+    computed: int
+    begun_ms: int
+    prefill_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sketched segment. `unordered` is its digest with sorted keys, of tools and calls only."""
+
+    own: bytes
+    tokens: int
+    unordered: bytes | None = None
+    pieces: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Observation:
+    """One turn, never changed. All lists of prefixes go with each other, the shortest prefix first.
+
+    `digests` name the prefixes, `tokens` are their lengths, `places` the segments they end with,
+    `kinds` the letters of these. `steps` are the positions that a breakpoint walks from the prefix
+    before: 0 inside a run of calls or of results. `marks` are the breakpoints that were sent,
+    `answer` is the prefix before the model's last answer, -1 without one. `is_estimated`: tokens
+    were told from bytes.
+    """
+
+    id: str
+    at_ms: int
+    workspace: str
+    key: str
+    model: str
+    dialect: str | None
+    digests: list[bytes]
+    tokens: list[int]
+    places: list[int]
+    kinds: str
+    steps: list[int]
+    total: int
+    num_tools: int
+    num_system: int
+    marks: list[Mark]
+    answer: int
+    served: Served
+    rates: TokenPrices | None
+    sketch: Sketch | None
+    tokens_per_byte: float
+    is_estimated: bool
+    _segments: list[Segment] | None = None
+
+    @property
+    def head(self) -> int:
+        """The number of tools and system blocks."""
+        return self.num_tools + self.num_system
+
+    @property
+    def owns(self) -> list[bytes]:
+        """The digests of the sketched segments."""
+        own = b"" if self.sketch is None else self.sketch.own
+        return [own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES)]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The sketched segments. Few turns are compared, so they are read when first asked for."""
+        if self._segments is None:
+            self._segments = _segments(self)
+        return self._segments
+
+    def prefix_at(self, segment: int) -> int:
+        """The place of the prefix that ends with this segment; -1 where it has none."""
+        if 0 <= segment < len(self.places) and self.places[segment] == segment:
+            return segment
+        for place, found in enumerate(self.places):
+            if found >= segment:
+                return place if found == segment else -1
+        return -1
+
+    def carrier(self, place: int) -> int:
+        """The last prefix up to this place at which a marker may stand; -1 where there is none."""
+        while place >= 0 and self.kinds[place].lower() == THINKING:
+            place -= 1
+        return place
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A turn as its source has it. `rates` None has no price."""
+
+    id: str
+    at_ms: int
+    workspace: str
+    key: str
+    model: str
+    dialect: str | None
+    served: Served
+    rates: TokenPrices | None
+
+
+def observe(row: Row, printed: Fingerprint) -> Observation | None:
+    """The observation of a turn; None where its fingerprint is of a version without kinds."""
+    if not printed.points or len(printed.kinds) != len(printed.points):
+        return None
+    points, tokens, kinds = printed.points, printed.tokens, printed.kinds
+    if CHUNK in kinds:
+        ends = [n for n, kind in enumerate(kinds) if kind != CHUNK]
+        points = [points[n] for n in ends]
+        tokens = [tokens[n] for n in ends] if tokens else []
+        kinds = "".join(kinds[n] for n in ends)
+    total = printed.num_tokens or points[-1].num_bytes // _BYTES_PER_TOKEN
+    is_estimated = not tokens or not all(tokens)
+    if is_estimated:
+        tokens = _estimated([point.num_bytes for point in points], tokens, total)
+    places = [point.segment for point in points]
+    marks: list[Mark] = []
+    if printed.marks:
+        at = {segment: place for place, segment in enumerate(places)}
+        marks = [(at[segment], ttl) for segment, ttl in printed.marks if segment in at]
+    return Observation(
+        id=row.id,
+        at_ms=row.at_ms,
+        workspace=row.workspace,
+        key=row.key,
+        model=row.model,
+        dialect=row.dialect,
+        digests=[point.digest for point in points],
+        tokens=tokens,
+        places=places,
+        kinds=kinds,
+        steps=_steps(places, kinds),
+        total=max(total, tokens[-1]),
+        num_tools=printed.num_tools,
+        num_system=printed.num_system,
+        marks=marks,
+        answer=_before_answer(kinds, places, printed.num_tools + printed.num_system),
+        served=row.served,
+        rates=row.rates,
+        sketch=printed.sketch,
+        tokens_per_byte=total / max(printed.num_bytes, 1),
+        is_estimated=is_estimated,
+    )
+
+
+def _estimated(num_bytes: Sequence[int], told: Sequence[int], total: int) -> list[int]:
+    """Tokens by bytes, where an engine did not tell them."""
+    whole = max(num_bytes[-1], 1)
+    made, before = [], 0
+    for place, size in enumerate(num_bytes):
+        exact = told[place] if told else 0
+        before = max(before, exact or size * total // whole)
+        made.append(before)
+    return made
+
+
+def _steps(places: Sequence[int], kinds: str) -> list[int]:
+    """A run of calls or of results within one message is one position.
+
+    Between prefixes that are not neighbours every segment counts as one.
+    """
+    if places[-1] == len(places) - 1 and CALL not in kinds and RESULT not in kinds:
+        return [1] * len(places)
+    steps = [places[0] + 1]
+    for (one, other), (kind, following) in zip(pairwise(places), pairwise(kinds), strict=True):
+        is_run = following in _RUNS and kind.lower() == following and other == one + 1
+        steps.append(0 if is_run else other - one)
+    return steps
+
+
+def _before_answer(kinds: str, places: Sequence[int], head: int) -> int:
+    for place in range(len(kinds) - 1, -1, -1):
+        is_first = kinds[place].isupper() and kinds[place].lower() in _OF_THE_MODEL
+        if is_first and places[place] >= head:
+            return place - 1
+    return -1
+
+
+def _segments(turn: Observation) -> list[Segment]:
+    sketch = turn.sketch
+    if sketch is None:
+        return []
+    tokens = dict(zip(turn.places, turn.tokens, strict=True))
+    tokens[-1] = 0
+    unordered, pieces = dict(sketch.unordered), dict(sketch.pieces)
+    made = []
+    for index, (own, size) in enumerate(zip(turn.owns, sketch.sizes, strict=True)):
+        before, after = tokens.get(index - 1), tokens.get(index)
+        is_told = before is not None and after is not None
+        packed = pieces.get(index, b"")
+        made.append(
+            Segment(
+                own,
+                (after or 0) - (before or 0) if is_told else round(size * turn.tokens_per_byte),
+                unordered.get(index),
+                tuple(packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)),
+            )
+        )
+    return made

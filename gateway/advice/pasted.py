@@ -1,0 +1,259 @@
+"""A request as somebody pastes it: JSON of any dialect, or a curl command. Pure.
+
+It is read by the dialect's own decoder, so what is refused here is refused by the model APIs too.
+Token counts are estimated from bytes.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.advice.observation import Observation, Row, Served, observe
+from gateway.base.catalogue import Model
+from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
+from gateway.dialects.anthropic.decode import decode_messages
+from gateway.dialects.anthropic.plan import plan_of
+from gateway.dialects.gemini import ask as gemini
+from gateway.dialects.gemini.decode import decode_generate
+from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
+from gateway.dialects.openai.decode import decode_chat, decode_completion
+from gateway.dialects.responses.ask import prepare
+from gateway.dialects.responses.decode import decode_responses
+from gateway.prices.price import TokenPrices
+from gateway.prompt.ask import Principal
+from gateway.prompt.fingerprint import Fingerprint, kinds_at, points_of
+from gateway.prompt.plan import Plan
+
+PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]
+DIALECTS: tuple[PastedDialect, ...] = get_args(PastedDialect)
+MAX_REQUESTS = 20
+MAX_CHARACTERS = 1_000_000
+SCOPE = "pasted"
+_BYTES_PER_TOKEN = 4
+_PATHS: dict[str, PastedDialect] = {
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/responses": "responses",
+    "/messages": "messages",
+}
+_FIELDS: dict[str, PastedDialect] = {
+    "contents": "gemini",
+    "input": "responses",
+    "prompt": "completions",
+}
+_DATA = ("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json")
+_MARKERS = ("cache_control", "prompt_cache_breakpoint")
+# What `prompt/breakpoints.py` says of markers that break a rule of their own.
+_BROKEN = re.compile(r"A maximum of \d+ blocks with cache_control|must not come after a ttl='5m'")
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """One request. `broken` is the rule that its markers break; the plan is then without them."""
+
+    dialect: PastedDialect
+    body: dict[str, Any]
+    plan: Plan
+    broken: str | None = None
+
+
+def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
+    """`given` is a text or a JSON object. Raise InvalidRequest; the message says what is wrong."""
+    body, url = _body_of(given)
+    told = dialect or _by_url(url) or _by_fields(body)
+    try:
+        return Pasted(told, body, _plan_of(told, body))
+    except InvalidRequest as error:
+        if _BROKEN.search(str(error)) is None:
+            raise
+        return Pasted(told, body, _plan_of(told, _unmarked(body)), str(error))
+
+
+def observation_of(
+    pasted: Pasted, number: int, at_ms: int, rates: TokenPrices | None
+) -> Observation:
+    """As a turn that was sent then, with tokens by bytes."""
+    plan = pasted.plan
+    points = points_of(plan.prefixes)
+    tokens = [max(1, point.num_bytes // _BYTES_PER_TOKEN) for point in points]
+    printed = Fingerprint(
+        model=str(pasted.body.get("model", "")),
+        parameters=b"",
+        num_tools=len(plan.prompt.tools),
+        num_system=len(plan.prompt.system),
+        points=points,
+        num_tokens=tokens[-1] if tokens else 0,
+        tokens=tokens,
+        kinds=kinds_at(points, plan.kinds),
+        marks=[(point.segment, point.ttl) for point in plan.breakpoints],
+        sketch=plan.sketch,
+    )
+    total = printed.num_tokens
+    served = Served(input=total, computed=total, begun_ms=at_ms)
+    row = Row(
+        id=f"requests[{number}]",
+        at_ms=at_ms,
+        workspace="",
+        key="",
+        model=printed.model,
+        dialect="anthropic" if pasted.dialect == "messages" else pasted.dialect,
+        served=served,
+        rates=rates,
+    )
+    found = observe(row, printed)
+    if found is None:
+        raise InvalidRequest("the request has no content")
+    return found
+
+
+def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:
+    """The body with markers on these segments, by their TTL, and no others.
+
+    None where the dialect has no markers, or a segment no place for one.
+    """
+    if pasted.dialect not in ("messages", "chat"):
+        return None
+    body: dict[str, Any] = _unmarked(pasted.body)
+    for segment, ttl in places.items():
+        if not _mark(body, pasted.plan.slots[segment].path, ttl):
+            return None
+    return body
+
+
+def _mark(body: dict[str, Any], path: str, ttl: str) -> bool:
+    steps: list[str | int] = [
+        int(step) if step.isdigit() else step for step in re.findall(r"\w+", path)
+    ]
+    holder: Any = body
+    for number, step in enumerate(steps):
+        value = _at(holder, step)
+        if isinstance(value, str) and step in ("system", "content"):
+            value = [{"type": "text", "text": value}]
+            holder[step] = value
+            if number == len(steps) - 1:
+                holder = value[0]
+                break
+        holder = value
+    if isinstance(holder, list):
+        holder = holder[-1] if holder else None
+    if not isinstance(holder, dict):
+        return False
+    holder["cache_control"] = {"type": "ephemeral", "ttl": ttl}
+    return True
+
+
+def _at(holder: Any, step: str | int) -> Any:
+    if isinstance(step, int):
+        return holder[step] if isinstance(holder, list) and step < len(holder) else None
+    return holder.get(step) if isinstance(holder, dict) else None
+
+
+def _body_of(given: Any) -> tuple[dict[str, Any], str]:
+    url = ""
+    if isinstance(given, str):
+        if len(given) > MAX_CHARACTERS:
+            raise InvalidRequest(f"more than {MAX_CHARACTERS:,} characters")
+        text = given.strip()
+        if text.startswith("curl"):
+            text, url = _of_curl(text)
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("neither a JSON object nor a curl command with one") from None
+    if not isinstance(given, dict):
+        raise InvalidRequest("the JSON is no object")
+    return given, url
+
+
+def _of_curl(text: str) -> tuple[str, str]:
+    """The data and the URL of a command."""
+    try:
+        words = shlex.split(text.replace("\\\r\n", " ").replace("\\\n", " "))
+    except ValueError:
+        raise InvalidRequest("the curl command's quotes do not match") from None
+    data, url = "", ""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if word in _DATA:
+            data = following
+        elif name in _DATA and equals:
+            data = value
+        elif word.startswith(("http://", "https://")):
+            url = word
+    if data.startswith("@"):
+        raise InvalidRequest("the command reads its body from a file: paste the file's content")
+    return data, url
+
+
+def _by_url(url: str) -> PastedDialect | None:
+    path = urlsplit(url).path
+    if "generateContent" in path:
+        return "gemini"
+    return next((dialect for end, dialect in _PATHS.items() if path.endswith(end)), None)
+
+
+def _by_fields(body: dict[str, Any]) -> PastedDialect:
+    for field, dialect in (
+        ("contents", "gemini"),
+        ("input", "responses"),
+        ("prompt", "completions"),
+    ):
+        if field in body:
+            return dialect  # type: ignore[return-value]
+    messages, tools = body.get("messages"), body.get("tools")
+    roles = (
+        {m.get("role") for m in messages if isinstance(m, dict)}
+        if isinstance(messages, list)
+        else set()
+    )
+    has_functions = isinstance(tools, list) and any(
+        isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
+    )
+    is_chat = roles & {"system", "developer", "tool"} and "system" not in body
+    return "chat" if is_chat or has_functions or "max_completion_tokens" in body else "messages"
+
+
+def _plan_of(dialect: PastedDialect, body: dict[str, Any]) -> Plan:
+    name = body.get("model")
+    filled = body if isinstance(name, str) else {**body, "model": "any"}
+    model = Model(id=str(filled["model"]), display_name="")
+    who = Principal(SCOPE, SCOPE, SCOPE, auto_cache=AutoCache("off"))
+    match dialect:
+        case "messages":
+            filled = {"max_tokens": 1, **filled}
+            return plan_of(decode_messages(_bytes(filled)), SCOPE)
+        case "chat":
+            return chat_ask_of(decode_chat(_bytes(filled)), who, model, 0.0).plan
+        case "completions":
+            return completion_ask_of(decode_completion(_bytes(filled)), who, model, 0.0).plan
+        case "responses":
+            given = decode_responses(_bytes(filled))
+            return prepare(given, who, model, 0.0, "placeholder").ask.plan
+        case "gemini":
+            bare = {field: value for field, value in filled.items() if field != "model"}
+            asked = gemini.Asked(who, model, 0.0, "placeholder")
+            request = decode_generate(_bytes(bare), model.id)
+            return gemini.ask_of(request, asked, stream=False).plan
+
+
+def _bytes(body: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        raise InvalidRequest("the JSON can't be read") from None
+
+
+def _unmarked(value: Any) -> Any:
+    """Without markers. JSON that was read is nested no deeper than the interpreter allows."""
+    if isinstance(value, dict):
+        return {name: _unmarked(each) for name, each in value.items() if name not in _MARKERS}
+    if isinstance(value, list):
+        return [_unmarked(each) for each in value]
+    return value

@@ -1,0 +1,156 @@
+"""Ways to place markers, and the breakpoints that each gives a turn. Pure.
+
+A way says where by the request's own structure, as a client can follow it: behind the tools, behind
+a system block, behind a message block, behind the prompt before the last answer, behind the last
+block. The ways of a conversation are those of automatic caching (`prompt/auto_cache.py`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.protocol import Ttl
+from gateway.advice.observation import Mark, Observation
+
+Section = Literal["tools", "system", "messages"]
+_HOUR_MS = 3_600_000
+# The message blocks behind which a shared beginning of messages may end.
+_SHARED_BLOCKS = 8
+# A place is taken for the shared beginning where so many more tokens come again than at the head.
+_DEEPER = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Behind block `index` of a section, -1 for its last block."""
+
+    section: Section
+    index: int
+
+    def prefix_in(self, turn: Observation) -> int:
+        """The place among the turn's prefixes, -1 where the turn has no such block."""
+        match self.section:
+            case "tools":
+                start, count = 0, turn.num_tools
+            case "system":
+                start, count = turn.num_tools, turn.num_system
+            case "messages":
+                start, count = turn.head, turn.places[-1] + 1 - turn.head
+        index = count - 1 if self.index < 0 else self.index
+        if not 0 <= index < count:
+            return -1
+        return turn.carrier(turn.prefix_at(start + index))
+
+    @property
+    def path(self) -> str:
+        """The path of the block, as errors name blocks; a section alone is its end."""
+        return self.section if self.index < 0 else f"{self.section}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`shared` is the end of what requests share, `talk` marks the conversation as it grows."""
+
+    name: str
+    shared: Place | None = None
+    shared_ttl: Ttl | None = None
+    talk_ttl: Ttl | None = None
+
+    def marks(self, turn: Observation) -> list[Mark]:
+        found: dict[int, Ttl] = {}
+        if self.shared is not None and self.shared_ttl is not None:
+            found[self.shared.prefix_in(turn)] = self.shared_ttl
+        if self.talk_ttl is not None:
+            found.setdefault(turn.carrier(turn.answer), self.talk_ttl)
+            found.setdefault(turn.carrier(len(turn.places) - 1), self.talk_ttl)
+        found.pop(-1, None)
+        marks = sorted(found.items())
+        # A shared end may lie behind the answer's: the longer TTL has to come first.
+        longest: Ttl = "5m"
+        for number in range(len(marks) - 1, -1, -1):
+            if marks[number][1] == "1h":
+                longest = "1h"
+            marks[number] = marks[number][0], longest
+        return marks
+
+
+NOTHING = Placement("none")
+
+
+def placements_for(turns: Sequence[Observation]) -> list[Placement]:
+    """The ways that are worth a comparison for these turns, the simplest first."""
+    head, deeper = shared_ends(turns)
+    found = [NOTHING]
+    for place in (head, deeper):
+        if place is not None:
+            found += [
+                Placement("shared_5m", place, "5m"),
+                Placement("shared_1h", place, "1h"),
+            ]
+    if any(turn.answer >= 0 for turn in turns):
+        found += [
+            Placement("conversation_5m", head, "5m", "5m"),
+            Placement("conversation_1h", head, "1h", "1h"),
+        ]
+        if head is not None:
+            found.append(Placement("conversation_5m_shared_1h", head, "1h", "5m"))
+    return found
+
+
+def shared_ends(turns: Sequence[Observation]) -> tuple[Place | None, Place | None]:
+    """Where what requests share ends: within tools and system prompt, and in the messages if more
+    comes again there. None where nothing comes again within an hour.
+    """
+    again = _again(turns)
+    heads = {place: n for place, n in again.items() if place.section != "messages"}
+    head = max(heads, key=lambda place: heads[place], default=None)
+    least = _DEEPER * heads[head] if head is not None else 0
+    deeper = {p: n for p, n in again.items() if p.section == "messages" and n > least}
+    shared = max(deeper, key=lambda place: deeper[place], default=None)
+    if head is not None and turns:
+        head = _named_by_end(head, turns)
+    return head, shared
+
+
+def _again(turns: Sequence[Observation]) -> dict[Place, int]:
+    """For each place the tokens of prefixes that came again there within an hour."""
+    seen: dict[bytes, int] = {}
+    found: Counter[tuple[Section, int]] = Counter()
+    for turn in turns:
+        now, head, tools = turn.at_ms, turn.head, turn.num_tools
+        last = head + _SHARED_BLOCKS
+        question = _first_question(turn) if turn.answer >= 0 else len(turn.places)
+        for place in range(max(tools - 1, 0), len(turn.places) - 1):
+            segment = turn.places[place]
+            # The end of the request is no place to share.
+            if segment >= last or place > question:
+                break
+            digest = turn.digests[place]
+            before = seen.get(digest)
+            seen[digest] = now
+            if before is None or now - before > _HOUR_MS:
+                continue
+            if segment >= head:
+                found["messages", segment - head] += turn.tokens[place]
+            elif segment >= tools:
+                found["system", segment - tools] += turn.tokens[place]
+            elif segment == tools - 1:
+                found["tools", -1] += turn.tokens[place]
+    return {Place(section, index): tokens for (section, index), tokens in found.items()}
+
+
+def _first_question(turn: Observation) -> int:
+    """The last prefix of the first message. What follows is this conversation's own."""
+    head = turn.head
+    for place, segment in enumerate(turn.places):
+        if segment > head and turn.kinds[place].isupper():
+            return place - 1
+    return len(turn.places) - 1
+
+
+def _named_by_end(head: Place, turns: Sequence[Observation]) -> Place:
+    """The end of the system prompt, where the place is that in every turn."""
+    if head.section == "system" and all(turn.num_system == head.index + 1 for turn in turns):
+        return Place("system", -1)
+    return head

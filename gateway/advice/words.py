@@ -1,0 +1,115 @@
+"""The sentences of an advice. Pure."""
+
+from collections.abc import Sequence
+
+from gateway.advice.cache import Sums
+from gateway.advice.faults import Fault, FaultKind
+from gateway.advice.report import Amount, Finding, Marker, Verdict
+
+BEFORE_ANSWER = "before the last answer"
+LAST_BLOCK = "last block"
+_WHAT: dict[FaultKind, str] = {
+    "tool_order": "The same tools come in another order",
+    "key_order": "The same JSON comes with its keys in another order",
+    "tool_set": "Tools are added or left out",
+    "date": "A part of the text changes once a day, as a date does",
+    "hour": "A part of the text changes once an hour, as a time does",
+    "minute": "A part of the text changes once a minute, as a time does",
+    "nonce": "A part of the text is new in every request, as an id or a time is",
+    "varying_text": "A part of the text changes from request to request",
+    "growing_text": "The text grows with every request",
+    "moved_text": "A text stands at another place than before",
+    "sliding_history": "The first messages are left out and the others move up",
+}
+CHANGES: dict[FaultKind, str] = {
+    "tool_order": "Sort the tools by name before sending them.",
+    "key_order": "Write JSON with its keys in a fixed order.",
+    "tool_set": "Send all tools always, and choose with `tool_choice`.",
+    "date": "Put the date into the last user message.",
+    "hour": "Put the time into the last user message.",
+    "minute": "Put the time into the last user message.",
+    "nonce": "Put it into the last user message, or leave it out.",
+    "varying_text": "Put what changes behind what stays the same, in a block of its own.",
+    "growing_text": "Leave the text as it is and put what is new into a message at the end.",
+    "moved_text": "Keep the text at the place where it stood first.",
+    "sliding_history": "Append only, and cut the history rarely and by much.",
+}
+_WAYS = {
+    "none": "no marker",
+    "shared_5m": "a 5-minute marker behind what requests share",
+    "shared_1h": "a 1-hour marker behind what requests share",
+    "conversation_5m": "5-minute markers along the conversation",
+    "conversation_1h": "1-hour markers along the conversation",
+    "conversation_5m_shared_1h": "a 1-hour marker behind what requests share and 5-minute markers"
+    " along the conversation",
+}
+
+
+def verdict(found: Verdict, markers: Sequence[Marker], saves: Amount, num_turns: int) -> str:
+    if found == "leave":
+        return (
+            "Leave the markers as they are: none of the other ways is cheaper over"
+            f" {num_turns:,} requests."
+        )
+    worth = (
+        f"would have saved {saves.multiples:,.0f} input tokens' worth over {num_turns:,} requests"
+    )
+    if found == "unmark":
+        return f"Mark nothing: that {worth}, since what is written is hardly read."
+    where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in markers)
+    return f"Mark {where}: that {worth}."
+
+
+def next_best(name: str, more: float) -> str:
+    return f"The next way, {_WAYS[name]}, would have cost {more:,.0f} input tokens' worth more."
+
+
+def fault(found: Fault) -> str:
+    part = f" at its {found.part}" if found.part in ("start", "end") else ""
+    part = " in its middle" if found.part == "middle" else part
+    tokens = f"{found.tokens:,} tokens that were the same as before had to be sent anew"
+    turns = f"{found.turns:,} request" + ("s" if found.turns != 1 else "")
+    return f"{_WHAT[found.kind]}{part}: {tokens} in {turns}."
+
+
+def too_short(count: int, longest: int, least: int, turns: list[str]) -> Finding:
+    return Finding(
+        kind="too_short",
+        path="cache_control",
+        text=f"{count:,} requests mark a prefix of at most {longest:,} tokens. The shortest that is"
+        f" held has {least:,}.",
+        change="Mark a longer prefix, or leave the marker out.",
+        tokens=longest,
+        multiples=0.0,
+        num_turns=count,
+        turns=turns,
+    )
+
+
+def changing_end(count: int, sums: Sums, turns: list[str]) -> Finding:
+    billed = sums.billed
+    written = billed.write_5m + billed.write_1h
+    premium = billed.write_5m * 0.25 + billed.write_1h
+    return Finding(
+        kind="changing_end",
+        path="cache_control",
+        text=f"{count:,} requests wrote {written:,} tokens and none was read: what is marked never"
+        " comes again in time.",
+        change="Move the marker to the last block that comes again.",
+        tokens=written,
+        multiples=round(premium, 1),
+        num_turns=count,
+        turns=turns,
+    )
+
+
+def prewarm(sums: Sums, saved: float) -> str:
+    if not sums.num_races:
+        return (
+            "A pre-warm saves no money: no request wrote what another one was writing."
+            " It would only spare the first request its wait."
+        )
+    races = f"{sums.num_races:,} requests wrote {sums.raced:,} tokens that another was writing"
+    if saved > 0:
+        return f"A pre-warm pays: {races}. It would have saved {saved:,.0f} input tokens' worth."
+    return f"A pre-warm does not pay: {races}, which is less than it would cost."

@@ -1,0 +1,61 @@
+"""A range's turns with their fingerprints, for advice: page by page, the newest first."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from sqlalchemy import select, tuple_
+
+from gateway.ledger.database import Ledger
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.schema import TurnRow
+
+PAGE_TURNS = 4000
+_COLUMNS = (
+    TurnRow.id,
+    TurnRow.opened_ms,
+    TurnRow.workspace_id,
+    TurnRow.key_id,
+    TurnRow.model,
+    TurnRow.dialect,
+    TurnRow.price,
+    TurnRow.input_tokens,
+    TurnRow.cache_read_tokens,
+    TurnRow.cache_write_5m_tokens,
+    TurnRow.cache_write_1h_tokens,
+    TurnRow.output_tokens,
+    TurnRow.computed_tokens,
+    TurnRow.first_token_seconds,
+    TurnRow.prefill_seconds,
+    TurnRow.fingerprint,
+)
+
+
+async def observed(
+    ledger: Ledger, of: Range, key: str | None, limit: int
+) -> AsyncIterator[Sequence[Any]]:
+    """Pages of at most `limit` turns in all whose answer began."""
+    after: tuple[int, str] | None = None
+    while limit > 0:
+        query = (
+            select(*_COLUMNS)
+            .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
+            .where(*of.filters(TurnRow))
+            .where(TurnRow.fingerprint.is_not(None), TurnRow.first_token_seconds.is_not(None))
+            .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+            .limit(min(limit, PAGE_TURNS))
+        )
+        if key is not None:
+            query = query.where(TurnRow.key_id == key)
+        if after is not None:
+            query = query.where(
+                TurnRow.opened_ms <= after[0],
+                tuple_(TurnRow.opened_ms, TurnRow.id) < after,
+            )
+        async with ledger.snapshot() as connection:
+            rows = (await connection.execute(query)).all()
+        if rows:
+            yield rows
+        if len(rows) < min(limit, PAGE_TURNS):
+            return
+        limit -= len(rows)
+        after = rows[-1].opened_ms, rows[-1].id

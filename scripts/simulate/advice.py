@@ -1,0 +1,68 @@
+"""Does the advisor name every planted fault at its block, and raise no false alarm?
+
+python -m scripts.simulate.advice --seeds 50
+"""
+
+import random
+import sys
+from collections import Counter
+
+from gateway.advice.faults import Fault, find_faults
+from scripts.options import new_parser
+from scripts.simulate.advice_shapes import FAULTY, SOUND, Author, Expected, observed
+
+
+def main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=50)
+    seeds = range(parser.parse_args().seeds)
+    wrong = 0
+    for name in FAULTY:
+        missed = [seed for seed in seeds if not is_named(*faults_of(name, seed))]
+        wrong += len(missed)
+        print(f"planted {name:24} named at its block: {len(seeds) - len(missed)} of {len(seeds)}")
+        for seed in missed[:3]:
+            found, expected = faults_of(name, seed)
+            print(f"   seed {seed}: wanted {expected}, found {shown(found)}")
+    for name in SOUND:
+        alarms: Counter[str] = Counter()
+        for seed in seeds:
+            alarms.update(f"seed {seed}: {each}" for each in shown(sound_faults(name, seed)))
+        wrong += len(alarms)
+        print(f"sound   {name:24} false alarms: {len(alarms)} in {len(seeds)}")
+        for each in list(alarms)[:3]:
+            print(f"   {each}")
+    print(f"{wrong} wrong of {len(seeds) * (len(FAULTY) + len(SOUND))}")
+    return 1 if wrong else 0
+
+
+def faults_of(name: str, seed: int) -> tuple[list[Fault], Expected]:
+    """What the advisor finds in a shape with a planted fault, and what was planted."""
+    author = Author(random.Random(f"{name} {seed}"))
+    sent, expected = FAULTY[name](author)
+    return find_faults(observed(sent)), expected
+
+
+def sound_faults(name: str, seed: int) -> list[Fault]:
+    author = Author(random.Random(f"{name} {seed}"))
+    return find_faults(observed(SOUND[name](author)))
+
+
+def is_named(found: list[Fault], expected: Expected) -> bool:
+    """Whether the planted fault is the one that is found, at its block, and no other one is."""
+    section = expected.path.partition(".")[0]
+    return bool(found) and all(
+        each.kind in expected.kinds
+        and (each.path == expected.path or expected.path == section == each.section)
+        for each in found
+    )
+
+
+def shown(found: list[Fault]) -> list[str]:
+    return [
+        f"{each.kind} at {each.path} ({each.turns} turns, {each.tokens} tokens)" for each in found
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The advisor's cache against the reference model of the contract."""
+
+import random
+
+import pytest
+
+from engine.protocol import Ttl
+from gateway.advice.cache import Cache
+from gateway.advice.observation import Mark, Observation
+from scripts.simulate.advice_shapes import Sent
+from tests.conformance.oracle import B
+from tests.conformance.oracle import Cache as Oracle
+from tests.gateway.advice.turns import random_prompt, turns_of
+
+KINDS = {"h": "thinking", "c": "tool_use", "o": "tool_result"}
+MINIMUM = 100
+
+
+def blocks_of(turn: Observation, marks: list[Mark]) -> list[B]:
+    ttls, message, made, before = dict(marks), -1, [], 0
+    for place, letter in enumerate(turn.kinds):
+        message += letter.isupper()
+        section = "tools" if letter == "t" else "system" if letter == "s" else "messages"
+        own = f"{turn.segments[place].own.hex()} {letter.lower()}"
+        size = turn.tokens[place] - before
+        before = turn.tokens[place]
+        kind = KINDS.get(letter.lower(), "text")
+        made.append(B(section, own, size, ttls.get(place), kind, message))
+    return made
+
+
+def random_marks(turn: Observation, chance: random.Random) -> list[Mark]:
+    """At most four, the longer TTL first, none on thinking."""
+    places = [n for n, letter in enumerate(turn.kinds) if letter.lower() != "h"]
+    chosen = sorted(chance.sample(places, min(len(places), chance.randint(0, 4))))
+    hours = chance.randint(0, len(chosen))
+    ttl: list[Ttl] = ["1h"] * hours + ["5m"] * (len(chosen) - hours)
+    return list(zip(chosen, ttl, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_every_turn_is_billed_as_the_reference_model_bills_it(seed: int) -> None:
+    chance = random.Random(seed)
+    sent, now = [], 0
+    prompts = [random_prompt(chance) for _ in range(4)]
+    for _ in range(30):
+        now += chance.choice([0, 500, 20_000, 280_000, 320_000, 3_500_000, 3_700_000])
+        sent.append(Sent(now, chance.choice([*prompts, random_prompt(chance)])))
+    cache, oracle = Cache(MINIMUM), Oracle(MINIMUM)
+    for turn in turns_of(sent, begins_after_ms=chance.choice([0, 700])):
+        marks = random_marks(turn, chance)
+        counts = cache.take(turn, marks)
+        tail = turn.total - turn.tokens[-1]
+        seconds, begin = turn.at_ms / 1000, turn.served.begun_ms / 1000
+        expected = oracle.run(blocks_of(turn, marks), t=seconds, begin=begin, g=tail)
+        found = dict(inp=counts.input, read=counts.read, w5=counts.write_5m, w1=counts.write_1h)
+        assert found == expected
+
+
+def test_the_window_ends_twenty_positions_back() -> None:
+    from engine.protocol import Message, Prompt, TextPart
+
+    def talk(count: int) -> Prompt:
+        return Prompt([Message("user", [TextPart(f"{n} " * 300) for n in range(count)])])
+
+    for count, is_read in ((34, True), (35, False)):
+        turns = turns_of([Sent(0, talk(15)), Sent(1000, talk(count))])
+        cache = Cache(MINIMUM)
+        cache.take(turns[0], [(14, "5m")])
+        found = cache.take(turns[1], [(count - 1, "5m")])
+        assert bool(found.read) == is_read

@@ -1,0 +1,106 @@
+"""What is advised for a stream of turns, in numbers that can be added up by hand."""
+
+from engine.protocol import Message, Prompt, TextPart, Ttl
+from gateway.advice.cache import Cache
+from gateway.advice.stream import advise_stream
+from scripts.simulate.advice_shapes import Sent
+from tests.gateway.advice.turns import turns_of
+
+SYSTEM = "rule " * 2000
+MINUTE = 60_000
+
+
+def asked(number: int, system: str = SYSTEM) -> Prompt:
+    return Prompt([Message("user", [TextPart(f"question {number}")])], system=[TextPart(system)])
+
+
+def sent(count: int, gap_ms: int, marks: tuple[tuple[int, Ttl], ...] = ()) -> list[Sent]:
+    return [Sent(n * gap_ms, asked(n), marks) for n in range(count)]
+
+
+def test_unmarked_requests_a_minute_apart_want_five_minutes() -> None:
+    turns = turns_of(sent(10, MINUTE))
+    found = advise_stream(turns, 1024)
+    size = turns[0].tokens[0]
+    assert found.verdict == "mark"
+    assert [(m.place, m.ttl) for m in found.markers] == [("system", "5m")]
+    assert found.saves.multiples == round(size * (10 - 1.25 - 9 * 0.1), 1)
+    assert found.saves.nano == size * (10_000 - 1250 - 900)
+    assert found.saves.tokens == 9 * size
+    assert found.saves.prefill_seconds == round(9 * size / 10_000, 3)
+    assert found.policy is not None
+    assert (found.policy.auto_cache, found.policy.auto_cache_ttl) == ("prefix", "5m")
+
+
+def test_requests_ten_minutes_apart_want_an_hour() -> None:
+    found = advise_stream(turns_of(sent(10, 10 * MINUTE)), 1024)
+    assert [marker.ttl for marker in found.markers] == ["1h"]
+
+
+def test_requests_two_hours_apart_are_left_unmarked() -> None:
+    found = advise_stream(turns_of(sent(10, 120 * MINUTE)), 1024)
+    assert (found.verdict, found.markers, found.saves.multiples) == ("leave", [], 0)
+
+
+def test_markers_that_are_never_read_are_to_be_left_out() -> None:
+    turns = turns_of(sent(10, 120 * MINUTE, ((0, "1h"),)))
+    found = advise_stream(turns, 1024)
+    assert found.verdict == "unmark"
+    assert found.saves.multiples == turns[0].tokens[0] * 10
+    assert [each.kind for each in found.findings] == ["changing_end"]
+
+
+def test_good_markers_are_left_as_they_are() -> None:
+    found = advise_stream(turns_of(sent(10, MINUTE, ((0, "5m"),))), 1024)
+    assert (found.verdict, found.markers, found.policy) == ("leave", [], None)
+    assert found.next_best is not None
+
+
+def test_a_prefix_below_the_minimum_is_not_worth_a_marker() -> None:
+    found = advise_stream(turns_of(sent(10, MINUTE, ((0, "5m"),))), 100_000)
+    assert found.verdict == "leave"
+    assert [each.kind for each in found.findings] == ["too_short"]
+
+
+def test_anthropics_dialect_gets_markers_and_no_policy() -> None:
+    found = advise_stream(turns_of(sent(10, MINUTE), dialect="anthropic"), 1024)
+    assert found.markers and found.policy is None
+
+
+def test_without_prices_the_plain_multiples_decide() -> None:
+    found = advise_stream(turns_of(sent(10, MINUTE), rates=None), 1024)
+    assert found.verdict == "mark"
+    assert found.saves.nano is None and found.saves.multiples > 0
+
+
+def test_a_prewarm_pays_where_many_begin_at_once() -> None:
+    at_once = [Sent(0, asked(n), ((0, "5m"),)) for n in range(20)]
+    found = advise_stream(turns_of(at_once, begins_after_ms=2000), 1024)
+    assert found.prewarm.pays
+    size = turns_of(at_once)[0].tokens[0]
+    assert found.prewarm.num_races == 19
+    # Unmarked they cost 20 times the prefix; with a request ahead one write and 20 reads.
+    assert found.prewarm.saves.multiples == round(size * (20 - 1.25 - 20 * 0.1), 1)
+    apart = advise_stream(turns_of(sent(20, MINUTE, ((0, "5m"),)), begins_after_ms=2000), 1024)
+    assert not apart.prewarm.pays and apart.prewarm.num_races == 0
+
+
+def test_a_growing_conversation_is_marked_along_its_turns() -> None:
+    said: list[Message] = []
+    turns = []
+    for number in range(12):
+        said = [*said, Message("user", [TextPart(f"question {number} " * 100)])]
+        turns.append(Sent(number * MINUTE, Prompt(list(said), system=[TextPart(SYSTEM)])))
+        said = [*said, Message("assistant", [TextPart(f"answer {number} " * 100)])]
+    seen = turns_of(turns)
+    found = advise_stream(seen, 1024)
+    assert found.verdict == "mark" and found.policy is not None
+    assert found.policy.auto_cache == "conversation"
+    best = next(each for each in found.outcomes if each.name == "conversation_5m")
+    cache = Cache(1024)
+    for turn in seen:
+        cache.take(
+            turn,
+            [(0, "5m"), *([(turn.answer, "5m")] * (turn.answer > 0)), (len(turn.tokens) - 1, "5m")],
+        )
+    assert best.multiples == round(cache.sums.multiples, 1)
