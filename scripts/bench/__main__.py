@@ -22,6 +22,7 @@ class Benchmark(NamedTuple):
 
 SYSTEM = ("gateway", "engine", "test", "bench")
 BENCHMARKS = {
+    "advice": Benchmark("time to advise a month of turns on their markers", ("gateway", "test")),
     "agent": Benchmark("hit rate of a coding agent's traffic, nonce lines kept or removed", SYSTEM),
     "batches": Benchmark("batches of many prompts beside interactive turns", SYSTEM),
     "dashboard": Benchmark("how soon each page shows its numbers, and ten sessions",

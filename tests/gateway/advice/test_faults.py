@@ -3,7 +3,8 @@
 import pytest
 
 from scripts.simulate.advice import faults_of, is_named, shown, sound_faults
-from scripts.simulate.advice_shapes import FAULTY, SOUND
+from scripts.simulate.advice_faulty import FAULTY
+from scripts.simulate.advice_sound import SOUND
 
 SEEDS = range(1000, 1004)
 
