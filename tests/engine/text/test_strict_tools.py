@@ -44,12 +44,16 @@ def asked_of(model: ChatRenderer, *, strict: bool = True) -> Any:
 
 
 THERE = [name for name in CALLING if source(name) is not None]
-TRIGGERED = [name for name in THERE if of(name).can_trigger]
+TRIGGERED = [name for name in THERE if name not in UNTRIGGERED]
 
 
 def test_most_formats_can_hold_calls_among_text() -> None:
     assert len(TRIGGERED) >= len(THERE) // 2, TRIGGERED
-    assert set(THERE) - set(TRIGGERED) <= UNTRIGGERED
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_a_format_waits_for_the_beginning_of_a_call_where_it_has_one(name: str) -> None:
+    assert of(name).can_trigger == (name in TRIGGERED)
 
 
 @pytest.mark.parametrize("name", TRIGGERED)
