@@ -42,6 +42,9 @@ def seeds(arguments: list[str]) -> list[str]:
 def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)  # as `python -m pytest` would: the packages are imported from the tree
+    # Else each of hundreds of servers would compile the tree anew, and each process every test.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False  # which the processes that run tests are told
     if chromium := find_chromium():
         os.environ["CHROMIUM"] = chromium
     plugins = ["-p", "tests.left_out", "-p", "tests.workers"]
