@@ -73,9 +73,10 @@ JOBS = {
         *python("scripts.docs.page_matrix"),
     ),
     "conformance": pytest_job(
-        "the engines' suite on the native and the synthetic engine; a commit runs the first",
+        "the engines' suite on the native and the synthetic engine, 100 sequences of turns on each",
         10,
         "tests/conformance",
+        CONFORMANCE_SEQUENCES="100",
     ),
     "isolation": pytest_job(
         "200 probes of what another workspace has warm",

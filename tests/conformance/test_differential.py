@@ -23,7 +23,7 @@ from tests.conformance.engines import Engine
 from tests.conformance.oracle import B, Cache
 
 SEED = int(os.environ.get("CONFORMANCE_SEED", "20260"))
-SEQUENCES = int(os.environ.get("CONFORMANCE_SEQUENCES", "100"))
+SEQUENCES = int(os.environ.get("CONFORMANCE_SEQUENCES", "30"))
 REQUESTS = 8
 MINIMUM = 32
 WAITS = (0, 0, 1, 120, 299, 300, 301, 1800, 3599, 3600)

@@ -28,7 +28,7 @@ ENGINE = {
 GATEWAY = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_QUEUE_SECONDS": "120"}
 # SOAK_STREAMS raises it (scripts/long_tests soak).
 IS_LONG = "SOAK_STREAMS" in os.environ
-STREAMS = int(os.environ.get("SOAK_STREAMS", "100"))
+STREAMS = int(os.environ.get("SOAK_STREAMS", "60"))
 
 
 def test_all_streams_are_whole_and_leave_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from openai import OpenAI
 from scripts.stack import API_KEY, Stack, running_stack
 
 # USAGE_PAIRS raises it (scripts/long_tests pairs).
-NUM_PAIRS = int(os.environ.get("USAGE_PAIRS", "30"))
+NUM_PAIRS = int(os.environ.get("USAGE_PAIRS", "15"))
 MODEL = "synthetic"
 WORDS = ("lease", "block", "entry", "prefix", "é", "🦉", "token\n", "scope")
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from scripts.stack import Stack, running_stack
+from tests.fuzz.tiny_model import write_tiny_model
 from tests.isolation.probes import ENGINE, client_of, new_key
 
 WORKSPACES = ("owner-of-it", "stranger-to-it", "reference-of-it")
@@ -30,7 +31,8 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     data = tmp_path_factory.mktemp("isolation")
     with ExitStack() as stack:
-        running = stack.enter_context(running_stack(data, engine_settings=ENGINE))
+        settings = {**ENGINE, "ENGINE_MODEL": str(write_tiny_model(data / "tiny"))}
+        running = stack.enter_context(running_stack(data, engine_settings=settings))
         keys = [new_key(data, workspace) for workspace in WORKSPACES]
         clients = [stack.enter_context(client_of(running.gateway, key)) for _, key in keys]
         yield House(running, data, keys[0][0], *clients)
