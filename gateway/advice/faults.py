@@ -34,7 +34,7 @@ _MOSTLY = 0.9
 _GROWTH_TOKENS = 4
 # Less than so many tokens, and than this share of a prompt, is not worth a word.
 _LEAST_TOKENS = 64
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.05
 _LEAST_TURNS = 0.1
 _FEW = 3
 _MAX_TURNS_NAMED = 5

@@ -49,6 +49,7 @@ _FIELDS: dict[str, PastedDialect] = {
     "prompt": "completions",
 }
 _DATA = ("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json")
+_OF_TOOLS = ("input_schema", "parameters", "arguments")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
 # What `prompt/breakpoints.py` says of markers that break a rule of their own.
 _BROKEN = re.compile(r"A maximum of \d+ blocks with cache_control|must not come after a ttl='5m'")
@@ -251,9 +252,23 @@ def _bytes(body: dict[str, Any]) -> bytes:
 
 
 def _unmarked(value: Any) -> Any:
-    """Without markers. JSON that was read is nested no deeper than the interpreter allows."""
+    """Without markers. What a tool takes is left as it is: a field there may have such a name.
+
+    Raise InvalidRequest for what is nested too deeply.
+    """
+    try:
+        return _without(value)
+    except RecursionError:
+        raise InvalidRequest("the JSON is nested too deeply") from None
+
+
+def _without(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _unmarked(each) for name, each in value.items() if name not in _MARKERS}
+        return {
+            name: each if name in _OF_TOOLS else _without(each)
+            for name, each in value.items()
+            if name not in _MARKERS
+        }
     if isinstance(value, list):
-        return [_unmarked(each) for each in value]
+        return [_without(each) for each in value]
     return value

@@ -57,7 +57,7 @@ def verdict(found: Verdict, markers: Sequence[Marker], saves: Amount, num_turns:
     if found == "unmark":
         return f"Mark nothing: that {worth}, since what is written is hardly read."
     where = ", ".join(f"{marker.place} ({marker.ttl})" for marker in markers)
-    return f"Mark {where}: that {worth}."
+    return f"Mark {where}, and nothing else: that {worth}."
 
 
 def next_best(name: str, more: float) -> str:

@@ -218,7 +218,11 @@ def test_the_command_says_the_same(
     monkeypatch.setenv("HOLDFAST_DATABASE_URL", make_settings(data).ledger_url)
     assert main(["advise", "--since", DAY.isoformat(), "--until", "2026-11-11"]) == 0
     said = capsys.readouterr().out
-    assert "Mark system (5m)" in said and "system.0" in said and "msg_team-b_" in said
+    assert (
+        "Mark system (5m), and nothing else" in said
+        and "system.0" in said
+        and "msg_team-b_" in said
+    )
     path = tmp_path / "request.json"
     path.write_text(json.dumps(BODIES["messages"]))
     assert main(["advise", str(path)]) == 0

@@ -21,6 +21,7 @@ NUM_FUZZED = 2000
 CLOSED = [operation for operation in OPERATIONS if operation.security]
 # What a key that is not an admin's may look at, of its own workspace.
 OWN = {
+    "advise",
     "getAbout",
     "getOverview",
     "getDivergence",
