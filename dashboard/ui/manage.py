@@ -109,7 +109,13 @@ def _draw_keys(ids: list[str], keys: list[Key]) -> None:
         labels = _labels(keys)
         old = st.selectbox("Key to rotate", list(labels), key="rotate_label")
         grace = st.selectbox("The old one works for", list(_GRACES), key="rotate_grace")
-        if st.form_submit_button("Rotate key") and old:
+        is_sure = st.checkbox("The old key may stop working at once", key="rotate_sure")
+        asks = st.form_submit_button("Rotate key")
+        if asks and not _GRACES[grace] and not is_sure:
+            st.warning(
+                "Tick the box, or let the old key work for a while.", icon=":material/warning:"
+            )
+        elif asks and old:
             path = f"/admin/v1/keys/{segment(labels[old])}/rotate"
             asked = {"grace_seconds": _GRACES[grace]}
             _make(lambda: _post(path, MadeKey, asked), "The key has a successor.")

@@ -78,6 +78,9 @@ def test_a_key_is_shown_once_rotated_and_revoked(page: AppTest, admin: Admin, ga
     page.selectbox(key="rotate_label").set_value(label)
     page.selectbox(key="rotate_grace").set_value("none: it ends now")
     press(page, "Rotate key")
+    assert works(gateway, made), "the old key does not end unconfirmed"
+    page.checkbox(key="rotate_sure").set_value(True)
+    press(page, "Rotate key")
     successor = page.code[0].value
     assert works(gateway, successor) and not works(gateway, made)
     new = next(k for k in admin.get("keys?workspace=keys") if k["id"] != info["id"])
