@@ -1,6 +1,6 @@
-"""The ids of the turns that the journal holds, in a text file beside it.
+"""The ids of the turns that the journal holds, in a text file beside it and in a copy of that.
 
-It is written after each commit and never synced, so it survives the process and not always the
+They are written after each commit and never synced, so they survive the process and not always the
 machine. When a part of the journal is damaged or gone, the turns that were in it are named by it.
 Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotten, each with a
 checksum; damaged lines are left out. The first line is `=INSTANCE`, and `@SECONDS` tells when the
@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
@@ -26,18 +27,44 @@ _LINE = re.compile(rb"([+=@*-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
 
 @dataclass(slots=True)
 class Told:
-    """What the file says: `instance` is None where it is not known.
+    """What one list says: `instance` is None where it is not known.
 
-    `num_forgotten` is the number of turns ever forgotten, as far as the file has it.
+    `num_forgotten` is the number of turns ever forgotten, as far as the list has it; `base` was
+    that number when the list was begun, -1 where it is not known. `gone` are the turns that were
+    forgotten since.
     """
 
     instance: str | None = None
     alive: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     forgotten: list[str] = field(default_factory=list)
+    base: int = -1
     num_forgotten: int = 0
 
 
-def read(path: Path) -> Told:
+def names_of(directory: Path) -> list[Path]:
+    """The list and its copy: what damages one of them leaves the other."""
+    return [directory / "turns.log", directory / "turns-copy.log"]
+
+
+def read(paths: Sequence[Path]) -> Told:
+    """What the lists say together. One that was begun earlier than another says nothing."""
+    found = [_read(path) for path in paths]
+    base = max(told.base for told in found)
+    newest = [told for told in found if told.base == base and told.instance is not None]
+    if not newest:
+        return max(found, key=lambda told: len(told.alive))
+    merged = max(newest, key=lambda told: (told.num_forgotten, len(told.alive)))
+    for told in newest:
+        merged.alive |= told.alive
+        merged.gone |= told.gone
+        merged.forgotten = list(dict.fromkeys([*merged.forgotten, *told.forgotten]))
+    merged.alive -= merged.gone
+    merged.num_forgotten = max(merged.num_forgotten, max(base, 0) + len(merged.gone))
+    return merged
+
+
+def _read(path: Path) -> Told:
     told, now, is_recent = Told(), time.time(), False
     try:
         content = path.read_bytes()
@@ -53,46 +80,40 @@ def read(path: Path) -> Told:
         elif found[1] == b"@":
             is_recent = now - int(turn_id) < FORGOTTEN_SECONDS
         elif found[1] == b"*":
-            told.num_forgotten = int(turn_id)
+            told.base = told.num_forgotten = int(turn_id)
         elif found[1] == b"+":
             told.alive.add(turn_id)
         else:
             told.num_forgotten += 1
             told.alive.discard(turn_id)
+            told.gone.add(turn_id)
             if is_recent:
                 told.forgotten.append(turn_id)
     return told
 
 
 class LiveIds:
-    """The file while the journal is open; all methods are called from the journal's thread."""
+    """The lists while the journal is open; all methods are called from the journal's thread."""
 
-    def __init__(self, path: Path, instance: str, alive: Iterable[str], num_forgotten: int) -> None:
-        self._path = path
+    def __init__(
+        self, paths: Sequence[Path], instance: str, alive: Iterable[str], num_forgotten: int
+    ) -> None:
+        self._lists = [_List(path) for path in paths]
         self._instance = instance
-        self._file = -1
-        self._num_bytes = 0
         self._clock = 0
         self.rewrite(alive, num_forgotten)
 
     @property
     def is_long(self) -> bool:
-        return self._num_bytes > MAX_BYTES
+        return any(one.num_bytes > MAX_BYTES for one in self._lists)
 
     def rewrite(self, alive: Iterable[str], num_forgotten: int) -> None:
         """Begin anew with what is alive."""
-        new = self._path.with_suffix(".new")
         content = _line(b"=", self._instance) + _line(b"*", str(num_forgotten))
         content += b"".join(_line(b"+", each) for each in alive)
-        try:
-            new.write_bytes(content)
-            new.replace(self._path)
-            self.close()
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            self._num_bytes = len(content)
-            self._clock = 0
-        except OSError:
-            pass  # a full disk: the file is a help, and the journal says that it is full
+        for one in self._lists:
+            one.rewrite(content)
+        self._clock = 0
 
     def add(self, recorded: Sequence[str], forgotten: Sequence[str]) -> None:
         if not recorded and not forgotten:
@@ -103,10 +124,34 @@ class LiveIds:
             self._clock = now
             lines.append(_line(b"@", str(now)))
         content = b"".join(lines + [_line(b"-", each) for each in forgotten])
-        try:
-            self._num_bytes += os.write(self._file, content)
-        except OSError:
-            pass
+        for one in self._lists:
+            one.add(content)
+
+    def close(self) -> None:
+        for one in self._lists:
+            one.close()
+
+
+class _List:
+    """One file. A full disk is no error: the file is a help, and the journal says so itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self.num_bytes = 0
+
+    def rewrite(self, content: bytes) -> None:
+        new = self._path.with_suffix(".new")
+        with suppress(OSError):
+            new.write_bytes(content)
+            new.replace(self._path)
+            self.close()
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self.num_bytes = len(content)
+
+    def add(self, content: bytes) -> None:
+        with suppress(OSError):
+            self.num_bytes += os.write(self._file, content)
 
     def close(self) -> None:
         if self._file >= 0:

@@ -56,7 +56,8 @@ class Opened:
 def open_journal(directory: Path, connect: Connect) -> Opened:
     """Raise sqlite3.Error or OSError where there is nothing to be done from here."""
     path, log = directory / "journal.db", get_logger("journal")
-    told = live_ids.read(directory / "turns.log")
+    lists = live_ids.names_of(directory)
+    told = live_ids.read(lists)
     earlier = told.instance
     damage = None
     try:
@@ -86,9 +87,9 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
     num_forgotten = forgotten_in(db)
     if told.num_forgotten < num_forgotten:
         number = num_forgotten - told.num_forgotten
-        log.error("names_missing", file=str(directory / "turns.log"), number=number)
+        log.error("names_missing", file=str(lists[0]), number=number)
     held = (row[0] for row in db.execute("SELECT id FROM turns"))
-    ids = live_ids.LiveIds(directory / "turns.log", instance, held, num_forgotten)
+    ids = live_ids.LiveIds(lists, instance, held, num_forgotten)
     return Opened(db, instance, ids, told.forgotten)
 
 

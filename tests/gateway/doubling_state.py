@@ -147,11 +147,11 @@ def _opened(size: int) -> Work:
 
 def _names_read(size: int) -> Work:
     folder = Path(tempfile.mkdtemp(prefix="doubling-"))
-    ids = live_ids.LiveIds(folder / "turns.log", "i", (f"msg_{n:08}" for n in range(size)), 0)
+    ids = live_ids.LiveIds(live_ids.names_of(folder), "i", (f"msg_{n:08}" for n in range(size)), 0)
     ids.close()
 
     def work() -> None:
-        live_ids.read(folder / "turns.log")
+        live_ids.read(live_ids.names_of(folder))
 
     weakref.finalize(work, shutil.rmtree, folder, ignore_errors=True)
     return work

@@ -27,6 +27,7 @@ FILES = (
     "journal/journal.db-wal",
     "journal/journal.db-shm",
     "journal/turns.log",
+    "journal/turns-copy.log",
     "ledger.db",
     "ledger.db-wal",
     "ledger.db-shm",

@@ -1,0 +1,72 @@
+"""The list of a journal's turns and its copy: what one of them lacks the other tells."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.journal.live_ids import LiveIds, names_of, read
+
+
+def written(folder: Path) -> list[Path]:
+    """Lists that were begun with `a`; then `b` to `d` came and `a` and `b` went."""
+    paths = names_of(folder)
+    ids = LiveIds(paths, "i", ["a"], 7)
+    ids.add(["b", "c"], [])
+    ids.add(["d"], ["a", "b"])
+    ids.close()
+    return paths
+
+
+def no_damage(_: Path) -> None:
+    return
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def take_another_file(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\x00" * 99)
+
+
+def begin_earlier(path: Path) -> None:
+    """As it was before it was last begun anew: `z` went meanwhile."""
+    LiveIds([path], "i", ["z"], 3).close()
+
+
+def lose_its_base(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if not line.startswith(b"*")))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "damage", [no_damage, delete, cut, take_another_file, begin_earlier, lose_its_base]
+)
+def test_one_whole_list_is_enough(
+    tmp_path: Path, which: int, damage: Callable[[Path], None]
+) -> None:
+    paths = written(tmp_path)
+    damage(paths[which])
+    told = read(paths)
+    assert (told.instance, told.alive, told.num_forgotten) == ("i", {"c", "d"}, 9)
+    assert told.forgotten == ["a", "b"]
+
+
+def test_two_lists_that_lack_different_lines_are_whole_together(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    for path, lost in zip(paths, (b"+c", b"-a"), strict=True):
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(line for line in lines if not line.startswith(lost)))
+    told = read(paths)
+    assert (told.alive, told.num_forgotten) == ({"c", "d"}, 9)
+
+
+def test_without_lists_nothing_is_told(tmp_path: Path) -> None:
+    told = read(names_of(tmp_path))
+    assert (told.instance, told.alive, told.num_forgotten) == (None, set(), 0)
