@@ -100,7 +100,7 @@ def test_the_advised_policy_is_set_for_the_key(
 
 
 def test_a_range_without_requests_says_so(monkeypatch: pytest.MonkeyPatch, gateway: str) -> None:
-    app = opened(monkeypatch, gateway, workspace="nobody")
+    app = opened(monkeypatch, gateway, range="1h")
     assert "No requests in this range" in said(app) and not app.dataframe
 
 

@@ -33,7 +33,7 @@ from gateway.ledger.reads.ranges import Range
 from gateway.prices.files import load_prices
 from scripts.options import new_parser
 from scripts.simulate.advice_shapes import Author
-from tests.fuzz.houses import MODELS, running_machines, serving
+from tests.fuzz.houses import running_machines, serving
 from tests.fuzz.servers import Machines
 
 MIN_TOKENS = 64
@@ -41,11 +41,11 @@ WITHIN = 0.05
 _ALL_MS = 253_402_300_799_000
 _WAIT_SECONDS = 120.0
 _HEADERS = {"anthropic-version": "2023-06-01"}
-_MODELS = f"""default = 'm'
+_MODELS = """default = 'm'
 [[models]]
 id = 'm'
-engine_model = '{MODELS[0]}'
-min_cache_tokens = {MIN_TOKENS}
+engine_model = '{0}'
+min_cache_tokens = {1}
 """
 Body = dict[str, Any]
 
@@ -142,8 +142,10 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
-        with running_machines(path, options.backend) as machines:
-            with serving(path, machines, _MODELS, names) as (url, keys):
+        with running_machines(path, options.backend) as both:
+            machines = Machines(both.engines[:1], both.slots)
+            models = _MODELS.format(machines.engines[0].description.model, MIN_TOKENS)
+            with serving(path, machines, models, names) as (url, keys):
                 house = House(machines, url, dict(zip(names, keys, strict=True)), path / "data")
                 for name in options.traffic:
                     for seed in seeds:
