@@ -1,7 +1,8 @@
 """Take the screenshots that dashboard/README.md shows, and check each page that is on them.
 
-Two engines with traffic are drawn in full size. The other states, widths and the dark theme are
-drawn at half the size, to be looked over. The checks are those of `scripts.docs.page_matrix`.
+Two engines with traffic are drawn at three quarters of their size, the other states, widths and the
+dark theme at half of it. The checks are those of `scripts.docs.page_matrix`. The table of pictures
+in dashboard/README.md is written anew from the files that there are.
 
     python -m scripts.docs.shots [--out dashboard/screenshots] [--pages a,b] [--states two,empty]
 """
@@ -19,6 +20,7 @@ from scripts.options import parse
 from scripts.stack import ROOT
 
 NUM_TURNS = 20_000
+BEGIN, END = "<!-- pictures: written by scripts.docs.shots -->", "<!-- end of pictures -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,14 @@ class Shot:
     theme: str
     width: int
     scale: float = 0.5
-    quality: int = 55
+    quality: int = 50
+
+    def column(self, state: str) -> str:
+        return f"{state}-{self.theme}-{self.width}"
 
 
 SHOTS: dict[str, tuple[Shot, ...]] = {
-    "two": (Shot("light", 1440, 1.0), Shot("dark", 1440), Shot("light", 480)),
+    "two": (Shot("light", 1440, 0.75), Shot("dark", 1440), Shot("light", 480)),
     "empty": (Shot("dark", 1200),),
     "one": (Shot("light", 1200),),
     "four": (Shot("dark", 1920),),
@@ -57,6 +62,7 @@ def main() -> int:
                     num_taken += 1
                     num_problems += len(drawn.problems)
                     report(drawn, write(drawn, shot, options.out))
+    write_table(options.out, ROOT / "dashboard" / "README.md")
     size = sum(file.stat().st_size for file in options.out.iterdir())
     print(f"{num_taken} screenshots, {size / 1024:,.0f} KiB, {num_problems} problems")
     return 1 if num_problems else 0
@@ -70,6 +76,27 @@ def write(drawn: Drawn, shot: Shot, out: Path) -> Path:
     path = out / f"{drawn.sight}-{drawn.state}-{drawn.theme}-{drawn.width}.webp"
     image.save(path, "WEBP", quality=shot.quality, method=6)
     return path
+
+
+def write_table(pictures: Path, readme: Path) -> None:
+    """A row for each page, a column for each state that has pictures; between the two marks."""
+    columns = [shot.column(state) for state, shots in SHOTS.items() for shot in shots]
+    columns = [name for name in columns if any(pictures.glob(f"*-{name}.webp"))]
+    names = [each for page in PAGES for each in (page, f"{page}-picked")]
+    lines = [f"| page | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name in names:
+        cells = [
+            f"[see](screenshots/{name}-{column}.webp)"
+            if (pictures / f"{name}-{column}.webp").exists()
+            else ""
+            for column in columns
+        ]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    before, _, rest = readme.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = "\n".join(lines)
+    readme.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", "utf-8")
 
 
 def report(drawn: Drawn, path: Path) -> None:
