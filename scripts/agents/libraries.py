@@ -1,6 +1,9 @@
 """Recipes of libraries: a short program each, with one tool, in `tests/clients/programs`."""
 
-from scripts.agents.recipes import MODEL, Recipe
+import json
+from dataclasses import replace
+
+from scripts.agents.recipes import LAST_TEXT, MODEL, Recipe, call
 
 GIVEN = {"where": "room $step"}
 ARGUMENTS = ("$url", "$key", MODEL, "$prompt")
@@ -19,17 +22,23 @@ def python_program(name: str, package: str, place: str, program: str, mode: str)
 
 
 def node_program(
-    name: str, package: str, program: str, mode: str, *, is_streamed: bool = False
+    name: str,
+    package: str,
+    program: str,
+    mode: str,
+    *,
+    place: str = "sdk",
+    is_streamed: bool = False,
 ) -> Recipe:
     return Recipe(
         name=f"{name}, {mode}{', streamed' if is_streamed else ''}",
         package=package,
-        place="sdk",
+        place=place,
         command=("node", f"$programs/{program}", mode, *ARGUMENTS),
         tool="look",
         given=GIVEN,
         environment={
-            "SDK_FOLDER": "$agents/sdk",
+            "SDK_FOLDER": f"$agents/{place}",
             "STREAMED": str(int(is_streamed)),
             "AI_SDK_LOG_WARNINGS": "false",
         },
@@ -53,6 +62,22 @@ AGENT_SDK = Recipe(
     may_miss=frozenset({"/api/hello"}),
 )
 
+CLAUDE_ID = "claude-sonnet-4-5"
+
+
+def dspy(mode: str, model: str, tool: str, last: str) -> Recipe:
+    """DSPy asks for tools and schemas of models in its own list alone: Anthropic's ids are."""
+    made = python_program("DSPy", "dspy", "litellm", "dspy_run.py", mode)
+    command = tuple(model if part == MODEL else part for part in made.command)
+    return replace(made, command=command, tool=tool, last=last)
+
+
+DSPY = (
+    dspy("anthropic", CLAUDE_ID, "look", call("submit", {"answer": LAST_TEXT})),
+    dspy("anthropic-json", CLAUDE_ID, "", json.dumps({"answer": {"text": LAST_TEXT}})),
+    dspy("openai-json", MODEL, "", json.dumps({"answer": {"text": LAST_TEXT}})),
+)
+
 LIBRARIES: tuple[Recipe, ...] = (
     AGENT_SDK,
     *(
@@ -67,6 +92,11 @@ LIBRARIES: tuple[Recipe, ...] = (
         python_program("LangChain (Python)", "langchain", "python", "langchain_run.py", mode)
         for mode in ("anthropic", "openai-chat")
     ),
+    *(
+        node_program("LangChain (JS)", "langchain", "langchain_js.mjs", mode, place="langchain")
+        for mode in ("anthropic", "openai-chat", "openai")
+    ),
+    *DSPY,
     *(
         python_program("LiteLLM", "litellm", "litellm", "litellm_run.py", mode)
         for mode in ("anthropic", "openai")

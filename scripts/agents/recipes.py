@@ -1,15 +1,15 @@
 """Recipes: how each client is installed, pointed at a gateway, and started.
 
-In every text of a recipe `$url` is the gateway, `$key` its key, `$home` and `$work` empty folders
-of this run, `$agents` the folder of the installed clients, `$programs` that of our short programs,
-and `$prompt` what the user says. No client is changed: variables, its configuration and its
-command line are all that a recipe sets.
+In every text of a recipe `$url` is the gateway, `$key` its key, `$port` a free port, `$home` and
+`$work` empty folders of this run, `$agents` the folder of the installed clients, `$programs` that
+of our short programs, and `$prompt` what the user says. No client is changed: variables, its
+configuration and its command line are all that a recipe sets.
 """
 
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ class Recipe:
 
     `tool` is the tool of the client that the script calls with `given`, in which `$step` is the
     turn; a client without tools has an empty name there and gets `typed`, a prompt each line.
-    `before` is a command that sets the client up. `package` is read for the version, in `place`
-    under the folder of the clients: a folder with `node_modules`, or a virtual environment.
+    `last` is what the engine writes when a run ends. `before` is a command that sets the client up,
+    `resumed` are later runs that carry the conversation on, and `after` is a command that ends what
+    the client left running. `package` is read for the version, in `place` under the folder of the
+    clients: a folder with `node_modules`, or a virtual environment.
     `may_miss` are paths outside of the API that the client asks for and does well without.
     """
 
@@ -38,6 +40,9 @@ class Recipe:
     files: Mapping[str, str] = field(default_factory=dict)
     place: str = "."
     before: tuple[str, ...] = ()
+    resumed: tuple[tuple[str, ...], ...] = ()
+    after: tuple[str, ...] = ()
+    last: str = LAST_TEXT
     typed: str = ""
     may_miss: frozenset[str] = frozenset()
 
@@ -55,10 +60,16 @@ class Recipe:
         return done.stdout.strip() or None
 
 
+def call(name: str, given: Mapping[str, Any]) -> str:
+    """A call exactly as the demo model's template has it: strict tools hold the engine to that."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>"
+
+
+CLAUDE = ("claude", "--dangerously-skip-permissions", "-p", "$prompt")
 CLAUDE_CODE = Recipe(
     name="Claude Code",
     package="@anthropic-ai/claude-code",
-    command=("claude", "-p", "$prompt", "--dangerously-skip-permissions"),
+    command=CLAUDE,
     tool="Bash",
     given=SHELL,
     environment={
@@ -68,6 +79,45 @@ CLAUDE_CODE = Recipe(
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     },
     may_miss=frozenset({"/api/hello"}),
+)
+CLAUDE_CONTINUE = replace(
+    CLAUDE_CODE, name="Claude Code, --continue", resumed=((*CLAUDE, "--continue"),)
+)
+SESSION = "5f0c9b2e-6f43-4c0e-9d5e-3a5f1f6a7c11"
+CLAUDE_RESUME = replace(
+    CLAUDE_CODE,
+    name="Claude Code, --resume",
+    command=(*CLAUDE, "--session-id", SESSION),
+    resumed=((*CLAUDE, "--resume", SESSION),),
+)
+
+CLAUDE_CODE_ROUTER = Recipe(
+    name="claude-code-router",
+    package="@musistudio/claude-code-router",
+    place="router",
+    command=("ccr", "code", *CLAUDE[1:]),
+    after=("ccr", "stop"),
+    tool="Bash",
+    given=SHELL,
+    environment={"IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+    files={
+        "$home/.claude-code-router/config.json": json.dumps(
+            {
+                "PORT": "$port",
+                "NON_INTERACTIVE_MODE": True,
+                "Providers": [
+                    {
+                        "name": "holdfast",
+                        "api_base_url": "$url/v1/chat/completions",
+                        "api_key": "$key",
+                        "models": [MODEL],
+                        "transformer": {"use": ["openrouter"]},
+                    }
+                ],
+                "Router": {"default": f"holdfast,{MODEL}"},
+            }
+        )
+    },
 )
 
 CODEX = Recipe(
@@ -229,6 +279,9 @@ def aider(dialect: str, options: tuple[str, ...], environment: Mapping[str, str]
 
 AGENTS: tuple[Recipe, ...] = (
     CLAUDE_CODE,
+    CLAUDE_CONTINUE,
+    CLAUDE_RESUME,
+    CLAUDE_CODE_ROUTER,
     CODEX,
     GEMINI_CLI,
     QWEN_OPENAI,

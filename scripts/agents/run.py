@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
-from scripts.agents.recipes import LAST_TEXT, Recipe
+from scripts.agents.recipes import LAST_TEXT, Recipe, call
 from scripts.agents.relay import Exchange, Relay, relaying
-from scripts.stack import ADMIN_KEY, API_KEY, ROOT, serving_engine, serving_gateway
+from scripts.stack import ADMIN_KEY, API_KEY, ROOT, free_port, serving_engine, serving_gateway
 
 NUM_TURNS = 5
 SECONDS = 240
@@ -86,20 +86,17 @@ HEAD = (
 )
 
 
-def call(name: str, given: dict[str, Any]) -> str:
-    """A call exactly as the demo model's template has it: strict tools hold the engine to that."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>"
-
-
 def script_of(recipe: Recipe) -> dict[str, str]:
-    """What the engine writes, by turn: a call each, then the last text."""
+    """What the engine writes, by turn: calls, and a last text where a run ends."""
     if not recipe.tool:
-        return {"": LAST_TEXT}
+        return {"": recipe.last}
+    num_runs = 1 + len(recipe.resumed)
+    ends = {NUM_TURNS * number // num_runs for number in range(1, num_runs + 1)}
     steps: dict[str, str] = {}
-    for number in range(1, NUM_TURNS):
+    for number in range(1, NUM_TURNS + 1):
         given = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
-        steps[f"turn {number}"] = call(recipe.tool, given)
-    return {**steps, f"turn {NUM_TURNS}": LAST_TEXT}
+        steps[f"turn {number}"] = recipe.last if number in ends else call(recipe.tool, given)
+    return steps
 
 
 @contextmanager
@@ -151,6 +148,7 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
         "agents": str(folder),
         "programs": str(ROOT / "tests" / "clients" / "programs"),
         "prompt": PROMPT,
+        "port": str(free_port()),
     }
 
     def filled(text: str) -> str:
@@ -169,28 +167,44 @@ def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, st
         "TERM": "dumb",
         **{name: filled(value) for name, value in recipe.environment.items()},
     }
-    commands = [part for part in (recipe.before, recipe.command) if part]
+
+    def run(command: tuple[str, ...]) -> tuple[int, str]:
+        words = [filled(part) for part in command]
+        return run_command(words, work, environment, filled(recipe.typed))
+
     printed = ""
-    for command in commands:
-        try:
-            done = subprocess.run(
-                [filled(part) for part in command],
-                cwd=work,
-                env=environment,
-                input=filled(recipe.typed),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=SECONDS,
-            )
-        except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"").decode(errors="replace")
-            return -1, f"{printed}{said}\nnot over in {SECONDS} s"
-        printed += done.stdout
-        if done.returncode != 0:
-            return done.returncode, printed
+    try:
+        for command in (recipe.before, recipe.command, *recipe.resumed):
+            status, said = run(command) if command else (0, "")
+            printed += said
+            if status != 0:
+                return status, printed
+    finally:
+        if recipe.after:
+            run(recipe.after)
     return 0, printed
+
+
+def run_command(
+    words: list[str], work: Path, environment: dict[str, str], typed: str
+) -> tuple[int, str]:
+    """The exit status, -1 where it did not end in SECONDS, and what was printed."""
+    try:
+        done = subprocess.run(
+            words,
+            cwd=work,
+            env=environment,
+            input=typed,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode(errors="replace")
+        return -1, f"{said}\nnot over in {SECONDS} s"
+    return done.returncode, done.stdout
 
 
 def settled(url: str) -> list[Row]:
@@ -225,7 +239,9 @@ def judge(
     return Outcome(
         recipe,
         version,
-        has_ended_well=status == 0 and LAST_TEXT in printed and len(talk) >= NUM_TURNS,
+        has_ended_well=status == 0
+        and printed.count(LAST_TEXT) > len(recipe.resumed)
+        and len(talk) >= NUM_TURNS,
         turns=len(talk),
         beside=len(rows) - len(talk),
         share=read / prompts if prompts else None,

@@ -30,6 +30,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "@mariozechner/pi-coding-agent",
     ),
     "cline": ("cline",),
+    # The newest one that can be installed: 3 needs a package that npm does not have.
+    "router": ("@musistudio/claude-code-router@2",),
+    "langchain": (
+        "@langchain/anthropic",
+        "@langchain/core",
+        "@langchain/openai",
+        "langchain",
+        "zod",
+    ),
 }
 PYTHON_GROUPS: dict[str, tuple[str, ...]] = {
     "aider": ("aider-chat",),
@@ -56,7 +65,7 @@ def install(folder: Path) -> None:
     path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
     for group, packages in GROUPS.items():
         room = folder / group
-        latest = [f"{package}@latest" for package in packages]
+        latest = [name if "@" in name[1:] else f"{name}@latest" for name in packages]
         done = subprocess.run([*npm, *latest], cwd=room, env={**os.environ, "PATH": path})
         told(group, done.returncode)
     for group, packages in PYTHON_GROUPS.items():

@@ -3,14 +3,16 @@
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from scripts.agents.recipes import CLAUDE_CODE, LAST_TEXT
+from scripts.agents.recipes import CLAUDE_CODE, CLAUDE_CONTINUE, LAST_TEXT
 from scripts.agents.relay import Exchange, relaying
-from scripts.agents.run import judge, script_of
+from scripts.agents.run import execute, judge, script_of
 from scripts.stack import HOST
 
 
@@ -64,6 +66,28 @@ def test_the_script_makes_a_call_each_turn_and_ends_with_a_text() -> None:
     script = script_of(CLAUDE_CODE)
     assert "echo step 3" in script["turn 3"]
     assert script["turn 5"] == LAST_TEXT
+
+
+def test_a_conversation_of_two_runs_has_a_last_text_in_each() -> None:
+    script = script_of(CLAUDE_CONTINUE)
+    assert [turn for turn, text in script.items() if text == LAST_TEXT] == ["turn 2", "turn 5"]
+    once = judge(CLAUDE_CONTINUE, "1", EXCHANGES, ROWS, 0, LAST_TEXT)
+    assert not once.has_ended_well
+    assert judge(CLAUDE_CONTINUE, "1", EXCHANGES, ROWS, 0, LAST_TEXT * 2).has_ended_well
+
+
+def test_what_a_client_left_running_is_ended_also_when_it_failed(tmp_path: Path) -> None:
+    note = ("sh", "-c", 'echo "$$1" >> $work/notes', "sh")
+    recipe = replace(
+        CLAUDE_CODE,
+        before=(*note, "before"),
+        command=("false",),
+        resumed=((*note, "resumed"),),
+        after=(*note, "after"),
+    )
+    status, _ = execute(recipe, tmp_path, tmp_path, "http://nowhere")
+    assert status == 1
+    assert (tmp_path / "work" / "notes").read_text().split() == ["before", "after"]
 
 
 class Refusing(BaseHTTPRequestHandler):
