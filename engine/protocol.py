@@ -13,6 +13,7 @@ PROTOCOL_VERSION = 1
 MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
 MAX_CELLS = 2048
+MAX_LOGPROBS = 20
 
 Ttl = Literal["5m", "1h"]
 TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}
@@ -31,6 +32,7 @@ Capability = Literal[
     "structured_output",
     "strict_tools",
     "penalties",
+    "logprobs",
     "thinking",
     "manual_clock",
     "block_map",
@@ -184,9 +186,12 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     default, see `Description`. `seed` makes sampling repeatable on one engine build.
     `ignore_eos` goes on past the tokens that end a turn, for measurements of a given length.
 
-    The last three need the capability `penalties`. Each logit is raised by its token's `logit_bias`
+    The next three need the capability `penalties`. Each logit is raised by its token's `logit_bias`
     and lowered by `presence_penalty` where the choice has the token, and by `frequency_penalty` for
     each time that it has it; the prompt does not count.
+
+    With `logprobs` (needs the capability of that name) the text's deltas have the log-probabilities
+    of their tokens, and of so many of the most likely ones, `MAX_LOGPROBS` at most.
     """
 
     max_tokens: int | None
@@ -200,6 +205,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -353,9 +359,30 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     inexact: list[int] = []
 
 
-class TextDelta(msgspec.Struct, frozen=True, tag="text"):
+class TokenProb(msgspec.Struct, frozen=True):
+    """A token's bytes, and its natural log-probability, -9999 at least."""
+
+    token: bytes
+    token_id: int
+    logprob: float
+
+
+class DrawnToken(msgspec.Struct, frozen=True):
+    """A token of the text, and the most likely tokens at its place, the most likely first.
+
+    The distribution is the model's own: at temperature 1, without penalties, biases and grammars.
+    """
+
+    drawn: TokenProb
+    top: list[TokenProb]
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
+    """`logprobs` are those of the tokens behind this text, where the request wants them."""
+
     text: str
     choice: int = 0
+    logprobs: list[DrawnToken] = []
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking"):

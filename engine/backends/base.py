@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from engine.backends.prepare.prepared import WorkerSpec
+from engine.cache.ids import TokenId
 from engine.protocol import (
     CountReply,
     CountRequest,
@@ -32,6 +33,7 @@ from engine.protocol import (
     Snapshot,
     Stats,
 )
+from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
 from engine.schedule.runner import Runner
 from engine.text.days import KnownDays
@@ -78,7 +80,8 @@ class Renderer(Protocol):
 
     The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
     `parsers` makes one for each choice. It compiles what a request demands once, without the
-    interpreter's lock, and raises InvalidRequest. Where `writes_date`, `days` say which.
+    interpreter's lock, and raises InvalidRequest. Where `writes_date`, `days` say which. `spelled`
+    says what a token stands for.
     """
 
     @property
@@ -88,6 +91,7 @@ class Renderer(Protocol):
     ) -> RenderedPrompt: ...
     def parser(self, request: GenerateRequest) -> OutputParser: ...
     def parsers(self, request: GenerateRequest) -> list[OutputParser]: ...
+    def spelled(self, token_id: TokenId) -> Spelled: ...
 
 
 @dataclass(frozen=True, slots=True)

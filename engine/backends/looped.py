@@ -135,6 +135,7 @@ class LoopedBackend:
             parsers=await self._in_thread(partial(loaded.renderer.parsers, request)),
             emit=generation.emit,
             submitted_at=received_at,
+            spelled=loaded.renderer.spelled,
             unheld=answer.unheld,
             folded=answer.folded,
             inexact=answer.inexact,

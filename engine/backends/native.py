@@ -75,6 +75,7 @@ def _capabilities(renderer: ChatRenderer) -> list[Capability]:
         "strict_tools": has_tools and renderer.can_trigger,
         "structured_output": renderer.can_constrain,
         "penalties": True,
+        "logprobs": True,
         "service_class": True,
         "thinking": renderer.reasoning_format is not None,
     }

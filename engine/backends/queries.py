@@ -13,6 +13,7 @@ from engine.cache.prefix_cache import CacheQuery, PrefixCache
 from engine.errors import InvalidRequest, PromptTooLong, Unsupported
 from engine.protocol import (
     MAX_BREAKPOINTS,
+    MAX_LOGPROBS,
     MAX_NAMES,
     Capability,
     Description,
@@ -68,6 +69,10 @@ def check_request(request: GenerateRequest, description: Description) -> None:
             f"sampling.num_choices: must be 1 to {MAX_CHOICES}",
         ),
         (
+            0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS,
+            f"sampling.logprobs: must be 0 to {MAX_LOGPROBS}",
+        ),
+        (
             request.sampling.num_choices == 1 or sampling.max_tokens != 0,
             "sampling.num_choices: must be 1 where max_tokens is 0",
         ),
@@ -113,6 +118,7 @@ def _needed(request: GenerateRequest) -> list[Capability]:
         "structured_output": request.output_schema is not None,
         "thinking": request.thinking,
         "penalties": request.sampling.has_penalties,
+        "logprobs": request.sampling.logprobs is not None,
     }
     assert set(needed) <= set(get_args(Capability))
     return [capability for capability, is_needed in needed.items() if is_needed]

@@ -21,6 +21,7 @@ from engine.protocol import (
     GenerateRequest,
     Prompt,
 )
+from engine.schedule.logprobs import Spelled
 from engine.schedule.output import Mask, OutputParser
 from engine.settings import Settings
 from engine.text.days import KnownDays
@@ -91,6 +92,9 @@ class ScriptedRenderer:
     def parser(self, request: GenerateRequest) -> OutputParser:
         """Only tries what a request demands, which is no turn: what runs comes from `parsers`."""
         return self._inner.parser(request)
+
+    def spelled(self, token_id: TokenId) -> Spelled:
+        return self._inner.spelled(token_id)
 
     def parsers(self, request: GenerateRequest) -> list[OutputParser]:
         return [self._scripted(request, inner) for inner in self._inner.parsers(request)]

@@ -12,7 +12,7 @@ from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
-from engine.compute.sampler import biased, sample
+from engine.compute.sampler import biased, sample, tell_probs
 from engine.schedule.runner import Stop, Work
 
 
@@ -58,8 +58,11 @@ class TorchRunner:
                 tokens.append(None)
             else:
                 position = work.start + len(work.token_ids)
-                row = biased(next(rows), work.bias)
-                tokens.append(sample(row, work.sample, position, work.allowed))
+                row = next(rows)
+                token = sample(biased(row, work.bias), work.sample, position, work.allowed)
+                if work.probs is not None:
+                    tell_probs(row, token, work.probs)
+                tokens.append(token)
         return tokens
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:

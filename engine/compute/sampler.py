@@ -7,8 +7,10 @@ import numpy as np
 import torch
 
 from engine.cache.ids import TokenId
-from engine.schedule.runner import SampleParams
+from engine.schedule.runner import DrawnProbs, SampleParams
 
+LEAST_LOGPROB = -9999.0
+"""What is told of a token that the model rules out: JSON has no infinity."""
 _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
 _NUM_BINS = 4096
 
@@ -86,6 +88,14 @@ def biased(logits: torch.Tensor, bias: Mapping[TokenId, float] | None) -> torch.
     raised = torch.tensor([bias[token] for token in known], dtype=torch.float32)
     token_ids = torch.tensor(known, dtype=torch.long, device=logits.device)
     return logits.float().index_add(-1, token_ids, raised.to(logits.device))
+
+
+def tell_probs(logits: torch.Tensor, token: TokenId, probs: DrawnProbs) -> None:
+    """Fill `probs` from one row of logits (vocabulary) after `token` was drawn."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1).clamp(min=LEAST_LOGPROB)
+    probs.drawn = float(logprobs[token])
+    values, token_ids = torch.topk(logprobs, min(probs.num_top, logprobs.shape[-1]))
+    probs.top = list(zip(token_ids.tolist(), values.tolist(), strict=True))
 
 
 def uniform(seed: int, position: int) -> float:

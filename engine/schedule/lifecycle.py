@@ -206,7 +206,12 @@ class Lifecycle:
         max_tokens = request.request.sampling.max_tokens
         sequence.append(token)
         self._note_output(sequence)
-        _say(sequence, sequence.parser.feed(token))
+        num_thought = sequence.parser.thinking_tokens
+        deltas = sequence.parser.feed(token)
+        if sequence.logprobs is not None:
+            is_thought = sequence.parser.thinking_tokens > num_thought
+            deltas = sequence.logprobs.told(token, deltas, is_thought=is_thought)
+        _say(sequence, deltas)
         if sequence.parser.finish is not None:
             sequence.finish = sequence.parser.finish
         elif max_tokens is not None and sequence.num_output >= max_tokens:
@@ -269,7 +274,8 @@ class Lifecycle:
         if request.started_at is None:
             self._fail(request, "overloaded", "the prompt does not fit into the engine's memory")
             return
-        _say(sequence, sequence.parser.close())
+        deltas = sequence.parser.close()
+        _say(sequence, sequence.logprobs.closed(deltas) if sequence.logprobs else deltas)
         request.emit(
             Finished(
                 reason=reason,

@@ -92,6 +92,7 @@ class EngineLoop:
             sample=sequence.sample if samples else None,
             allowed=sequence.parser.allowed if samples else None,
             bias=sequence.bias if samples else None,
+            probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
         )
 
     # The thread.

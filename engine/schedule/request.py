@@ -7,6 +7,7 @@ from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
 from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, UnheldTool
+from engine.schedule.logprobs import LogProbs, Spelled, unspelled
 from engine.schedule.output import OutputParser
 from engine.schedule.ranges import Ranges
 from engine.schedule.runner import SampleParams
@@ -22,6 +23,7 @@ class SequenceState:
     `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
     is what penalties and biases make of the logits; None where there are none. Then `sampled` are
     the tokens that it counts. `last_output_at` is when its last token came; None before the first.
+    `logprobs` are there where the request wants them.
     """
 
     request: "RequestState"
@@ -34,8 +36,12 @@ class SequenceState:
     last_output_at: float | None = None
     bias: dict[TokenId, float] | None = None
     sampled: set[TokenId] = field(default_factory=set)
+    logprobs: LogProbs | None = None
 
     def __post_init__(self) -> None:
+        num_top = self.request.request.sampling.logprobs
+        if num_top is not None:
+            self.logprobs = LogProbs(num_top, self.request.spelled)
         if self.sample.has_penalties:
             self.bias = dict(self.sample.bias)
 
@@ -87,9 +93,9 @@ class RequestState:
     """One turn. `found` is None while nothing is held for it (before look-up, after preemption).
 
     `twin` is the sequence that it waits for, `raced` the most tokens of its prompt that it waited
-    for. `computed` are the positions of its prompt that went through the model. `num_overtaken`
-    later requests were admitted before it because it did not fit: it needed `num_needed` free
-    blocks then.
+    for. `spelled` says what a token stands for. `computed` are the positions of its prompt that
+    went through the model. `num_overtaken` later requests were admitted before it because it did
+    not fit: it needed `num_needed` free blocks then.
     """
 
     request: GenerateRequest
@@ -97,6 +103,7 @@ class RequestState:
     parsers: Sequence[OutputParser]
     emit: Emit
     submitted_at: float
+    spelled: Callable[[TokenId], Spelled] = unspelled
     unheld: Sequence[UnheldTool] = ()
     folded: Sequence[int] = ()
     inexact: Sequence[int] = ()

@@ -31,6 +31,19 @@ class SampleParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.bias)
 
 
+@dataclass(slots=True)
+class DrawnProbs:
+    """Where the runner tells the log-probabilities of a sequence's latest draw.
+
+    `drawn` is the drawn token's, `top` are the `num_top` most likely tokens with theirs. They are
+    the model's own: at temperature 1, before biases, penalties and `allowed`.
+    """
+
+    num_top: int
+    drawn: float = 0.0
+    top: list[tuple[TokenId, float]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One sequence's share of a step.
@@ -39,7 +52,7 @@ class Work:
     at positions start, start + 1, …, are to be computed and written through it. The table covers
     all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
     tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
-    `bias` is added to the logits of its tokens.
+    `bias` is added to the logits of its tokens. Where there are `probs`, the runner fills them.
     """
 
     token_ids: Sequence[TokenId]
@@ -48,6 +61,7 @@ class Work:
     sample: SampleParams | None = None
     allowed: bytes | None = None
     bias: Mapping[TokenId, float] | None = None
+    probs: DrawnProbs | None = None
 
 
 Stop = Callable[[], bool]

@@ -7,7 +7,9 @@ from typing import Literal
 
 import structlog
 
+from engine.cache.ids import TokenId
 from engine.protocol import GenerateRequest, Prompt, ThinkingPart, ToolResultPart
+from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
 from engine.text.conversations import ConversationRenderer
 from engine.text.days import KnownDays
@@ -146,6 +148,10 @@ class ChatRenderer:
         others = range(request.sampling.num_choices - 1)
         constraints = [constraint, *(constraint and constraint.copy() for _ in others)]
         return [self._new_parser(request, stops, one) for one in constraints]
+
+    def spelled(self, token_id: TokenId) -> Spelled:
+        """What a token stands for; the marks of calls and of thinking are text."""
+        return self._tool_vocabulary.spelled(token_id)
 
     def _constraint(self, request: GenerateRequest) -> Constraint | None:
         if self._writer is None:

@@ -19,14 +19,14 @@ from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
 from gateway.dialects.gemini.writer import GeminiWriter, collect
 from gateway.http.cached_contents import held_by
-from gateway.http.errors import origin_of, request_id
+from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
     answered,
+    begun,
     check_media,
     streamed,
-    until_taken,
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
@@ -102,13 +102,11 @@ async def _count(request: KeyRequest, services: Services, body: bytes, model: st
 
 async def _begin(request: KeyRequest, services: Services, ask: Ask) -> tuple[Items, GeminiWriter]:
     """Run the turn until an engine has it. The response's id is the turn's."""
-    turn_id = services.turns.new_id()
-    items = services.turns.run(ask, turn_id, origin_of(request))
-    taken = await while_present(request, until_taken(items))
+    turn_id, items, findings = await begun(request, services, ask)
     writer = GeminiWriter(
         response_id=turn_id,
         model=ask.model.id,
-        found=taken.findings,
+        found=findings,
         paths=[slot.path for slot in ask.plan.slots],
         num_candidates=ask.sampling.num_choices,
         shows_thoughts=not ask.omit_thinking,

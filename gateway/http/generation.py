@@ -2,7 +2,7 @@
 end."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from litestar import Request
@@ -13,11 +13,12 @@ from litestar.response.streaming import ASGIStreamingResponse
 from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
+from gateway.http.errors import origin_of
 from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.limits.workers import INLINE_BYTES
-from gateway.prompt.ask import Principal
-from gateway.turn.turn import Taken
+from gateway.prompt.ask import Ask, Principal, TurnId
+from gateway.turn.turn import Findings, Taken
 
 KeyRequest = Request[Principal, None, Any]
 AskT = TypeVar("AskT")
@@ -82,6 +83,22 @@ async def until_taken(items: Items) -> Taken:
     if not isinstance(taken, Taken):
         raise EngineFailed
     return taken
+
+
+class Begun(NamedTuple):
+    """A turn that an engine has. `turn_id` is what the dialect makes its answer's id of."""
+
+    turn_id: TurnId
+    items: Items
+    findings: Findings
+
+
+async def begun(request: KeyRequest, services: Services, ask: Ask) -> Begun:
+    """Run the turn until an engine has it, or the client leaves."""
+    turn_id = services.turns.new_id()
+    items = services.turns.run(ask, turn_id, origin_of(request))
+    taken = await while_present(request, until_taken(items))
+    return Begun(turn_id, items, taken.findings)
 
 
 def answered(body: msgspec.Struct) -> ASGIResponse:

@@ -33,15 +33,15 @@ from gateway.dialects.responses.response import AppliedCacheOptions, Response, e
 from gateway.dialects.responses.thoughts import seal
 from gateway.dialects.responses.writer import ResponseWriter
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of, request_id
+from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
     answered,
+    begun,
     check_media,
     prepared,
     streamed,
-    until_taken,
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
@@ -66,11 +66,9 @@ class ResponsesController(Controller):
             return prepare(given, request.user, model, arrived, services.unreadable)
 
         made = await prepared(request, services, len(body), read, make)
-        turn_id = services.turns.new_id()
-        items = services.turns.run(made.ask, turn_id, origin_of(request))
         try:
-            taken = await while_present(request, until_taken(items))
-            writer = _writer(services, made, turn_id, taken.findings)
+            turn_id, items, findings = await begun(request, services, made.ask)
+            writer = _writer(services, made, turn_id, findings)
             if made.ask.stream:
                 return streamed(_stream(items, writer, request_id(request.scope)), items)
             return answered(await while_present(request, _whole(items, writer)))

@@ -148,7 +148,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             request_id=request_id,
             scope=self.principal.scope,
             prompt=self.plan.prompt,
-            sampling=self.sampling,
+            sampling=self._sampling(capabilities),
             breakpoints=self.plan.breakpoints,
             names=self.plan.names,
             # A manual clock stands still while this one goes on: no time has passed on it.
@@ -163,6 +163,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:
         return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))
+
+    def _sampling(self, capabilities: Collection[Capability]) -> Sampling:
+        """Without what this engine can't tell; where that is an error, routing has refused it."""
+        if self.sampling.logprobs is None or "logprobs" in capabilities:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, logprobs=None)
 
     def _class(self, capabilities: Collection[Capability]) -> ServiceClass:
         return "batch" if self.is_batch and "service_class" in capabilities else "interactive"

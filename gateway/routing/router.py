@@ -169,6 +169,9 @@ def check_capabilities(ask: Ask, description: Description) -> None:
         raise DemandRefused("output_schema: not supported by this model")
     if ask.sampling.has_penalties and "penalties" not in can:
         raise InvalidRequest(f"{_penalty(ask)}: not supported by this model")
+    if ask.sampling.logprobs is not None and "logprobs" not in can and ask.dialect != "responses":
+        field = "generationConfig.responseLogprobs" if ask.dialect == "gemini" else "logprobs"
+        raise InvalidRequest(f"{field}: not supported by this model")
     if ask.sampling.num_choices > 1 and "multiple_choices" not in can:
         raise InvalidRequest("n: more than one choice is not supported by this model")
 

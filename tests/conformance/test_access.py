@@ -174,6 +174,8 @@ def test_a_body_that_is_not_the_calls_json_is_refused(
         ("sampling", {"max_tokens": 1, "num_choices": 0}),
         ("sampling", {"max_tokens": 1, "num_choices": 1000}),
         ("sampling", {"max_tokens": 0, "num_choices": 2}),
+        ("sampling", {"max_tokens": 1, "logprobs": -1}),
+        ("sampling", {"max_tokens": 1, "logprobs": 21}),
         ("breakpoints", [{"segment": 2}]),
         ("breakpoints", [{"segment": -1}]),
         ("breakpoints", [{"segment": 0, "ttl": "2h"}]),
@@ -230,6 +232,7 @@ def test_a_deep_tool_schema_is_refused_or_served(engine: Engine) -> None:
         ("thinking", {"thinking": True}),
         ("forced_tools", {"tool_choice": {"mode": "any"}}),
         ("structured_output", {"output_schema": {"type": "object"}}),
+        ("logprobs", {"sampling": {"max_tokens": 1, "logprobs": 1}}),
     ],
 )
 def test_what_is_not_declared_is_refused_as_unsupported(

@@ -1,15 +1,17 @@
 """Strict tools that the model may call or not, penalties and biases."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
+import pytest
 from tokenizers import Tokenizer
 
 import engine as package
-from engine.protocol import Message, TextPart, Tool, ToolChoice
+from engine.protocol import DrawnToken, Message, TextDelta, TextPart, Tool, ToolChoice
 from tests.conformance.engines import Answer, Engine
 from tests.conformance.test_demands import SCHEMA, answer, calls, demand, need, with_tools
 
@@ -89,3 +91,43 @@ def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:
     prompt = msgspec.structs.replace(asked.prompt, messages=more)
     given = answer(engine, msgspec.structs.replace(asked, prompt=prompt))
     assert given.finished and not given.text().startswith("A lease is a")
+
+
+def drawn_tokens(given: Answer) -> list[DrawnToken]:
+    return [one for frame in given.frames if isinstance(frame, TextDelta) for one in frame.logprobs]
+
+
+def test_each_token_of_a_text_has_its_probability_and_the_likeliest_others(engine: Engine) -> None:
+    need(engine, "logprobs")
+    plain = ask(engine, [], temperature=0.0, max_tokens=12)
+    given = ask(engine, [], temperature=0.0, max_tokens=12, logprobs=5)
+    assert drawn_tokens(plain) == []
+    drawn = drawn_tokens(given)
+    assert b"".join(one.drawn.token for one in drawn).decode().strip() == given.text().strip()
+    assert given.text() == plain.text()
+    for one in drawn:
+        told = [likely.logprob for likely in one.top]
+        assert len(told) == 5 and told == sorted(told, reverse=True)
+        assert one.top[0] == one.drawn, "greedy"
+        assert sum(map(math.exp, told)) <= 1 + 1e-4
+
+
+def test_probabilities_are_the_models_own_whatever_biases_make_of_them(engine: Engine) -> None:
+    need(engine, "logprobs")
+    need(engine, "penalties")
+    free = drawn_tokens(ask(engine, [], temperature=0.0, max_tokens=1, logprobs=2))
+    first, second = free[0].top
+    bias = {first.token_id: -100.0}
+    [biased] = drawn_tokens(
+        ask(engine, [], temperature=0.0, max_tokens=1, logprobs=0, logit_bias=bias)
+    )
+    assert (biased.drawn.token_id, biased.top) == (second.token_id, [])
+    assert biased.drawn.logprob == pytest.approx(second.logprob, abs=1e-3)
+
+
+def test_a_call_has_no_probabilities(engine: Engine) -> None:
+    need(engine, "logprobs")
+    need(engine, "strict_tools")
+    given = ask(engine, [STRICT], temperature=0.0, logit_bias={CALL: 100.0}, logprobs=1)
+    assert len(calls(given)) == 1
+    assert b"tool_call" not in b"".join(one.drawn.token for one in drawn_tokens(given))

@@ -24,6 +24,7 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
+from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
 from engine.text.days import KnownDays
 from engine.text.formats.stops import StopFinder, StopStrings
@@ -189,6 +190,9 @@ class ChatServerRenderer:
 
     def parsers(self, request: GenerateRequest) -> list[OutputParser]:
         return [self.parser(request) for _ in range(request.sampling.num_choices)]
+
+    def spelled(self, token_id: TokenId) -> Spelled:
+        return self._renderer.spelled(token_id)
 
     def _count(self, text: str) -> int:
         return len(self._renderer.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
+from engine.schedule.logprobs import Spelled
 
 _SPACE = "\u2581"  # SentencePiece's stand-in for a space
 _REPLACEMENT = "\ufffd"
@@ -32,6 +33,11 @@ class Vocabulary:
             token_id: b"" if token.special else token.content.encode()
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
+        self._special = {
+            token_id: token.content.encode()
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
         kinds = set(_decoder_types(json.loads(tokenizer.to_str())["decoder"]))
         self._is_byte_level = "ByteLevel" in kinds
         self._is_sentencepiece = bool(kinds & {"Metaspace", "ByteFallback"})
@@ -53,6 +59,13 @@ class Vocabulary:
             drops_first_space = self._is_sentencepiece and not continues
             return _ByteDetokenizer(self, drops_first_space=drops_first_space)
         return _WindowDetokenizer(self._tokenizer)
+
+    def spelled(self, token_id: TokenId) -> Spelled:
+        """A token by itself. A special one has its name, and is silent unless it is text here."""
+        text = self.bytes_of(token_id)
+        if not text and token_id in self._special:
+            return Spelled(self._special[token_id], is_silent=True)
+        return Spelled(text, is_silent=False)
 
     def bytes_of(self, token_id: TokenId) -> bytes:
         """The bytes of a byte-level or SentencePiece-like token; none for an unknown one."""

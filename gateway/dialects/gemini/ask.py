@@ -35,8 +35,6 @@ _UNDONE = (
 )
 # What would change the answer, and no engine here can: refused unless it is neutral.
 _REFUSED: dict[str, Any] = {
-    "response_logprobs": False,
-    "logprobs": None,
     "response_format": None,
     "continuation_token": None,
 }
@@ -111,6 +109,8 @@ def _sampling(config: GenerationConfig) -> Sampling:
         raise InvalidRequest("generationConfig.stopSequences: must not contain an empty string")
     if config.max_output_tokens == 0 and config.candidate_count > 1:
         raise InvalidRequest("generationConfig.candidateCount: must be 1 without output tokens")
+    if config.logprobs and not config.response_logprobs:
+        raise InvalidRequest("generationConfig.logprobs: only allowed with responseLogprobs")
     return Sampling(
         max_tokens=config.max_output_tokens,
         # A `topP` of 0 leaves only the most likely token, like a temperature of 0.
@@ -122,6 +122,7 @@ def _sampling(config: GenerationConfig) -> Sampling:
         num_choices=config.candidate_count,
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,
+        logprobs=config.logprobs or 0 if config.response_logprobs else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from engine.protocol import MAX_LOGPROBS
 from gateway.dialects.gemini.content import Content, Shape, Tool, ToolConfig
 
 _MAX_COUNT = 1_000_000_000
@@ -40,7 +41,7 @@ class GenerationConfig(Shape):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     response_logprobs: bool = False
-    logprobs: int | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     response_modalities: list[str] = msgspec.field(default_factory=list)
     response_format: Any = None
     media_resolution: Any = None

@@ -1,11 +1,12 @@
 """Response bodies and stream chunks. `holdfast` is our extension; UNSET fields are not sent."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import InputUsage
+from engine.protocol import DrawnToken, InputUsage, TokenProb
 from gateway.dialects.extension import Holdfast
 
 FinishReason = Literal["STOP", "MAX_TOKENS", "MALFORMED_FUNCTION_CALL"]
@@ -32,10 +33,28 @@ class Content(Answered, frozen=True, rename="camel", kw_only=True):
     role: Literal["model"] = "model"
 
 
+class LogprobsCandidate(Answered, frozen=True, rename="camel", kw_only=True):
+    token: str
+    token_id: int
+    log_probability: float
+
+
+class TopCandidates(Answered, frozen=True, rename="camel", kw_only=True):
+    candidates: list[LogprobsCandidate]
+
+
+class LogprobsResult(Answered, frozen=True, rename="camel", kw_only=True):
+    """Those of the text's tokens, in its order; `top_candidates` where there are any."""
+
+    chosen_candidates: list[LogprobsCandidate]
+    top_candidates: list[TopCandidates] | UnsetType = UNSET
+
+
 class Candidate(Answered, frozen=True, rename="camel", kw_only=True):
     content: Content
     finish_reason: FinishReason | UnsetType = UNSET
     index: int = 0
+    logprobs_result: LogprobsResult | UnsetType = UNSET
 
 
 class ModalityCount(Answered, frozen=True, rename="camel", kw_only=True):
@@ -72,6 +91,32 @@ class GenerateContentResponse(Answered, frozen=True, rename="camel", kw_only=Tru
 class TokenCount(Answered, frozen=True, rename="camel", kw_only=True):
     total_tokens: int
     prompt_tokens_details: list[ModalityCount]
+
+
+def logprobs_of(drawn: Sequence[DrawnToken]) -> LogprobsResult | UnsetType:
+    """Nothing where no token has any."""
+    if not drawn:
+        return UNSET
+    top = [TopCandidates(candidates=[_told(likely) for likely in one.top]) for one in drawn]
+    return LogprobsResult(
+        chosen_candidates=[_told(one.drawn) for one in drawn],
+        top_candidates=top if drawn[0].top else UNSET,
+    )
+
+
+def joined_logprobs(parts: Sequence[LogprobsResult]) -> LogprobsResult | UnsetType:
+    if not parts:
+        return UNSET
+    top = [one for part in parts for one in part.top_candidates or ()]
+    return LogprobsResult(
+        chosen_candidates=[one for part in parts for one in part.chosen_candidates],
+        top_candidates=top or UNSET,
+    )
+
+
+def _told(prob: TokenProb) -> LogprobsCandidate:
+    token = prob.token.decode(errors="replace")
+    return LogprobsCandidate(token=token, token_id=prob.token_id, log_probability=prob.logprob)
 
 
 def usage_of(usage: InputUsage, output_tokens: int, thinking_tokens: int) -> UsageMetadata:

@@ -31,8 +31,11 @@ from gateway.dialects.gemini.response import (
     FinishReason,
     FunctionCall,
     GenerateContentResponse,
+    LogprobsResult,
     Part,
     UsageMetadata,
+    joined_logprobs,
+    logprobs_of,
     usage_of,
     written_tokens,
 )
@@ -92,9 +95,9 @@ class GeminiWriter:
                 written = written_tokens(frame.usage)
                 found = extension_of(frame, self.found, self.paths)
                 self._extension = msgspec.structs.replace(found, written_tokens=written)
-            case TextDelta(text=text, choice=choice):
+            case TextDelta(text=text, choice=choice, logprobs=drawn):
                 yield from self._complete(choice)
-                yield self._say(choice, Part(text=text))
+                yield self._say(choice, Part(text=text), logprobs_of(drawn))
             case ThinkingDelta(text=text, choice=choice):
                 if self.shows_thoughts:
                     yield self._say(choice, Part(text=text, thought=True))
@@ -141,8 +144,11 @@ class GeminiWriter:
             index=frame.choice,
         )
 
-    def _say(self, choice: int, part: Part) -> GenerateContentResponse:
-        return self._chunk([Candidate(content=Content(parts=[part]), index=choice)])
+    def _say(
+        self, choice: int, part: Part, logprobs: LogprobsResult | UnsetType = UNSET
+    ) -> GenerateContentResponse:
+        content = Content(parts=[part])
+        return self._chunk([Candidate(content=content, index=choice, logprobs_result=logprobs)])
 
     def _chunk(
         self, candidates: list[Candidate], usage: UsageMetadata | UnsetType = UNSET
@@ -165,14 +171,21 @@ def collect(chunks: Iterable[GenerateContentResponse]) -> GenerateContentRespons
     first: GenerateContentResponse | None = None
     last: GenerateContentResponse | None = None
     parts: dict[int, list[Part]] = {}
+    logprobs: dict[int, list[LogprobsResult]] = {}
     for chunk in chunks:
         first, last = first or chunk, chunk
         for candidate in chunk.candidates:
             parts.setdefault(candidate.index, []).extend(candidate.content.parts)
+            if candidate.logprobs_result is not UNSET:
+                logprobs.setdefault(candidate.index, []).append(candidate.logprobs_result)
     if first is None or last is None or last.usage_metadata is UNSET:
         raise EngineFailed
     candidates = [
-        msgspec.structs.replace(ended, content=Content(parts=_joined(parts[ended.index])))
+        msgspec.structs.replace(
+            ended,
+            content=Content(parts=_joined(parts[ended.index])),
+            logprobs_result=joined_logprobs(logprobs.get(ended.index, [])),
+        )
         for ended in last.candidates
     ]
     return msgspec.structs.replace(last, candidates=candidates, holdfast=first.holdfast)

@@ -48,6 +48,8 @@ def chat_ask_of(
             "max_tokens: must not differ from max_completion_tokens, which replaces it"
         )
     _check_conversation(request.messages)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: only allowed with logprobs", "top_logprobs")
     automatic = _automatic(request)
     policy = None if automatic or request.prompt_cache_options else principal.auto_cache
     _note_fields(request, notepad)
@@ -98,6 +100,7 @@ def _ask(
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
             logit_bias=_biases(request.logit_bias),
+            logprobs=chat.top_logprobs if chat and chat.logprobs else None,
         ),
         tool_choice=choice,
         output_schema=schema,

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.base.errors import EngineFailed
+from gateway.dialects.openai.logprobs import TokenLogprob
 from gateway.dialects.openai.response import (
     Answer,
     Call,
@@ -17,6 +18,7 @@ from gateway.dialects.openai.response import (
     CompletionChunk,
     FinishReason,
     Function,
+    Logprobs,
     TextChoice,
     Usage,
 )
@@ -27,6 +29,7 @@ class _ChosenText:
     parts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | UnsetType = UNSET
 
@@ -34,6 +37,8 @@ class _ChosenText:
         delta = choice.delta
         self.parts.append(delta.content or "")
         self.thoughts.append(delta.reasoning or "")
+        if choice.logprobs is not UNSET:
+            self.logprobs += choice.logprobs.content
         for call in delta.tool_calls or ():
             if call.id is not None:
                 self.calls.append((call.id, call.function.name or "", []))
@@ -76,6 +81,7 @@ def collect_chat(chunks: Iterable[CompletionChunk]) -> ChatCompletion:
             Choice(
                 index=index,
                 message=text.answer(),
+                logprobs=Logprobs(text.logprobs) if text.logprobs else None,
                 finish_reason=_reason(text),
                 stop_reason=text.stop_reason,
             )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from engine.protocol import MAX_LOGPROBS
 from gateway.dialects.openai.content import CacheControl, Message, Strict, Tool, Word
 
 _MAX_COUNT = 1_000_000_000
@@ -23,6 +24,7 @@ Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Stops = Annotated[list[str], msgspec.Meta(max_length=4)]
 Key = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -117,6 +119,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=100_000)]
     cache_control: CacheControl | None = None
     chat_template_kwargs: TemplateArguments | None = None
+    logprobs: bool = False
     max_completion_tokens: Count | None = None
     parallel_tool_calls: bool = True
     prompt_cache_options: CacheOptions | None = None
@@ -126,6 +129,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     tools: list[Tool] = msgspec.field(default_factory=list)
+    top_logprobs: TopLogprobs = 0
     verbosity: Word | None = None
     web_search_options: Any = None
 
@@ -174,10 +178,8 @@ REFUSED_IN_CHAT: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "top_logprobs": (0,),
 }
 REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     **_SHARED,

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from engine.protocol import InputUsage
 from gateway.dialects.extension import Holdfast
+from gateway.dialects.openai.logprobs import TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -75,11 +76,19 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: list[CallDelta] | None = None
 
 
+class Logprobs(msgspec.Struct, frozen=True):
+    """Those of the tokens of `content`, in its order."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`stop_reason`, as vLLM has it, is the stop string that ended the choice."""
 
     index: int
     delta: Delta
+    logprobs: Logprobs | UnsetType = UNSET
     finish_reason: FinishReason | None = None
     stop_reason: str | UnsetType = UNSET
 
@@ -117,7 +126,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: Answer
-    logprobs: None = None
+    logprobs: Logprobs | None = None
     finish_reason: FinishReason
     stop_reason: str | UnsetType = UNSET
 

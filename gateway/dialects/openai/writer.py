@@ -21,6 +21,7 @@ from engine.protocol import (
 from engine.protocol import FinishReason as EngineReason
 from gateway.base.errors import EngineFailed
 from gateway.dialects.extension import Found, Holdfast, extension_of
+from gateway.dialects.openai.logprobs import logprobs_of
 from gateway.dialects.openai.response import (
     CallDelta,
     ChunkChoice,
@@ -29,6 +30,7 @@ from gateway.dialects.openai.response import (
     Delta,
     FinishReason,
     FunctionDelta,
+    Logprobs,
     TextChoice,
     Usage,
     usage_of,
@@ -116,8 +118,9 @@ class ChatWriter(Writer[CompletionChunk]):
 
     def _say(self, frame: Frame) -> Iterator[CompletionChunk]:
         match frame:
-            case TextDelta(text=text):
-                yield self._delta(frame.choice, Delta(content=text))
+            case TextDelta(text=text, logprobs=drawn):
+                told = Logprobs(logprobs_of(drawn)) if drawn else UNSET
+                yield self._delta(frame.choice, Delta(content=text), told)
             case ThinkingDelta(text=text):
                 yield self._delta(frame.choice, Delta(reasoning=text, reasoning_content=text))
             case ToolUseStart(id=call_id, name=name, choice=choice):
@@ -145,8 +148,10 @@ class ChatWriter(Writer[CompletionChunk]):
     def _usage(self, usage: Usage) -> CompletionChunk:
         return self._chunk([], usage)
 
-    def _delta(self, index: int, delta: Delta) -> CompletionChunk:
-        return self._chunk([ChunkChoice(index=index, delta=delta)])
+    def _delta(
+        self, index: int, delta: Delta, logprobs: Logprobs | UnsetType = UNSET
+    ) -> CompletionChunk:
+        return self._chunk([ChunkChoice(index=index, delta=delta, logprobs=logprobs)])
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> CompletionChunk:
         return CompletionChunk(

@@ -156,6 +156,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
         # A `top_p` of 0 leaves only the most likely token, like a temperature of 0.
         temperature=0.0 if request.top_p == 0 else request.temperature,
         top_p=request.top_p or None,
+        logprobs=request.top_logprobs if _LOGPROBS in request.include else None,
     )
 
 
@@ -188,7 +189,7 @@ def _compared(request: ResponsesRequest) -> str | None:
 def _note_without_effect(request: ResponsesRequest, notepad: Notepad) -> None:
     options, reasoning = request.prompt_cache_options, request.reasoning
     if _LOGPROBS in request.include:
-        notepad.ignore("include", "this API gives no log probabilities here")
+        notepad.wish("include", "this model tells no log probabilities", "logprobs")
     if request.store:
         notepad.ignore("store", "this server keeps no responses")
     if request.truncation == "auto":

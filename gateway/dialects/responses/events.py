@@ -1,9 +1,8 @@
 """The events of a streamed response; each has a `sequence_number`, counted from 0."""
 
-from typing import Any
-
 import msgspec
 
+from gateway.dialects.openai.logprobs import TokenLogprob
 from gateway.dialects.responses.response import (
     OutputItem,
     OutputText,
@@ -74,13 +73,13 @@ class PartDone(_Place, frozen=True, kw_only=True, tag="response.content_part.don
 class TextDelta(_Place, frozen=True, kw_only=True, tag="response.output_text.delta"):
     content_index: int = 0
     delta: str
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class TextDone(_Place, frozen=True, kw_only=True, tag="response.output_text.done"):
     content_index: int = 0
     text: str
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningDelta(_Place, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

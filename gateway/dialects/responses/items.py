@@ -1,11 +1,13 @@
 """Output items that are being written: their events, and what they are in the end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
 from pydantic_core import from_json
 
+from engine.protocol import DrawnToken
+from gateway.dialects.openai.logprobs import TokenLogprob, logprobs_of
 from gateway.dialects.responses import events
 from gateway.dialects.responses.content import Status
 from gateway.dialects.responses.events import Event
@@ -39,9 +41,10 @@ class OpenItem:
         yield events.ItemAdded(sequence_number=self.count(), output_index=self.index, item=item)
         yield from self._opening()
 
-    def write(self, text: str) -> Iterator[Event]:
+    def write(self, text: str, drawn: Sequence[DrawnToken] = ()) -> Iterator[Event]:
+        """`drawn` are the tokens behind the text, where the request wants them."""
         self._pieces.append(text)
-        yield from self._delta(text)
+        yield from self._delta(text, logprobs_of(drawn))
 
     def end(self, status: Status) -> Iterator[Event]:
         yield from self._closing()
@@ -59,19 +62,23 @@ class OpenItem:
     def _opening(self) -> Iterator[Event]:
         return iter(())
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         return iter(())
 
     def _closing(self) -> Iterator[Event]:
         return iter(())
 
 
+@dataclass(slots=True, kw_only=True)
 class OpenMessage(OpenItem):
-    __slots__ = ()
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def item(self, status: Status) -> OutputItem:
-        content = [] if status == "in_progress" else [OutputText(self.text)]
+        content = [] if status == "in_progress" else [self._part()]
         return MessageItem(id=self.id, status=status, content=content)
+
+    def _part(self) -> OutputText:
+        return OutputText(self.text, logprobs=list(self._logprobs))
 
     def _opening(self) -> Iterator[Event]:
         yield events.PartAdded(
@@ -81,21 +88,27 @@ class OpenMessage(OpenItem):
             part=OutputText(""),
         )
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
+        self._logprobs += logprobs
         yield events.TextDelta(
-            sequence_number=self.count(), item_id=self.id, output_index=self.index, delta=text
-        )
-
-    def _closing(self) -> Iterator[Event]:
-        text = self.text
-        yield events.TextDone(
-            sequence_number=self.count(), item_id=self.id, output_index=self.index, text=text
-        )
-        yield events.PartDone(
             sequence_number=self.count(),
             item_id=self.id,
             output_index=self.index,
-            part=OutputText(text),
+            delta=text,
+            logprobs=logprobs,
+        )
+
+    def _closing(self) -> Iterator[Event]:
+        part = self._part()
+        yield events.TextDone(
+            sequence_number=self.count(),
+            item_id=self.id,
+            output_index=self.index,
+            text=part.text,
+            logprobs=part.logprobs,
+        )
+        yield events.PartDone(
+            sequence_number=self.count(), item_id=self.id, output_index=self.index, part=part
         )
 
 
@@ -126,7 +139,7 @@ class OpenReasoning(OpenItem):
             part=ReasoningText(""),
         )
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         yield events.ReasoningDelta(
             sequence_number=self.count(), item_id=self.id, output_index=self.index, delta=text
         )
@@ -167,7 +180,7 @@ class OpenSummary(OpenReasoning):
             part=SummaryText(""),
         )
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         yield events.SummaryDelta(
             sequence_number=self.count(), item_id=self.id, output_index=self.index, delta=text
         )
@@ -200,7 +213,7 @@ class OpenCall(OpenItem):
             arguments=self.text,
         )
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         yield events.ArgumentsDelta(
             sequence_number=self.count(), item_id=self.id, output_index=self.index, delta=text
         )
@@ -230,7 +243,7 @@ class OpenCustomCall(OpenCall):
             input="" if status == "in_progress" else _input_in(self.text),
         )
 
-    def _delta(self, text: str) -> Iterator[Event]:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         return iter(())
 
     def _closing(self) -> Iterator[Event]:

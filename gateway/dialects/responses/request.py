@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.openai.request import Count, Key, Nucleus, Temperature
+from gateway.dialects.openai.request import Count, Key, Nucleus, Temperature, TopLogprobs
 from gateway.dialects.responses.content import CacheTtl, Item, Strict, Tool
 from gateway.prompt.ignored import Notepad
 
@@ -111,6 +111,7 @@ class ResponsesRequest(Strict):
     text: TextOptions | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     tools: list[Tool] = msgspec.field(default_factory=list)
+    top_logprobs: TopLogprobs = 0
     top_p: Nucleus | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
 
@@ -148,7 +149,6 @@ IGNORED = frozenset(
 TOLD: Mapping[str, str] = {
     "context_management": "this server compacts no conversation",
     "image": "this model reads no images",
-    "top_logprobs": "this API gives no log probabilities here",
 }
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),

@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from engine.protocol import InputUsage
 from gateway.dialects.extension import Holdfast
+from gateway.dialects.openai.logprobs import TokenLogprob
 from gateway.dialects.openai.response import usage_of as chat_usage_of
 from gateway.dialects.responses.content import Status
 from gateway.dialects.responses.diagnostics import Diagnostics
@@ -18,7 +19,7 @@ ResponseStatus = Literal["completed", "failed", "in_progress", "incomplete"]
 class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text"):
@@ -154,7 +155,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     text: Raw
     tool_choice: Raw
     tools: Raw
-    top_logprobs: Literal[0] = 0
+    top_logprobs: Raw
     top_p: Raw
     truncation: Literal["disabled"] = "disabled"
     usage: Usage | None = None
@@ -178,6 +179,7 @@ _DEFAULTS = {
     "text": Raw(b'{"format":{"type":"text"}}'),
     "tool_choice": Raw(b'"auto"'),
     "tools": Raw(b"[]"),
+    "top_logprobs": Raw(b"0"),
     "top_p": Raw(b"1.0"),
 }
 

@@ -86,11 +86,15 @@ class ResponseWriter:
         match frame:
             case Started():
                 yield from self._start(frame)
-            case TextDelta(text=text):
-                yield from self._say(OpenMessage, "msg", text)
+            case TextDelta(text=text, logprobs=drawn):
+                yield from self._open_for(OpenMessage, "msg")
+                if self._open is not None:
+                    yield from self._open.write(text, drawn)
             case ThinkingDelta(text=text):
                 shown = OpenSummary if self.summarizes else OpenReasoning
-                yield from self._say(shown, "rs", text, seal=self.seal)
+                yield from self._open_for(shown, "rs", seal=self.seal)
+                if self._open is not None:
+                    yield from self._open.write(text)
             case ToolUseStart(id=call_id, name=name):
                 origin = self.origins.get(name) or Origin(name, None, is_custom=False)
                 kind, prefix = (OpenCustomCall, "ctc") if origin.is_custom else (OpenCall, "fc")
@@ -145,11 +149,10 @@ class ResponseWriter:
         yield events.Created(sequence_number=self._next(), response=self.response)
         yield events.InProgress(sequence_number=self._next(), response=self.response)
 
-    def _say(self, kind: type[OpenItem], prefix: str, text: str, **more: Any) -> Iterator[Event]:
+    def _open_for(self, kind: type[OpenItem], prefix: str, **more: Any) -> Iterator[Event]:
+        """Begin an item of this kind if none is open."""
         if type(self._open) is not kind:
             yield from self._begin(kind, prefix, **more)
-        if self._open is not None:
-            yield from self._open.write(text)
 
     def _begin(self, kind: type[OpenItem], prefix: str, **more: Any) -> Iterator[Event]:
         yield from self._end("completed")

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.compute.sampler import biased, sample, uniform
-from engine.schedule.runner import SampleParams
+from engine.compute.sampler import LEAST_LOGPROB, biased, sample, tell_probs, uniform
+from engine.schedule.runner import DrawnProbs, SampleParams
 
 LOGITS = torch.log(torch.tensor([0.05, 0.5, 0.15, 0.3]))
 
@@ -93,3 +93,19 @@ def test_a_bias_is_added_and_tokens_beyond_the_vocabulary_are_none() -> None:
     assert biased(logits, {7: 5.0}) is logits
     assert biased(logits, {0: 5.0, 2: -1.5, 9: 1.0}).tolist() == [5.0, 1.0, 0.5]
     assert logits.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_probabilities_are_told_of_the_drawn_token_and_of_the_likeliest() -> None:
+    probs = DrawnProbs(num_top=2)
+    tell_probs(LOGITS, 2, probs)
+    assert probs.drawn == pytest.approx(torch.tensor(0.15).log().item())
+    assert [token for token, _ in probs.top] == [1, 3]
+    assert [told for _, told in probs.top] == pytest.approx([-0.6931, -1.2040], abs=1e-4)
+
+
+def test_what_a_model_rules_out_has_a_finite_probability_and_no_more_are_told_than_there_are() -> (
+    None
+):
+    probs = DrawnProbs(num_top=20)
+    tell_probs(torch.tensor([0.0, float("-inf")]), 1, probs)
+    assert (probs.drawn, len(probs.top)) == (LEAST_LOGPROB, 2)

@@ -155,6 +155,16 @@ def test_penalties_reach_an_engine_that_can_and_are_refused_by_name_elsewhere(
             with pytest.raises(openai.BadRequestError) as caught:
                 chat(plain, **{name: value})
             assert caught.value.param == name
+        with pytest.raises(openai.BadRequestError, match="logprobs: not supported"):
+            chat(plain, logprobs=True)
+        reply = post(plain, generationConfig={"responseLogprobs": True})
+        assert "generationConfig.responseLogprobs" in reply.json()["error"]["message"]
+        included = ["message.output_text.logprobs"]
+        response = plain.openai().responses.create(
+            model="holdfast-demo", input="x", include=included
+        )
+        assert [path for path, _ in told(response)] == ["include"]
+        assert plain.engine.requests[-1].sampling.logprobs is None
         chat(plain, presence_penalty=0, frequency_penalty=0, logit_bias={})
         reply = post(plain, generationConfig={"frequencyPenalty": 1})
         assert reply.status_code == 400

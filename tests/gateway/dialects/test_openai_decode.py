@@ -63,8 +63,8 @@ def test_accepted(changes: dict[str, Any]) -> None:
 
 
 REFUSED = [
-    ({"logprobs": True}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (

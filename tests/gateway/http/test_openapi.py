@@ -90,7 +90,7 @@ def test_openais_errors_have_their_own_envelope_and_statuses(path: str) -> None:
 def test_what_openais_bodies_may_hold_besides_is_described() -> None:
     fields = DOCUMENT["components"]["schemas"]["ChatRequest"]["properties"]
     assert fields["user"] == {}
-    assert fields["logprobs"] == {"enum": [False, None]}
+    assert fields["echo"] == {"enum": [False, None]}
     assert {"type": "null"} in fields["n"]["anyOf"]
 
 
