@@ -1,6 +1,6 @@
 """POST /v1/chat/completions and POST /v1/completions."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,15 +18,15 @@ from gateway.dialects.openai.errors import body_of
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.writer import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
-from gateway.http.errors import origin_of, request_id
+from gateway.http.errors import request_id
 from gateway.http.generation import (
     Items,
     KeyRequest,
     answered,
+    begun,
     check_media,
     prepared,
     streamed,
-    until_taken,
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
@@ -43,9 +43,7 @@ class ChatCompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
-        services = services_of(request)
-        arrived = request.scope["state"]["arrived"]
+        services, arrived = services_of(request), request.scope["state"]["arrived"]
 
         def read() -> tuple[ChatRequest, int]:
             return services.without_nonces(decode_chat(body, services.bounds))
@@ -54,11 +52,9 @@ class ChatCompletionsController(Controller):
             ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
             return msgspec.structs.replace(ask, num_removed=num_removed)
 
+        check_media(request)
         ask = await prepared(request, services, len(body), read, make)
-        items, writer = await _begin(request, services, ask, ChatWriter)
-        if ask.stream:
-            return streamed(_stream(items, writer, request_id(request.scope)), items)
-        return answered(collect_chat(await while_present(request, _chunks(items, writer))))
+        return await _answer(request, services, ask, ChatWriter, collect_chat)
 
 
 class CompletionsController(Controller):
@@ -67,9 +63,7 @@ class CompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
-        services = services_of(request)
-        arrived = request.scope["state"]["arrived"]
+        services, arrived = services_of(request), request.scope["state"]["arrived"]
 
         def read() -> tuple[CompletionRequest, int]:
             return decode_completion(body, services.bounds), 0
@@ -77,33 +71,32 @@ class CompletionsController(Controller):
         def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
             return completion_ask_of(decoded, request.user, model, arrived)
 
+        check_media(request)
         ask = await prepared(request, services, len(body), read, make)
-        items, writer = await _begin(request, services, ask, TextWriter)
-        if ask.stream:
-            return streamed(_stream(items, writer, request_id(request.scope)), items)
-        return answered(collect_completion(await while_present(request, _chunks(items, writer))))
+        return await _answer(request, services, ask, TextWriter, collect_completion)
 
 
-async def _begin(
+async def _answer(
     request: KeyRequest,
     services: Services,
     ask: Ask,
     kind: type[WriterT],
-) -> tuple[Items, WriterT]:
-    """Run the turn until an engine has it. The response's id is the turn's, in OpenAI's form."""
-    turn_id = services.turns.new_id()
-    items = services.turns.run(ask, turn_id, origin_of(request))
-    taken = await while_present(request, until_taken(items))
+    collect: Callable[[list[Any]], msgspec.Struct],
+) -> ASGIResponse:
+    """Run the turn. The response's id is the turn's, in OpenAI's form."""
+    turn_id, items, findings = await begun(request, services, ask)
     writer = kind(
         response_id=f"{_PREFIXES[kind]}-{turn_id.removeprefix('msg_')}",
         model=ask.model.id,
         created=int(services.clock.wall().timestamp()),
-        found=taken.findings,
+        found=findings,
         paths=[slot.path for slot in ask.plan.slots],
         num_choices=ask.sampling.num_choices,
         include_usage=not ask.stream or ask.include_usage,
     )
-    return items, writer
+    if ask.stream:
+        return streamed(_stream(items, writer, request_id(request.scope)), items)
+    return answered(collect(await while_present(request, _chunks(items, writer))))
 
 
 async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
