@@ -29,6 +29,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from engine.schedule.logprobs import Spelled, unspelled
 from engine.schedule.output import OutputParser
 from engine.schedule.runner import Stop, Work
 from engine.settings import Settings
@@ -43,8 +44,10 @@ DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
 """Of Llama-3-8B in 16 bits: what a copy between device and host is taken to move."""
 COPY_BYTES_PER_SECOND = 10e9
-PIECE_SECONDS = 0.002
-"""A step that may be stopped ends within this time, as a model's does at its next layer."""
+NUM_LAYERS = 32
+"""Of Llama-3-8B too. A step that may be stopped ends at its next layer, as a model's does."""
+LEAST_PIECE_SECONDS = 0.0005
+"""What a thread can sleep for without being mostly late."""
 _SCAFFOLD = [0xFFFFFFF0 + i for i in range(GENERATION_TOKENS)]
 
 
@@ -112,11 +115,12 @@ class SyntheticRunner:
         prefilled = sum(len(work.token_ids) for work in works if len(work.token_ids) > 1)
         decodes = any(len(work.token_ids) == 1 for work in works)
         seconds = prefilled * self._prefill_seconds + decodes * self._decode_seconds
-        while stop is not None and seconds > PIECE_SECONDS:
+        piece = max(seconds / NUM_LAYERS, LEAST_PIECE_SECONDS)
+        while stop is not None and seconds > piece:
             if stop():
                 return None
-            self._sleep(PIECE_SECONDS)
-            seconds -= PIECE_SECONDS
+            self._sleep(piece)
+            seconds -= piece
         if seconds:
             self._sleep(seconds)
         return [None if work.sample is None else _next_token(work) for work in works]
@@ -161,6 +165,9 @@ class SyntheticRenderer:
 
     def parser(self, request: GenerateRequest) -> "SyntheticParser":
         return SyntheticParser(StopStrings(request.sampling.stop_sequences))
+
+    def spelled(self, token_id: TokenId) -> Spelled:
+        return unspelled(token_id)
 
     def parsers(self, request: GenerateRequest) -> list[OutputParser]:
         stops = StopStrings(request.sampling.stop_sequences)

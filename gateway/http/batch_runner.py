@@ -61,6 +61,7 @@ _WINDOW = 64
 WORKING = 2
 _MAX_ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
+_GATHER_SECONDS = 0.1
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
 _BROKEN = EngineFailed, NotServed, EngineLost, EngineTimeout
 _encode = msgspec.json.Encoder().encode
@@ -176,11 +177,16 @@ class BatchRunner:
             num_ended += 1
             finished.append(result)
             async with lock:
-                # What others finished while this waited goes with it.
-                taken = finished.copy()
-                finished.clear()
-                if taken:
-                    await self.store.finish(batch.id, taken)
+                # What others finish meanwhile goes with it: few transactions, since turns open and
+                # close beside them on the same disk. It is kept also where this is cancelled.
+                try:
+                    if finished:
+                        await asyncio.sleep(_GATHER_SECONDS)
+                finally:
+                    taken = finished.copy()
+                    finished.clear()
+                    if taken:
+                        await self.store.finish(batch.id, taken)
 
         async def group(prefix: str, members: list[BatchItem]) -> None:
             if prefix not in warm:

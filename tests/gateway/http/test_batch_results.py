@@ -1,0 +1,74 @@
+"""Results of rows are kept a few at a time, and none is lost to a stop."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.base.clock import Clock
+from gateway.http.batch_runner import BatchRunner
+from gateway.ledger.batches import Batch, BatchItem, Result
+
+pytestmark = pytest.mark.anyio
+
+NUM_ROWS = 8
+NOW = datetime.now(UTC)
+BATCH = Batch(
+    id="b",
+    workspace_id="w",
+    key_id="k",
+    version="2023-06-01",
+    status="in_progress",
+    num_bytes=1,
+    created_at=NOW,
+    expires_at=NOW + timedelta(days=1),
+)
+ROWS = [
+    BatchItem(position=n, custom_id=str(n), rank=n, prefix="p", params=b"") for n in range(NUM_ROWS)
+]
+
+
+class KeptResults:
+    def __init__(self) -> None:
+        self.kept: list[list[int]] = []
+
+    async def finish(self, batch_id: str, results: Sequence[Result]) -> None:
+        self.kept.append([one.position for one in results])
+
+
+class QuickRunner(BatchRunner):
+    """Its rows end at once, or after `seconds`."""
+
+    seconds = 0.0
+
+    async def _result(self, batch: Batch, row: BatchItem, attempts: Any) -> Result | None:
+        await asyncio.sleep(self.seconds)
+        return Result(position=row.position, status="succeeded", result=b"")
+
+
+def quick_runner(store: KeptResults) -> QuickRunner:
+    stand_in: Any = SimpleNamespace(clock=Clock())
+    kept: Any = store
+    runner = QuickRunner(kept, stand_in, stand_in, stand_in, stand_in, NUM_ROWS)
+    runner._places[BATCH.workspace_id] = asyncio.Semaphore(NUM_ROWS)
+    return runner
+
+
+async def test_rows_that_end_together_are_kept_in_one_transaction() -> None:
+    store = KeptResults()
+    assert await quick_runner(store)._run_rows(BATCH, ROWS, {"p"}, {})
+    [together] = store.kept
+    assert sorted(together) == list(range(NUM_ROWS))
+
+
+async def test_what_ended_before_a_stop_is_kept() -> None:
+    store = KeptResults()
+    runner = quick_runner(store)
+    running = asyncio.create_task(runner._run_rows(BATCH, ROWS, {"p"}, {}))
+    await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert sorted(position for kept in store.kept for position in kept) == list(range(NUM_ROWS))
