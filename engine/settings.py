@@ -173,6 +173,10 @@ class Settings(BaseSettings):
         "info", description="Least severe log line that is written"
     )
 
+    access_log: bool = Field(
+        False,
+        description="Write a log line for each call that a gateway makes for a client's request",
+    )
     traces: bool = Field(
         False,
         description="Send spans of calls to an OpenTelemetry collector; needs the extra `otel`. "

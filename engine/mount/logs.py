@@ -14,6 +14,7 @@ def send_logs_to_vllm() -> None:
         return
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             structlog.stdlib.filter_by_level,
             structlog.processors.format_exc_info,
             structlog.processors.KeyValueRenderer(key_order=["event"]),

@@ -9,6 +9,7 @@ import socket
 import uvicorn
 from litestar import Litestar
 
+from engine.serve.calls import AccessLog
 from engine.serve.health import ServedEngine
 from engine.settings import Settings
 
@@ -26,7 +27,7 @@ class Server(uvicorn.Server):
         self._engine = host
         super().__init__(
             uvicorn.Config(
-                app,
+                AccessLog(app) if settings.access_log else app,
                 host=settings.host,
                 port=settings.port,
                 log_level="warning",

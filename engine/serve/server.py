@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -36,11 +37,13 @@ from engine.protocol import (
     ErrorCode,
     ErrorReply,
     EventFrame,
+    Failed,
     FinalCounts,
     Memory,
     Snapshot,
     Stats,
 )
+from engine.serve.calls import with_request_id
 from engine.serve.health import ServedEngine
 from engine.serve.lines import snapshot_pieces
 from engine.serve.presence import CallerLeft, while_connected
@@ -51,6 +54,8 @@ log = structlog.get_logger()
 
 NDJSON = "application/x-ndjson"
 MAX_BODY_BYTES = 64 * 1024 * 1024
+REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
+"""Levels of the lines of refusals that come in floods; the other refusals' is `info`."""
 
 
 decode_cancel = decoder_of(CancelRequest)
@@ -186,6 +191,8 @@ async def _frame_lines(generation: Generation) -> AsyncIterator[bytes]:
     encoder = msgspec.json.Encoder()
     try:
         async for frame in generation:
+            if isinstance(frame, Failed) and frame.code != "cancelled":
+                log.warning("generation failed", code=frame.code)
             yield b"\n" if frame is None else encoder.encode(frame) + b"\n"
     finally:
         generation.close()
@@ -240,6 +247,8 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
         case EngineError():
             code, message, status = error.code, str(error), error.status
             is_public = error.is_public
+            # The message may have words of the prompt's tools and schemas.
+            log.log(REFUSAL_LEVELS.get(code, logging.INFO), "call refused", code=code)
         case CallerLeft():
             code, message, status = "cancelled", "the caller left", STATUS_OF["cancelled"]
         case HTTPException() if error.status_code < 500:
@@ -304,6 +313,7 @@ def create_app(
             "host": Provide(_provide_host, sync_to_thread=False),
         },
         exception_handlers={Exception: _render_error, HTTPException: _render_error},
+        middleware=[with_request_id],
         request_max_body_size=MAX_BODY_BYTES,
         openapi_config=None,
         # The process may be another's, and so may its root logger.

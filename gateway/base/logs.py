@@ -68,6 +68,12 @@ def _name_part(
     return event
 
 
+def bound_request_id() -> str | None:
+    """The id of the request that is served here; None in the gateway's own loops."""
+    found = structlog.contextvars.get_contextvars().get("request_id")
+    return found if isinstance(found, str) else None
+
+
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(part=name)
     return logger

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -46,18 +46,22 @@ _REASONS: dict[type[GatewayError], str] = {
 }
 
 
+class NoteRefusal(Protocol):
+    def __call__(self, reason: str, request_id: str | None = None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """The limits of a connection.
 
     `request_seconds` is the time for a head, and again for its body. `stall_seconds` is the time
     for a client to read waiting bytes. `refused` is called with the reason of every refusal that no
-    route sees.
+    route sees, and with the request's id where the client got one.
     """
 
     request_seconds: float
     stall_seconds: float
-    refused: Callable[[str], None]
+    refused: NoteRefusal
     connections: Connections
 
 
@@ -195,15 +199,15 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, failure: GatewayError) -> None:
         """Answer on the bare connection and close it, unless a response has begun."""
-        self.bounds.refused(_REASONS.get(type(failure), "malformed"))
+        reason, made = _REASONS.get(type(failure), "malformed"), None
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            headers, body = reply_without_route(
-                failure, getattr(self, "url", b"").decode("latin-1")
-            )
+            url = getattr(self, "url", b"").decode("latin-1")
+            made, headers, body = reply_without_route(failure, url)
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             # The other dialect's 529 is no status that a proxy knows.
             status = STATUS_LINE[503 if isinstance(failure, Overloaded) else failure.status]
             self.transport.write(status + head.encode() + b"\r\n" + body)
+        self.bounds.refused(reason, made)
         self.transport.close()
 
 

@@ -190,8 +190,8 @@ def _enveloped(failure: GatewayError, dialect: Dialect, made: str) -> tuple[int,
     return openai.status_of(failure), openai.body_of(failure, made)
 
 
-def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str], bytes]:
-    """Headers and body for a failure before the application was called."""
+def reply_without_route(failure: GatewayError, url: str) -> tuple[str, dict[str, str], bytes]:
+    """The request's id, headers and body for a failure before the application was called."""
     made = f"req_{secrets.token_hex(12)}"
     dialect = dialect_of_path(url.partition("?")[0])
     name = ID_HEADERS[dialect]
@@ -205,7 +205,7 @@ def reply_without_route(failure: GatewayError, url: str) -> tuple[dict[str, str]
         "content-length": str(len(body)),
         "connection": "close",
     }
-    return headers, body
+    return made, headers, body
 
 
 def _advice(failure: GatewayError, status: int) -> dict[str, str]:

@@ -41,8 +41,11 @@ class Server(uvicorn.Server):
         self._drain_seconds = settings.drain_seconds
         self._stop_at: float | None = None
 
-        def refused(reason: str) -> None:
+        def refused(reason: str, request_id: str | None = None) -> None:
             app.state.services.metrics.refused_connections.labels(reason).inc()
+            if settings.access_log:
+                log = get_logger("access")
+                log.info("refused_connection", reason=reason, request_id=request_id)
 
         descriptors = num_descriptors()
         limits = ConnectionLimits(

@@ -38,7 +38,7 @@ from gateway.base.errors import (
     GatewayError,
     NotFound,
 )
-from gateway.base.logs import get_logger
+from gateway.base.logs import bound_request_id, get_logger
 from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
 from gateway.routing.cost import Load, Weights
@@ -311,6 +311,8 @@ class Engine:
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
+        if (made := bound_request_id()) is not None:
+            sent = {**sent, "x-request-id": made}
         try:
             return await self._http.send(method, self.url + path, sent, body, timeout)
         except CannotConnect:

@@ -1,0 +1,154 @@
+"""One id from the response to the error, both programs' log lines, the ledger and the admin API."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.stack import ADMIN_KEY, API_KEY, Stack, running_stack
+from tests.gateway.admin_client import Admin
+from tests.gateway.serving import eventually
+
+CONTEXT = 4096
+# Four bytes are a token here. Only the engine knows that this is too long with what stands around.
+TOO_LONG = "hush " * (4 * (CONTEXT - 1) // 5)
+SECRET = "The heron counts forty two stones"
+
+
+@dataclass(frozen=True)
+class Served:
+    stack: Stack
+    logs: Path
+
+    def lines(self, program: str, made: str) -> list[dict[str, Any]]:
+        """The program's log lines that have the id."""
+        text = (self.logs / f"{program}.log").read_text("utf-8")
+        parsed = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in parsed if line.get("request_id") == made]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    logs = tmp_path_factory.mktemp("logs")
+    engine = {
+        "ENGINE_SYNTHETIC_CONTEXT": str(CONTEXT),
+        "ENGINE_MIN_CACHE_TOKENS": "16",
+        "ENGINE_ACCESS_LOG": "true",
+    }
+    gateway = {"HOLDFAST_ACCESS_LOG": "true"}
+    data = tmp_path_factory.mktemp("data")
+    with running_stack(data, "synthetic", engine, gateway, logs) as stack:
+        yield Served(stack, logs)
+
+
+def requests(text: str) -> dict[str, dict[str, Any]]:
+    """A body for each path that runs turns."""
+    said = [{"role": "user", "content": text}]
+    return {
+        "/v1/messages": {"model": "synthetic", "max_tokens": 4, "messages": said},
+        "/v1/chat/completions": {"model": "synthetic", "max_tokens": 4, "messages": said},
+        "/v1/completions": {"model": "synthetic", "max_tokens": 4, "prompt": text + "hush"},
+        "/v1/responses": {"model": "synthetic", "max_output_tokens": 16, "input": text},
+        "/v1beta/models/synthetic:generateContent": {
+            "contents": [{"role": "user", "parts": [{"text": text}]}],
+            "generationConfig": {"maxOutputTokens": 4},
+        },
+    }
+
+
+def post(served: Served, path: str, text: str) -> tuple[httpx.Response, str]:
+    """The reply, and the request's id in its header."""
+    headers = {"anthropic-version": "2023-06-01", "x-api-key": API_KEY, "x-goog-api-key": API_KEY}
+    url = f"{served.stack.gateway}{path}"
+    reply = httpx.post(url, json=requests(text)[path], headers=headers, timeout=120)
+    made = reply.headers.get("request-id") or reply.headers["x-request-id"]
+    assert made.startswith("req_")
+    return reply, made
+
+
+def row(served: Served, made: str) -> dict[str, Any]:
+    """The ledger's row, found by the request's id as the dashboard's search asks for it."""
+    admin = Admin(served.stack.gateway, ADMIN_KEY)
+    eventually(lambda: found(admin, made) is not None, 60)
+    turn = found(admin, made)
+    assert turn is not None and turn["http_request_id"] == made
+    return turn
+
+
+def found(admin: Admin, made: str) -> dict[str, Any] | None:
+    headers = {"x-api-key": admin.key}
+    reply = httpx.get(f"{admin.url}/admin/v1/turns/{made}", headers=headers, timeout=120)
+    return reply.json() if reply.status_code == 200 else None
+
+
+@pytest.mark.parametrize("path", requests(""))
+def test_the_id_of_an_answer_is_in_both_programs_lines_and_in_the_ledger(
+    served: Served, path: str
+) -> None:
+    reply, made = post(served, path, SECRET)
+    assert reply.status_code == 200, reply.text
+    turn = row(served, made)
+    assert turn["status"] == 200 and turn["error"] is None
+    eventually(lambda: len(served.lines("gateway", made)) >= 2, 60)
+    by_event = {line["event"]: line for line in served.lines("gateway", made)}
+    assert by_event["turn"]["turn"] == turn["id"]
+    answer = by_event["response"]
+    assert (answer["method"], answer["status"], answer["workspace"]) == ("POST", 200, "default")
+    assert answer["route"].startswith("/v1") and answer["seconds"] > 0
+    assert answer["bytes"] == len(reply.content)
+    eventually(lambda: bool(served.lines("engine", made)), 60)
+    [call] = served.lines("engine", made)
+    assert (call["event"], call["route"], call["status"]) == ("call", "/v1/generate", 200)
+
+
+@pytest.mark.parametrize("path", requests(""))
+def test_the_id_of_an_engines_refusal_is_everywhere_too(served: Served, path: str) -> None:
+    reply, made = post(served, path, TOO_LONG)
+    assert reply.status_code == 400, reply.text
+    assert made in reply.text
+    turn = row(served, made)
+    assert turn["status"] == 400 and "too long" in turn["error"]
+    eventually(lambda: len(served.lines("engine", made)) == 2, 60)
+    refused, call = served.lines("engine", made)
+    assert (refused["event"], refused["code"]) == ("call refused", "prompt_too_long")
+    assert (call["event"], call["status"]) == ("call", 400)
+    eventually(lambda: len(served.lines("gateway", made)) >= 2, 60)
+    statuses = {line["status"] for line in served.lines("gateway", made)}
+    assert statuses == {400}
+
+
+def test_an_id_that_the_gateway_made_for_a_broken_request_is_in_the_access_log(
+    served: Served,
+) -> None:
+    headers = {f"x-{number}": "v" for number in range(200)}
+    reply = httpx.post(f"{served.stack.gateway}/v1/messages", headers=headers, timeout=120)
+    made = reply.headers["request-id"]
+    assert reply.status_code == 431 and made in reply.text
+    eventually(lambda: bool(served.lines("gateway", made)), 60)
+    [line] = served.lines("gateway", made)
+    assert (line["event"], line["reason"]) == ("refused_connection", "head_too_large")
+
+
+@pytest.mark.parametrize("given", [b"x" * 65, b'"};{"event":"forged', b"a\tb", b""])
+def test_an_engine_takes_no_id_that_could_be_more_than_one(served: Served, given: bytes) -> None:
+    """Only a program that has the engine's secret could send one."""
+    before = (served.logs / "engine.log").read_bytes()
+    with served.stack.engine_client() as engine:
+        reply = engine.post("/v1/generate", content=b"{}", headers={b"x-request-id": given})
+    assert reply.status_code == 400
+    eventually(lambda: len((served.logs / "engine.log").read_bytes()) > len(before), 60)
+    added = (served.logs / "engine.log").read_bytes()[len(before) :]
+    lines = [json.loads(line) for line in added.splitlines()]
+    assert [line["event"] for line in lines] == ["call refused"]
+    assert "request_id" not in lines[0]
+
+
+def test_no_line_of_either_program_has_a_prompt_or_a_key(served: Served) -> None:
+    post(served, "/v1/messages", SECRET)
+    for program in ("gateway", "engine"):
+        text = (served.logs / f"{program}.log").read_text("utf-8")
+        assert text and not [word for word in (SECRET, "hush hush", API_KEY) if word in text]
