@@ -40,6 +40,8 @@ BENCHMARKS = {
                             ("engine", "test", "bench")),
     "plugin": Benchmark("what the plugin costs other clients of a `vllm serve`", SYSTEM),
     "tiers": Benchmark("whether bringing a prefix back holds up who decodes", ("engine", "test")),
+    "traces": Benchmark("CPU time a turn costs gateway and engine with traces off and on",
+                        ("gateway", "engine", "otel", "test")),
     "ttft": Benchmark("time to the first token with and without a cached prefix", SYSTEM),
     "waste": Benchmark("KV memory that is allocated and not used", ("engine", "test")),
 }  # fmt: skip

@@ -23,9 +23,10 @@ from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import eventually, serve, serve_gateway
 
 pytest.importorskip("opentelemetry.sdk")
-from tests.gateway.turn.collector import Collector, Span, collecting
+from scripts.collector import Collector, Span, collecting, collecting_grpc, transcript
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
+ENGINE_SPANS = ("generate", "look_up", "queue", "prefill", "decode")
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET_WORDS = "The heron counts forty two stones"
 
@@ -128,6 +129,28 @@ def test_no_span_has_a_word_of_the_prompt_or_a_key(stack: Stack, collector: Coll
     spans_of(collector, trace, 7)
     words = (*SECRET_WORDS.split(), API_KEY, "engine-secret")
     assert not [word for word in words if word.encode() in collector.raw]
+
+
+def test_the_spans_go_by_grpc_too_and_are_told_in_their_order(tmp_path: Path) -> None:
+    with collecting_grpc() as collector:
+        shared = environment(collector) | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        shared["OTEL_EXPORTER_OTLP_INSECURE"] = "true"
+        engine = {**shared, "ENGINE_TRACES": "true"}
+        gateway = {**shared, "HOLDFAST_TRACES": "true"}
+        with running_stack(tmp_path, "synthetic", engine, gateway) as stack:
+            trace = os.urandom(16).hex()
+            ask(stack, trace)
+            found = spans_of(collector, trace, 7)
+            eventually(lambda: counted(stack.gateway, "exported") >= 2)
+    lines = [line.split() for line in transcript(found).splitlines()[1:]]
+    told = [(line[2], line[3]) for line in lines if "*" not in line]
+    assert told == [
+        ("holdfast-gateway", "chat"),
+        ("holdfast-gateway", "engine_call"),
+        *(("holdfast-engine", name) for name in ENGINE_SPANS),
+    ]
+    events = [line[3] for line in lines if "*" in line]
+    assert events == ["holdfast.admitted", "holdfast.first_frame"]
 
 
 def test_both_count_their_spans(stack: Stack, collector: Collector) -> None:

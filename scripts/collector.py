@@ -1,15 +1,28 @@
-"""A collector: an HTTP server that takes OTLP and decodes it with OpenTelemetry's own messages."""
+"""A collector: it takes OTLP by HTTP or gRPC and decodes it with OpenTelemetry's own messages.
+
+Its services are OpenTelemetry's own (`opentelemetry-proto`), on a port of the loopback interface.
+"""
 
 import gzip
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+import grpc  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 
 Value = str | int | float | bool | list[str]
 
@@ -28,6 +41,7 @@ class Span:
     ended: int
     is_error: bool
     attributes: dict[str, Value]
+    events: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
@@ -41,7 +55,10 @@ class Collector:
 
     def take(self, body: bytes) -> None:
         self.raw += body
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+        self.read(ExportTraceServiceRequest.FromString(body))
+
+    def read(self, request: Any) -> None:
+        for resource in request.resource_spans:
             about = {a.key: a.value.string_value for a in resource.resource.attributes}
             for scope in resource.scope_spans:
                 self.spans += [_span(about["service.name"], each) for each in scope.spans]
@@ -64,6 +81,7 @@ def _span(service: str, made: Any) -> Span:
         made.end_time_unix_nano,
         made.status.code == 2,
         {attribute.key: _value(attribute.value) for attribute in made.attributes},
+        tuple((event.name, event.time_unix_nano) for event in made.events),
     )
 
 
@@ -73,6 +91,53 @@ def _value(given: Any) -> Value:
         return [each.string_value for each in given.array_value.values]
     value: Value = getattr(given, kind)
     return value
+
+
+def transcript(spans: list[Span]) -> str:
+    """The spans of one trace in their order, below each other as they are below each other."""
+    known = {span.id for span in spans}
+    below: dict[str, list[Span]] = defaultdict(list)
+    # Of two that begin together below one span, the shorter one is over first.
+    for span in sorted(spans, key=lambda each: (each.began, each.ended)):
+        below[span.parent if span.parent in known else ""].append(span)
+    first = min(span.began for span in spans)
+    lines: list[str] = []
+
+    def write(span: Span, depth: int) -> None:
+        begins, lasts = (span.began - first) / 1e6, (span.ended - span.began) / 1e6
+        name = "  " * depth + span.name
+        lines.append(f"{begins:9.3f} {lasts:9.3f}  {span.service:16} {name}")
+        lines.extend(
+            f"{(at - first) / 1e6:9.3f} {'':9}  {span.service:16} {'  ' * depth}  * {event}"
+            for event, at in span.events
+        )
+        for child in below[span.id]:
+            write(child, depth + 1)
+
+    for root in below[""]:
+        write(root, 0)
+    return "\n".join([f"{'begins ms':>9} {'lasts ms':>9}  {'process':16} span", *lines])
+
+
+@contextmanager
+def collecting_grpc() -> Iterator[Collector]:
+    """A collector on gRPC. Its `raw` stays empty."""
+    collector = Collector()
+
+    class Service(TraceServiceServicer):
+        def Export(self, request: Any, _context: Any) -> Any:
+            time.sleep(collector.delay_seconds)
+            collector.read(request)
+            return ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
+    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None).wait()
 
 
 @contextmanager
