@@ -7,6 +7,7 @@ import stat
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -150,12 +151,28 @@ def test_the_balancer_finds_both_gateways_and_is_found_under_their_name() -> Non
 def test_prometheus_asks_every_gateway_and_engine_of_its_profile(profile: str) -> None:
     folder = ROOT / "gateway" / "monitoring" / "targets" / profile
     for kind, port in (("gateway", 8080), ("engine", 8100)):
-        (group,) = yaml.safe_load((folder / f"{kind}s.yml").read_text("utf-8"))
+        groups = yaml.safe_load((folder / f"{kind}s.yml").read_text("utf-8"))
         wanted = {f"{n}:{port}" for n in of_profile(profile) if n.startswith(kind)}
-        assert set(group["targets"]) == wanted
+        assert {target for group in groups for target in group["targets"]} == wanted
     (service,) = (n for n in of_profile(profile) if n.startswith("prometheus"))
     mounts = SERVICES[service]["volumes"]
     assert f"./gateway/monitoring/targets/{profile}:/etc/targets:ro" in mounts
+
+
+@pytest.mark.parametrize("profile", ["default", "gpu", "scale"])
+def test_engines_have_the_same_names_in_prometheus_as_at_the_gateway(profile: str) -> None:
+    """So that one variable of the dashboard chooses both."""
+    file = ROOT / "gateway" / "monitoring" / "targets" / profile / "engines.yml"
+    told = {
+        group["labels"]["engine"]: target
+        for group in yaml.safe_load(file.read_text("utf-8"))
+        for target in group["targets"]
+    }
+    gateways = [SERVICES[n] for n in of_profile(profile) if n.startswith("gateway")]
+    for gateway in gateways:
+        engines = gateway["environment"]["HOLDFAST_ENGINES"].split(",")
+        named = dict(engine.split("=", 1) for engine in engines)
+        assert told == {name: urlsplit(url).netloc for name, url in named.items()}
 
 
 def written(folder: Path, profile: str = "default") -> Path:

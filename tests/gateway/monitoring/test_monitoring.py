@@ -16,12 +16,15 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.admin.routes import CONTROLLERS
+from scripts.docs import alerts
 from scripts.stack import API_KEY, running_stack
 
 ROOT = Path(__file__).resolve().parents[3]
 MONITORING = ROOT / "gateway" / "monitoring"
 # What Prometheus itself adds to everything that it scrapes.
-ADDED_LABELS = {"job", "instance"}
+# `engine` is in the targets of engines (monitoring/targets).
+ADDED_LABELS = {"job", "instance", "engine"}
 ADDED_METRICS = {"up": "gauge"}
 # Their values are few whatever clients do: names of routes, statuses, engines, and fixed words.
 BOUNDED_LABELS = {"route", "status", "reason", "outcome", "class", "cache", "engine", "stage"}
@@ -145,11 +148,15 @@ def groupings(expression: Any) -> Iterator[str]:
             yield from groupings(expression.expr)
 
 
+def parsed(text: str) -> Any:
+    return promql.parse(re.sub(r"\$__(rate_interval|range)\b", "5m", text))
+
+
 def check_expression(text: str, exposed: Exposed) -> None:
     """It parses, and every metric, label and label value in it is one that is exposed."""
     rows = documented()
     known = {name for name in exposed.labels if not name.endswith("_created")} | set(ADDED_METRICS)
-    expression = promql.parse(text.replace("$__rate_interval", "5m"))
+    expression = parsed(text)
     found = list(selectors(expression))
     assert found, text
     within: set[str] = set(ADDED_LABELS)
@@ -162,6 +169,9 @@ def check_expression(text: str, exposed: Exposed) -> None:
             assert matcher.name in labels | ADDED_LABELS, f"{matcher.name} in {text}"
             if matcher.name == "class":
                 wanted = set(matcher.value.split("|"))
+                # Workspaces have series only where a setting says so.
+                if selector.name == "holdfast_gateway_workspace_tokens_total":
+                    continue
                 assert wanted <= exposed.values[selector.name, "class"] | {"output"}, text
     assert set(groupings(expression)) <= within, text
 
@@ -176,7 +186,8 @@ def test_every_alert_asks_what_is_exposed_and_says_what_to_do(exposed: Exposed) 
     assert len(names) == len(set(names)) > 20
     for rule in rules():
         check_expression(rule["expr"], exposed)
-        assert set(rule["annotations"]) == {"summary", "impact", "diagnosis", "resolution"}
+        said = {"summary", "impact", "diagnosis", "resolution", "runbook_url"}
+        assert set(rule["annotations"]) == said
         assert all(rule["annotations"].values())
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         for mentioned in re.findall(r"\bHoldfast\w+", " ".join(rule["annotations"].values())):
@@ -196,7 +207,7 @@ def test_every_panel_asks_what_is_exposed(exposed: Exposed) -> None:
     )
     for panel in board["panels"]:
         for target in panel["targets"]:
-            expression = promql.parse(target["expr"].replace("$__rate_interval", "5m"))
+            expression = parsed(target["expr"])
             within = set(groupings(expression)) | ADDED_LABELS | {"engine"}
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= within, panel["title"]
 
@@ -208,3 +219,75 @@ def test_prometheus_is_told_of_rules_and_jobs_that_there_are() -> None:
     told = {rule["expr"] for rule in rules()}
     asked = set(re.findall(r'job="([\w-]+)"', " ".join(told)))
     assert asked == jobs == {"holdfast-gateway", "holdfast-engine"}
+
+
+def test_every_alert_has_its_section_and_a_link_to_it() -> None:
+    assert alerts.page() == alerts.PAGE.read_text("utf-8"), "run python -m scripts.docs.alerts"
+    headings = set(re.findall(r"^### (\w+)$", alerts.PAGE.read_text("utf-8"), re.MULTILINE))
+    for rule in rules():
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert (ROOT / page) == alerts.PAGE
+        assert anchor == rule["alert"].lower() and rule["alert"] in headings
+
+
+def board() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
+    return found
+
+
+def test_the_dashboard_has_a_row_of_figures_and_its_variables_choose(exposed: Exposed) -> None:
+    panels = board()["panels"]
+    figures = [panel for panel in panels if panel["type"] == "stat"]
+    assert len(figures) >= 5 and {panel["gridPos"]["y"] for panel in figures} == {0}
+    variables = {one["name"]: one for one in board()["templating"]["list"]}
+    assert {"engine", "model", "workspace"} <= set(variables)
+    asked = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    for name in ("engine", "model", "workspace"):
+        query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["definition"])
+        assert query is not None and query[2] == name
+        assert name in documented()[query[1]].labels
+        assert f'{name}=~"${name}"' in asked
+        # Prometheus takes a label that is not there for an empty one.
+        assert re.fullmatch(variables[name]["allValue"], "")
+    assert set(re.findall(r"\$(?!__)(\w+)", asked)) <= set(variables)
+
+
+def test_panels_that_can_choose_an_engine_or_a_model_do() -> None:
+    rows = documented()
+    for panel in board()["panels"]:
+        for target in panel["targets"]:
+            for selector in selectors(parsed(target["expr"])):
+                family = re.sub(r"_(bucket|count|sum)$", "", selector.name)
+                if family not in rows:
+                    continue
+                chosen = {matcher.name for matcher in selector.matchers.matchers}
+                able = rows[family].labels & {"model", "workspace", "engine"}
+                assert able <= chosen, f"{panel['title']}: {target['expr']}"
+
+
+def test_panels_stand_beside_each_other() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board()["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']} on {taken[x, y]}"
+                taken[x, y] = panel["title"]
+
+
+def test_alerts_and_panels_ask_for_every_path_that_runs_turns() -> None:
+    routes = set(re.findall(r'route=~"([^"]+)"', json.dumps(rules()).replace("\\", "")))
+    routes |= set(re.findall(r'route=~"([^"]+)"', json.dumps(board()).replace("\\", "")))
+    [route] = routes
+    paths = ("messages", "chat/completions", "completions", "responses")
+    turns = {f"/v1/{path}" for path in paths}
+    for controller in CONTROLLERS:
+        base = getattr(controller, "path", None) or ""
+        if base in ("/v1/models", "/v1beta/models"):
+            turns |= {f"{base}/{{model_id:path}}"}
+    assert len(turns) == 6
+    for path in turns:
+        assert re.fullmatch(route, path), path
+    for path in ("/v1/models", "/metrics", "/v1/messages/count_tokens", "unknown"):
+        assert not re.fullmatch(route, path), path
