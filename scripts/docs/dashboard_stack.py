@@ -28,6 +28,7 @@ from scripts.stack import (
 
 PAGES = tuple(entry.name for entry in entries())
 IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+WAIT_MS = 180_000
 SHOWN = '[data-testid="stMetric"], [data-testid="stDataFrame"], [data-testid="stAlert"], textarea'
 
 
@@ -116,6 +117,6 @@ def switch_page(page: Page, name: str) -> float:
 
 
 def _wait_for_numbers(page: Page) -> None:
-    page.wait_for_selector(SHOWN, timeout=60_000)
-    page.wait_for_selector(IDLE, timeout=60_000)
-    page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=60_000)
+    page.wait_for_selector(SHOWN, timeout=WAIT_MS)
+    page.wait_for_selector(IDLE, timeout=WAIT_MS)
+    page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=WAIT_MS)

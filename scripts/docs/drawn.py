@@ -13,8 +13,9 @@ CHECKS = (Path(__file__).parent / "dashboard_checks.js").read_text("utf-8")
 # The grid writes what a screen reader finds a moment after it is drawn.
 TABLES_HAVE_TEXT = """() => [...document.querySelectorAll('[data-testid=stDataFrame]')]
     .every(frame => frame.querySelector('canvas table td'))"""
-# Where everything stands; null while a chart has not been drawn.
+# Where everything stands; null while the script runs or a chart has not been drawn.
 LAYOUT = """() => {
+    if (!document.querySelector('[data-test-script-state="notRunning"]')) return null;
     const charts = [...document.querySelectorAll('[data-testid=stVegaLiteChart]')];
     if (document.querySelector('[data-testid=stSkeleton]')) return null;
     if (charts.some(chart => !chart.querySelector('svg .role-mark'))) return null;
