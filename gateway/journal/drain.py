@@ -72,8 +72,11 @@ class Drain:
         return len(turns)
 
     async def _look_for_lost(self) -> None:
-        """Of the turns that a damaged journal lost, some may have been drained just before; of
-        those that were drained lately, a damaged ledger may have lost some."""
+        """Compare the journal's losses and the lately drained turns with the ledger.
+
+        A turn that a damaged journal lost may have been drained before. A turn that was drained
+        lately may be gone from a damaged ledger.
+        """
         if self._known is not None:
             lost, drained = await self._journal.lost_turns(), self._journal.forgotten
             if lost or drained:

@@ -1,7 +1,8 @@
 """The ids of the turns that the journal holds, in a text file beside it and in a copy of that.
 
 They are written after each commit and never synced, so they survive the process and not always the
-machine. When a part of the journal is damaged or gone, the turns that were in it are named by it.
+machine. When a part of the journal is damaged or gone, they name the turns that were in it.
+
 Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotten, each with a
 checksum; damaged lines are left out. The first line is `=INSTANCE`, and `@SECONDS` tells when the
 lines behind it were written, since 1970. `*NUMBER` tells how many turns had been forgotten before

@@ -1,11 +1,11 @@
 """Opens the journal's file, whatever has happened to it.
 
 What can be read is kept. A record whose seal is broken is *set aside* with its bytes. A file whose
-structure is broken is moved to a folder of its own, and its records are read out of it, by SQLite
-as far as that comes and out of the raw bytes. Turns that were there and are not are set aside by
-name, as *lost*. A list of names that is shorter than the journal's own count is told: what the
-ledger has lost of those turns can't be named. A journal that has lost something goes on under
-another instance: `recover --instance` can then make rows of what engines counted for the old one.
+structure is broken is moved to a folder of its own. Its records are read by SQLite as far as
+possible, and then from the raw bytes. Turns whose record is gone are set aside by name, as *lost*.
+If the list of names is shorter than the journal's own count, that is reported: the ledger may have
+lost some of those turns, and they can't be named. A journal that has lost something gets a new
+instance. `recover --instance` can then make rows from what engines counted for the old instance.
 """
 
 import secrets
@@ -54,7 +54,7 @@ class Opened:
 
 
 def open_journal(directory: Path, connect: Connect) -> Opened:
-    """Raise sqlite3.Error or OSError where there is nothing to be done from here."""
+    """Raise sqlite3.Error or OSError where the journal can't be opened in any way."""
     path, log = directory / "journal.db", get_logger("journal")
     lists = live_ids.names_of(directory)
     told = live_ids.read(lists)
@@ -144,7 +144,7 @@ def _rows(path: Path) -> Iterator[tuple[str, bool, bytes]]:
 
 
 def _carved(contents: list[bytes]) -> Iterator[tuple[str, bool, bytes]]:
-    """Sealed records in raw bytes; a seal holds, so that nothing is taken for one by chance."""
+    """Sealed records in raw bytes. The seal tells a record from bytes that only look like one."""
     for content in contents:
         for found in SEALED.finditer(content):
             turn_id = found[1].decode()
@@ -154,7 +154,7 @@ def _carved(contents: list[bytes]) -> Iterator[tuple[str, bool, bytes]]:
 
 
 def _verify(db: sqlite3.Connection) -> None:
-    """Set broken records aside, and put right what only the row has wrong."""
+    """Set broken records aside. Correct rows that differ from their sound record."""
     broken: list[tuple[str, str, bytes | None]] = []
     wrong: list[tuple[int, str]] = []
     for turn_id, closed, sealed in db.execute("SELECT id, closed, record FROM turns"):

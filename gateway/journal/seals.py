@@ -22,7 +22,7 @@ def seal(turn_id: str, is_closed: bool, record: bytes) -> bytes:
 def unseal(turn_id: str, is_closed: bool, sealed: bytes) -> tuple[bool, bytes]:
     """Whether the turn is closed, and its record. Raise Broken.
 
-    A record of an earlier version has no seal: then it is as closed as its row says.
+    A record of an earlier version has no seal. Its row tells whether it is closed.
     """
     found = _SEAL.search(sealed)
     if found is None:

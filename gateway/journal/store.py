@@ -1,14 +1,14 @@
 """The journal's file and the one thread that touches it.
 
-SQLite in WAL mode. Work that queues up while one commit runs goes into the next, so the price of
-a commit is shared: it is mostly the price of a turn here, the sync and the fight with a busy event
-loop for the interpreter's lock. So work is handed over only after the loop has gone around a few
-times: a loop that is idle does that at once, a busy one finds more turns meanwhile. A group that
-fails is run again, each work alone: SQLite may have undone all.
+SQLite in WAL mode. Most of a turn's cost here is the commit: the sync, and the wait for the
+interpreter's lock beside a busy event loop. So turns share commits. Work that arrives while one
+commit runs goes into the next. Work is handed over after a few rounds of the event loop: an idle
+loop makes them at once, and a busy loop gathers more turns meanwhile. If a group fails, each of its
+works is run again alone, because SQLite may have undone all of them.
 
-Room: new turns are refused beyond `max_bytes`. What is open can be closed all the same, since the
-file may grow by a reserve beyond that, and as much of the disk is kept free by a file of that size
-(`reserve`), which is given up when the disk is full and made again when there is room.
+Room: new turns are refused beyond `max_bytes`. Open turns can still be closed, because the file may
+grow by a reserve beyond that. The file `reserve` keeps as much of the disk free. It is deleted when
+the disk is full, and written again when there is room.
 """
 
 import asyncio

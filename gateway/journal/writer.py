@@ -128,7 +128,7 @@ class Journal:
         )
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
-        """The turns of these that are not, or no longer, in the journal."""
+        """Those of these turns that the journal does not have, or no longer has."""
 
         def look(db: sqlite3.Connection) -> list[str]:
             query = "SELECT 1 FROM turns WHERE id = ? UNION SELECT 1 FROM set_aside WHERE id = ?"
@@ -163,7 +163,7 @@ class Journal:
         await self._wait(move, "aside", turn_ids)
 
     async def lost_turns(self) -> list[str]:
-        """Those that were in the journal by their names, and of which no record is left."""
+        """The names of turns that the journal had and of which no record is left."""
         query = "SELECT id FROM set_aside WHERE reason = ? AND record IS NULL"
         rows = await self._wait(lambda db: db.execute(query, (LOST,)).fetchall())
         return [str(row[0]) for row in rows]

@@ -1,8 +1,8 @@
 """How many bytes of request bodies may be read and held at one time. Pure.
 
 A workspace may hold at most as many bytes as are left for all (dynamic thresholds, Choudhury and
-Hahne 1998): one alone gets half, n that want all of it get 1 / (n + 1) each, and as much is always
-left for who comes next.
+Hahne 1998). One workspace alone gets half. If n workspaces want all that they can get, each gets
+1 / (n + 1), and 1 / (n + 1) stays free for the next workspace.
 """
 
 from gateway.base.errors import Overloaded, RateLimited
@@ -21,8 +21,10 @@ class BodyBytes:
         return self._total
 
     def take(self, workspace: str, num_bytes: int) -> None:
-        """Raise Overloaded where all is held, RateLimited where the workspace's part is; then
-        nothing was taken."""
+        """Hold the bytes, or raise with nothing taken.
+
+        Overloaded: all bytes are held. RateLimited: the workspace's part is held.
+        """
         left = self._most - self._total
         held = self._held.get(workspace, 0)
         if num_bytes > left:

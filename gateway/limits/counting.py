@@ -1,4 +1,4 @@
-"""What a workspace may have counted: `count_tokens` makes no turn, so no limit of turns holds it.
+"""What a workspace may have counted: `count_tokens` makes no turn, so no limit of turns bounds it.
 
 Requests and bytes of a minute, and calls at one time, each apart from the workspace's turns. Pure
 but for the clock that is handed in.
@@ -36,8 +36,11 @@ class Counting:
 
     @contextmanager
     def admitted(self, workspace: str, num_bytes: int) -> Iterator[None]:
-        """Hold a place for one call with a body of `num_bytes`. Raise RateLimited; then nothing was
-        taken. What was taken is not given back: the call costs whether it is waited for or not."""
+        """Hold a place for one call with a body of `num_bytes`, or raise RateLimited.
+
+        A refused call takes nothing. An admitted call gives no requests and bytes back, because it
+        costs as much when nobody waits for it any more.
+        """
         account, now = self._account(workspace), self._monotonic()
         most = self._bounds.count_concurrency
         if account.num_running >= most:

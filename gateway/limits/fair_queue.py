@@ -47,8 +47,8 @@ class Bounds:
 class Waiting(Generic[ItemT]):
     """One turn in the queue. Turns of one `kind` can go to the same engines.
 
-    `is_charged`: its tokens were added to its workspace's tag. One that comes back, since an engine
-    refused it, is charged for both times together once.
+    `is_charged`: its tokens were added to its workspace's tag. A turn that an engine refused comes
+    back to the queue. It is charged once in all.
     """
 
     workspace: str
@@ -121,7 +121,7 @@ class FairQueue(Generic[ItemT]):
             tag = self._tags.pop(waiting.workspace, 0)
             lane = self._lanes[waiting.workspace] = _Lane(max(tag, self._served))
         if waiting.is_charged:
-            # It was not served: it stands where it stood, and is charged again when it goes.
+            # It was not served. It gets its old tag back, and is charged again when it goes.
             lane.start -= waiting.tokens
             waiting.is_charged = False
         before = lane.turns if is_first else {}

@@ -18,8 +18,8 @@ def add_automatic(
 ) -> list[Breakpoint]:
     """The client's breakpoints with those of the policy, in prompt order.
 
-    `slots` are the prompt's segments. Beside breakpoints of the client's there is only the last
-    turn's, because a shorter TTL may not come before a longer one.
+    `slots` are the prompt's segments. If the client set breakpoints, only the one behind the last
+    turn is added, because a shorter TTL may not come before a longer one.
     """
     if policy.mode == "off" or len(given) >= MAX_BREAKPOINTS:
         return list(given)

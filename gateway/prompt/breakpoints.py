@@ -52,10 +52,11 @@ def find_breakpoints(slots: Sequence[Slot], automatic: Ttl | None = None) -> lis
 def leave_out(
     slots: Sequence[Slot], breakpoints: Sequence[Breakpoint]
 ) -> tuple[list[Slot], list[Breakpoint]]:
-    """Without absent slots: the slots are the prompt's segments, and the breakpoints name those.
+    """Leave out the absent slots: those that stay are the prompt's segments.
 
-    A breakpoint on an absent slot moves to the segment before it, whose prefix is the same; where
-    that has one, the earlier stays, whose TTL is not shorter; where there is none, it is gone.
+    The breakpoints then name segments. A breakpoint on an absent slot moves to the segment before,
+    which has the same prefix. If that segment has a breakpoint, that one stays; its TTL is not
+    shorter. If there is no segment before, the breakpoint is dropped.
     """
     segments: list[int] = []
     for slot in slots:
@@ -69,8 +70,10 @@ def leave_out(
 
 
 def mark_latest(slots: Sequence[Slot], wanted: Sequence[int], ttl: Ttl, *, room: int) -> list[Slot]:
-    """The slots with markers on the latest of `wanted`, as many as `room` and the markers that are
-    there already leave of four."""
+    """The slots with markers on the last of `wanted`.
+
+    The markers that are there already count: in all there are at most `room` of them.
+    """
     room -= sum(slot.num_markers for slot in slots)
     marked = list(slots)
     for index in wanted[max(len(wanted) - max(room, 0), 0) :]:

@@ -20,7 +20,7 @@ from gateway.prompt.sketch import CHUNK, Sketch
 MAX_POINTS = 128
 # So many of the last points always stay: a breakpoint looks 20 positions back.
 _DENSE_POINTS = 24
-# Where the prompt's tokens were never counted: about what text has in a common vocabulary.
+# For prompts whose tokens were never counted: about what text has in a common vocabulary.
 _BYTES_PER_TOKEN = 4
 
 DivergenceKind = Literal[
@@ -110,7 +110,7 @@ def digest_parameters(parameters: bytes, scope: str) -> bytes:
 
 
 def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[Prefix]:
-    """Those of which `pack` keeps the points, without a point made of each."""
+    """The prefixes whose points `pack` keeps, found without making a point of each."""
     if len(prefixes) <= MAX_POINTS:
         return list(prefixes)
     places = [(prefix.name.segment, prefix.name.characters) for prefix in prefixes]

@@ -1,9 +1,9 @@
 """What a request asks for and the model does not do: told to the client, never an error.
 
 A field that only asks for better (display, effort, strictness, thinking, deferral, threads) never
-fails a request. The reader of a dialect notes each one here, with its path. What would change the
-answer's meaning is no such field: it is refused, or stands in the prompt as a placeholder
-(`prompt/media.py`).
+fails a request. The reader of a dialect notes each one here, with its path. A field that would
+change the answer's meaning is never ignored: it is refused, or a placeholder stands for it in the
+prompt (`prompt/media.py`).
 """
 
 from collections.abc import Collection, Iterable
@@ -28,9 +28,10 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """A field that an engine with `capability` does; any other one ignores it.
+    """A field that engines with `capability` carry out and other engines ignore.
 
-    `tool` is the tool that the field is of. Such an engine may tell that it can't do it for that.
+    `tool` is the field's tool. An engine with the capability may still report that it can't carry
+    the field out for this tool.
     """
 
     ignored: Ignored

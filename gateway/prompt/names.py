@@ -2,8 +2,8 @@
 
 A name is the hash of the scope and of everything before it, in order. It depends on nothing else,
 so every gateway gives one prefix the same name. It stands at segment ends, and at every 8,192
-characters of longer texts. Markers are not part of it, nor is how the JSON was written; the order
-of keys inside tool inputs and schemas is.
+characters of longer texts. Markers and the spelling of the JSON are not part of it. The order of
+keys inside tool inputs and schemas is part of it.
 """
 
 from collections.abc import Collection, Iterator

@@ -98,8 +98,10 @@ def make_plan(
 
 
 def sure_bytes(prompt: Prompt) -> int:
-    """How many bytes of UTF-8 become tokens whatever the model's template does: of texts and tool
-    results. It may cut blanks off, leave thinking out, and write tools in another way."""
+    """How many UTF-8 bytes of texts and tool results become tokens with every template.
+
+    A template may strip blanks, leave thinking out, and write tools in another way.
+    """
     if prompt.text is not None:
         return _num_bytes(prompt.text)
     texts = [block.text for block in prompt.system]

@@ -157,7 +157,7 @@ def _digest(base: blake2b, header: bytes, content: bytes) -> bytes:
 
 
 def _pieces(base: blake2b, content: bytes) -> bytes:
-    """Digests of the lines with the smallest checksums: of two texts the same ones are chosen.
+    """Digests of the lines with the smallest checksums, so that two texts give the same lines.
 
     A text of few lines is cut into sentences, one of few sentences into words. The first and the
     last piece are always there, since that is where texts change most.
