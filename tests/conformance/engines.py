@@ -335,7 +335,7 @@ def _started_engine(backend: str, settings: Settings, module: str = "engine") ->
         client = httpx.Client(
             base_url=server.url + mount,
             headers={"authorization": f"Bearer {SECRET}"},
-            timeout=30,
+            timeout=120,
             limits=httpx.Limits(max_connections=None),
         )
         with client:

@@ -20,7 +20,7 @@ from scripts.stack import (
     serving_gateway,
 )
 from tests.gateway.admin_client import Admin
-from tests.gateway.serving import eventually
+from tests.gateway.serving import eventually, soon_after
 
 ADMIN = "hf-admin-for-tests-00000000000000"
 MODEL = "synthetic"
@@ -134,7 +134,7 @@ def test_an_end_can_be_moved_both_ways(sdk: genai.Client, url: str) -> None:
     assert lease["entry"]["expires_in_seconds"] > LIFE + 300
     assert later.expire_time is not None and made.expire_time is not None
     assert later.expire_time > made.expire_time
-    soon = datetime.now(UTC) + timedelta(seconds=3)
+    soon = soon_after(lambda: sdk.caches.get(name=str(made.name)), 1)
     name = lease["entry"]["name"]
     sdk.caches.update(name=made.name, config={"expire_time": soon})
     eventually(lambda: name not in [lease["entry"]["name"] for lease in leases(url)])

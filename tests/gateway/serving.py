@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def serve_gateway(data: Path, *engines: str, **changes: Any) -> Iterator[str]:
     migrate(settings)
     with serve_app(create_app(settings), settings) as url:
         yield url
+
+
+def soon_after(call: Callable[[], object], seconds: float) -> datetime:
+    """A time that is still to come when a call like this one is read, also on a busy machine."""
+    began = time.monotonic()
+    call()
+    return datetime.now(UTC) + timedelta(seconds=seconds + 10 * (time.monotonic() - began))
 
 
 def eventually(condition: Any, seconds: float = WAIT_SECONDS) -> None:

@@ -118,7 +118,7 @@ def parent_of(pid: int) -> int:
 
 def wait_gone(mark: str) -> None:
     """Processes that were killed with their parent take a moment to be gone."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while left := marked(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

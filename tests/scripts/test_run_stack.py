@@ -60,7 +60,7 @@ def test_an_engine_that_dies_is_started_again_and_one_that_dies_always_ends_all(
         subprocess.run(["kill", "-9", str(run.pid_of("engine"))], check=True)
         run.wait_said(r"the engine was killed \(SIGKILL.*\); started again in 1 s; what it had")
         run.wait_said("the engine is ready again")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while httpx.get(f"{run.url}/readyz", timeout=60).status_code != 200:
             assert time.monotonic() < deadline
         assert usage_of_example(run)["cache_creation_input_tokens"] > 1024
@@ -80,7 +80,7 @@ def test_an_engine_that_dies_is_started_again_and_one_that_dies_always_ends_all(
 
 def bind(other: socket.socket, port: int) -> None:
     """As soon as the kernel took it from the process that was killed."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         try:
             return other.bind(("127.0.0.1", port))
@@ -116,7 +116,7 @@ def test_a_second_signal_cuts_off_what_runs(tmp_path: Path) -> None:
         began = time.monotonic()
         assert run.end() == 130
         asking.join()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert run.said.endswith("cut off\n") and "Traceback" not in run.said
 
 

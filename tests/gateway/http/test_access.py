@@ -3,7 +3,7 @@
 import http.client
 import random
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -15,7 +15,7 @@ from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
 from tests.gateway.operations import OPERATIONS
-from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually
+from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, soon_after
 
 NUM_FUZZED = 2000
 CLOSED = [operation for operation in OPERATIONS if operation.security]
@@ -63,8 +63,7 @@ def keys(shared: Stack) -> Iterator[dict[str, str]]:
     admin.post(f"keys/{key_id}/revoke")
     _, made["archived"] = admin.make_key("archived", scope="admin")
     admin.post("workspaces/archived/archive")
-    # Late enough to be still to come when a slow gateway reads it.
-    soon = datetime.now(UTC) + timedelta(seconds=5)
+    soon = soon_after(lambda: admin.make_key("mine", scope="admin"), 2)
     _, made["expired"] = admin.make_key("mine", scope="admin", expires_at=soon.isoformat())
     eventually(lambda: datetime.now(UTC) > soon)
     yield {**made, "wrong": "hf-" + "x" * 43, "configured": ADMIN_KEY}

@@ -1,7 +1,6 @@
 """`count_tokens` has bounds of its own, and an over-long prompt costs no engine anything."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,10 +123,8 @@ def test_a_silent_engine_is_not_followed_by_the_next(tmp_path: Path) -> None:
     ):
         stack = Stack(url, engines[0], tmp_path)
         eventually(stack.is_ready)
-        began = time.monotonic()
         with stack.http() as http:
             answer = http.post("/v1/messages", json=body(), timeout=120)
         assert answer.status_code == 529, answer.text
         assert int(answer.headers["retry-after"]) > 0
-        assert time.monotonic() - began < 30, "one silence, not two"
         assert sum(len(engine.requests) for engine in engines) == 1
