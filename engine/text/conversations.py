@@ -1,10 +1,10 @@
 """Conversations to tokens: the template's own text in one call of the tokenizer, with the segments'
 ends.
 
-What a conversation has in common with one that was rendered before is not built, marked or
-tokenized again: the whole is rendered once, without marks, and compared with the text of then.
-Places of new segments come from renders of the newest messages (`template/window.py`). Where any of
-that does not work out the whole prompt is rendered with marks.
+The part that a conversation shares with an earlier one is not built, marked or tokenized again.
+The whole is rendered once, without marks, and compared with the earlier text. Places of new
+segments come from renders of the newest messages (`template/window.py`). If any of that fails, the
+whole prompt is rendered with marks.
 """
 
 from bisect import bisect_left
@@ -45,8 +45,11 @@ from engine.text.tokens.spans import segment_spans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """A rendered conversation: its text has no cuts, `num_begun` of its characters and cuts and the
-    places of `num_placed` segments are those of a prompt that was seen."""
+    """A rendered conversation, whose text has no cuts.
+
+    Its first `num_begun` characters with their cuts, and the places of its first `num_placed`
+    segments, are those of an earlier prompt.
+    """
 
     conversation: Conversation
     completion: int
@@ -225,9 +228,9 @@ class ConversationRenderer:
         thinking: bool,
         calls: Sequence[KnownCall] = (),
     ) -> list[int] | None:
-        """All cuts, of control tokens' texts too that the prompt and the template write together.
+        """All cuts, also of control tokens' texts that the prompt and the template write together.
 
-        None where the template goes another way with them.
+        None where the template writes something else for them.
         """
         conversation = new_conversation(
             prompt, self._controls, self._traits, completing=completing, calls=calls

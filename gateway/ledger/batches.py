@@ -157,8 +157,9 @@ class Batches:
     ) -> list[Batch]:
         """Own the batches `working` until a time, and others that run and have no owner.
 
-        Of one workspace `most` are owned, and those that are to end at once. Others stay free for
-        other gateways. Return what is owned.
+        At most `most` batches of a workspace are owned. Canceled and expired batches are owned
+        besides, because they end at once. The others stay free for other gateways. Return what is
+        owned.
         """
         runs = BatchRow.status.in_(("in_progress", "canceling"))
         is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))

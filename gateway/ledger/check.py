@@ -67,7 +67,7 @@ def structure(path: str, stopping: threading.Event) -> list[str]:
 
 
 async def broken_rows(ledger: Ledger, pause: Pause) -> AsyncIterator[str]:
-    """Turns that are not what was written. Rows of earlier versions have no checksum."""
+    """Turns that differ from what was written. Rows of earlier versions have no checksum."""
     last, is_whole = "", False
     while not is_whole:
         query = select(TurnRow.__table__).where(TurnRow.id > last).order_by(TurnRow.id)

@@ -68,8 +68,8 @@ def type_of(value: Any) -> str:
 def value_of(text: str, types: frozenset[str]) -> Any:
     """The value that a text stands for. A text that is none of the types' is a string.
 
-    A string's text is taken as it is; where a schema allows strings beside other types, a text that
-    is a value of one of those others is that value.
+    If the schema allows only strings, the text is the string. If it allows other types too, a text
+    that is a value of one of those types is that value.
     """
     if types == {"string"}:
         return text

@@ -77,7 +77,7 @@ def _starts_of(of: CallFormat) -> tuple[str, ...]:
 
 
 def _written_as_shown(of: CallFormat, proven: ProvenCalls | None) -> Written:
-    """The variant that the template's rendering is, in which the numbers and ids are any."""
+    """The variant that the template renders; its numbers and ids may be any."""
     shown = "" if proven is None else proven.shown
     for written in of.written:
         parts = [p for p in _PLACE.split(written.begin + written.call + written.end) if p]

@@ -224,8 +224,8 @@ class CallProof:
 def turn_begin(asked: str, answered: str) -> int:
     """Where the model's text begins in a rendered turn, by the prompt that it answered.
 
-    Where the generation prompt is not what the template writes for a turn that is over, the turn
-    begins where the two part, or at the markup in which they do.
+    A template may write a finished turn otherwise than its generation prompt begins one. Then the
+    turn begins where the two differ, or at the markup that holds the first difference.
     """
     if answered.startswith(asked):
         return len(asked)
