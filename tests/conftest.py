@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from scripts import stack
-from tests.forked import ForkingPopen
+from tests.forked import ForkingPopen, first_environment
 from tests.postgres import new_database, running_postgres
 
 # The same examples in every run, and no deadline: a busy machine is no failure.
@@ -44,6 +44,7 @@ def certificates_are_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def servers_are_forked() -> Iterator[None]:
     """See tests/forked.py."""
+    first_environment()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stack, "Popen", ForkingPopen)
         yield

@@ -12,6 +12,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from multiprocessing.context import ForkServerContext
 from typing import IO, Any
 
@@ -73,10 +74,16 @@ def can_be_forked(args: Sequence[str], env: Mapping[str, str], more: Mapping[str
     """Whether a process that runs already can become what was asked for."""
     if list(args[:2]) != [sys.executable, "-m"] or args[2] not in PROGRAMS:
         return False
-    differing = {name for name, _ in set(env.items()) ^ set(os.environ.items())}
+    differing = {name for name, _ in set(env.items()) ^ set(first_environment().items())}
     return more.get("preexec_fn") is None and all(
         name.startswith(OWN_NAMES) or name == "PYTEST_CURRENT_TEST" for name in differing
     )
+
+
+@cache
+def first_environment() -> dict[str, str]:
+    """The environment when the session began: the process to be forked has imported with it."""
+    return dict(os.environ)
 
 
 def context() -> ForkServerContext:

@@ -52,6 +52,16 @@ def test_a_server_with_a_setting_of_a_library_is_started_anew(tmp_path: Path) ->
     assert "--backend" in log.read_text()
 
 
+def test_so_is_one_where_the_test_itself_has_changed_such_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    process = start([*python("engine"), "--help"], {}, tmp_path / "log")
+    assert isinstance(process, ForkingPopen)
+    assert not process.is_forked
+    assert process.wait(WAIT_SECONDS) == 0
+
+
 def test_other_programs_are_started_anew(tmp_path: Path) -> None:
     process = start([sys.executable, "-c", "raise SystemExit(3)"], {}, tmp_path / "log")
     assert process.wait(WAIT_SECONDS) == 3
