@@ -16,7 +16,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.protocol import BlockStats, Distribution, Distributions, LeaseStats, Stats
+from engine.protocol import (
+    BlockStats,
+    Distribution,
+    Distributions,
+    LeaseStats,
+    Stats,
+    StoreStats,
+)
 from engine.traces import NO_SPANS, SpanCounts
 
 BLOCK_STATES = ("free", "active", "leased", "best_effort", "cached")
@@ -53,7 +60,7 @@ class _StatsCollector(Collector):
         ended = CounterMetricFamily(
             "holdfast_engine_leases_ended", "Leases that ended, by reason", labels=["reason"]
         )
-        for reason in ("expired", "sacrificed", "yielded", "dropped"):
+        for reason in ("expired", "sacrificed", "yielded", "dropped", "damaged"):
             ended.add_metric([reason], getattr(counters, f"leases_{reason}"))
         yield ended
         yield from _work(stats)
@@ -62,6 +69,8 @@ class _StatsCollector(Collector):
             yield from _lease_budget(stats.leases)
         if stats.distributions is not None:
             yield from _histograms(stats.distributions)
+        if stats.store is not None:
+            yield from _store(stats.store)
 
 
 def _work(stats: Stats) -> Iterable[Metric]:
@@ -196,6 +205,57 @@ def _cumulative(values: Distribution) -> list[tuple[str, float]]:
     """Prometheus' buckets: each has all values up to its edge."""
     edges = [*map(floatToGoString, values.edges), "+Inf"]
     return list(zip(edges, map(float, accumulate(values.counts)), strict=True))
+
+
+def _store(store: StoreStats) -> Iterable[Metric]:
+    """The store's metrics, where the engine has one."""
+    misses = CounterMetricFamily(
+        "holdfast_engine_store_misses",
+        "Files and journal lines of the store that were not what they must be",
+        labels=["reason"],
+    )
+    for reason, amount in sorted(store.misses.items()):
+        misses.add_metric([reason], amount)
+    yield misses
+    for name, text, value in (
+        ("holdfast_engine_store_up", "1 where the store can be written", int(store.is_up)),
+        ("holdfast_engine_store_blocks", "KV blocks that the store has room for", store.blocks),
+        ("holdfast_engine_store_blocks_used", "Those with a file", store.used_blocks),
+        ("holdfast_engine_store_blocks_held", "Those that entries hold", store.held_blocks),
+        ("holdfast_engine_store_entries", "Entries that outlive a restart", store.entries),
+        ("holdfast_engine_store_pending_entries", "Entries not yet written", store.pending_entries),
+        ("holdfast_engine_store_queued_bytes", "Bytes that wait to be written", store.queued_bytes),
+        (
+            "holdfast_engine_store_clock_moved_seconds",
+            "How far the wall clock was moved before the start",
+            store.clock_moved_seconds,
+        ),
+    ):
+        yield GaugeMetricFamily(name, text, value)
+    for name, text, value in (
+        ("holdfast_engine_store_written_bytes", "Bytes of blocks written", store.written_bytes),
+        ("holdfast_engine_store_read_bytes", "Bytes of blocks read", store.read_bytes),
+        ("holdfast_engine_store_written_blocks", "Blocks written", store.written_blocks),
+        ("holdfast_engine_store_loaded_blocks", "Blocks brought back", store.loaded_blocks),
+        ("holdfast_engine_store_failed_writes", "Files that failed", store.failed_writes),
+        (
+            "holdfast_engine_store_unsaved_entries",
+            "Entries that ended before they were written, or found no room",
+            store.unsaved_entries,
+        ),
+        (
+            "holdfast_engine_store_displaced_entries",
+            "Entries whose copy made way for another workspace's",
+            store.displaced_entries,
+        ),
+        (
+            "holdfast_engine_store_restored_leases",
+            "Leases of an earlier epoch that are readable again",
+            store.restored_leases,
+        ),
+        ("holdfast_engine_store_lost_leases", "Those that are not", store.lost_leases),
+    ):
+        yield CounterMetricFamily(name, text, value)
 
 
 class _LoopCollector(Collector):

@@ -18,7 +18,7 @@ MAX_LOGPROBS = 20
 Ttl = Literal["5m", "1h"]
 TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}
 Role = Literal["user", "assistant", "system"]
-Tier = Literal["device", "host"]
+Tier = Literal["device", "host", "disk"]
 ServiceClass = Literal["interactive", "batch"]
 EntryState = Literal["leased", "best_effort", "none"]
 FinishReason = Literal[
@@ -50,8 +50,9 @@ MissReason = Literal[
     "lookback_exceeded",
     "in_progress_race",
     "not_told",
+    "damaged",
 ]
-BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host", "no_hold"]
+BestEffortReason = Literal["over_budget", "sacrificed", "yielded", "on_host", "on_disk", "no_hold"]
 GuaranteeName = Literal["exact_read", "exact_write", "hold", "isolation", "events", "forced_tools"]
 ErrorCode = Literal[
     "invalid_request",
@@ -598,6 +599,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     leases_yielded: int = 0
     leases_yielded_idle: int = 0
     leases_dropped: int = 0
+    leases_damaged: int = 0
 
 
 class LeaseStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -643,6 +645,37 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_seconds: Distribution
 
 
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The store on disk, since the epoch began.
+
+    `held_blocks` of the `used_blocks` are of entries. `pending_entries` wait for their copies;
+    `unsaved_entries` ended before, or found no room. `misses` counts files and journal lines that
+    were not what they must be, by reason. Of the leases that the journal told as live,
+    `restored_leases` are readable again and `lost_leases` are not. `clock_moved_seconds` is how far
+    the wall clock was moved between the epochs.
+    """
+
+    is_up: bool
+    blocks: int
+    used_blocks: int
+    held_blocks: int
+    entries: int
+    pending_entries: int
+    unsaved_entries: int
+    displaced_entries: int
+    queued_bytes: int
+    written_bytes: int
+    read_bytes: int
+    written_blocks: int
+    loaded_blocks: int
+    restored_entries: int
+    restored_leases: int
+    lost_leases: int
+    failed_writes: int
+    clock_moved_seconds: float
+    misses: dict[str, int]
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """`leases` and `distributions` are None where the engine does not tell.
 
@@ -664,6 +697,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks_used: int = 0
     foreign_running: int = 0
     distributions: Distributions | None = None
+    store: StoreStats | None = None
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -719,7 +753,8 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` is the gateway's name of just this prefix, where it is known. `shared_by` counts the
     sequences that hold its deepest full block at the moment. `reason` says why nothing holds one
-    that is `best_effort`; it ends at `expires_in_seconds` at the latest.
+    that is `best_effort`; it ends at `expires_in_seconds` at the latest. `tier` is where its first
+    block is. One that `is_stored` outlives a restart.
     """
 
     entry: str
@@ -733,6 +768,8 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     shared_by: int = 0
     reason: BestEffortReason | None = None
+    tier: Tier = "device"
+    is_stored: bool = False
 
 
 # Events: what the engine holds, told by names. One event per chain, not per block.
@@ -767,7 +804,7 @@ class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="lease_ended"):
     seq: int
     entry: str
     names: list[str]
-    reason: Literal["expired", "sacrificed", "yielded", "dropped"]
+    reason: Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):

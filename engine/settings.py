@@ -49,6 +49,23 @@ class Settings(BaseSettings):
     copy_bytes_per_step: int = Field(
         64 * 2**20, ge=1, description="Bytes that one step may copy to the host, and back, at most"
     )
+    store: str = Field(
+        "",
+        description="Directory of the store on disk, where 1-hour and 5-minute leases outlive a "
+        "restart (native and synthetic engines); default: none",
+    )
+    store_bytes: int = Field(
+        2 * 2**30, ge=2**20, description="Bytes of blocks that the store may take on disk"
+    )
+    store_bytes_per_second: int = Field(
+        64 * 2**20, ge=2**16, description="Bytes a second that are written to the store at most"
+    )
+    store_flush_seconds: float = Field(
+        5.0,
+        ge=0,
+        le=600,
+        description="Seconds that a planned end may take to write what the store still lacks",
+    )
     min_cache_tokens: int = Field(
         1024, ge=1, description="Shortest prefix that is cached, where the request says nothing"
     )
@@ -197,6 +214,12 @@ class Settings(BaseSettings):
     def _upstream_has_a_url(self) -> "Settings":
         if self.backend == "upstream" and not self.upstream.startswith(("http://", "https://")):
             raise ValueError("ENGINE_BACKEND=upstream needs a URL in ENGINE_UPSTREAM")
+        return self
+
+    @model_validator(mode="after")
+    def _store_needs_own_memory(self) -> "Settings":
+        if self.store and self.backend not in ("native", "synthetic"):
+            raise ValueError("ENGINE_STORE works with ENGINE_BACKEND native or synthetic")
         return self
 
     @model_validator(mode="after")

@@ -93,6 +93,7 @@ def ending_rows(counters: Counters) -> list[Row]:
         {"reason": "Yielded", "kind": "Lost", "entries": counters.leases_yielded},
         {"reason": "Sacrificed", "kind": "Lost", "entries": counters.leases_sacrificed},
         {"reason": "Dropped by hand", "kind": "Lost", "entries": counters.leases_dropped},
+        {"reason": "Damaged on disk", "kind": "Lost", "entries": counters.leases_damaged},
     ]
 
 

@@ -49,6 +49,11 @@ ADVICE = {
         "Its lease was given up: running requests needed the memory to finish.",
         "Give the engine more blocks, or let fewer requests run at once.",
     ),
+    "damaged": Advice(
+        "Its copy in the engine's store was damaged",
+        "It was kept on disk, and a file of it was not whole when it was read.",
+        "Look at the engine's log, and at the disk if it happens again.",
+    ),
     "dropped": Advice(
         "Dropped by an operator",
         "An operator dropped it.",

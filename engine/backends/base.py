@@ -11,7 +11,7 @@ The lifecycle, in this order; the server keeps it and every backend MUST:
 6. `stop` ends everything; it may come at any time, also after a failed `load`.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -100,7 +100,8 @@ class Parts:
 
     `step_tokens` is the default of tokens computed in one step. Decoding and cancelling wait for a
     step, so it should take about 0.1 s. A copy of one block moves `block_bytes`. `worker` says how
-    a worker process makes the same renderer; None if it can't.
+    a worker process makes the same renderer; None if it can't. `facts` are what a block's content
+    depends on besides its tokens; None if its blocks can't be stored.
     """
 
     runner: Runner
@@ -109,3 +110,4 @@ class Parts:
     step_tokens: int
     block_bytes: int
     worker: WorkerSpec | None = None
+    facts: Mapping[str, str] | None = None

@@ -1,9 +1,9 @@
 """A backend over our own engine loop: native and synthetic differ only in the parts they load."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -24,11 +24,8 @@ from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import SnapshotScan, entry_infos
-from engine.cache.digests import ChainHasher
-from engine.cache.entries import Entries
-from engine.cache.host_tier import HostTier
+from engine.backends.storing import OpenStore, new_memory
 from engine.cache.ids import Digest
-from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
 from engine.errors import InvalidRequest, NotFound, NotReady
@@ -56,6 +53,8 @@ from engine.settings import Settings
 T = TypeVar("T")
 log = structlog.get_logger()
 
+MAX_DROP_SECONDS = 10.0
+"""How long a drop waits until its files are deleted."""
 MAX_THREADS = 4
 """For what is bounded by the context, and for compiling grammars that a worker compiled before."""
 
@@ -107,6 +106,9 @@ class LoopedBackend:
         if self._loaded is not None:
             await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
+            if self._loaded.store is not None:
+                seconds = self._settings.store_flush_seconds
+                await asyncio.to_thread(self._loaded.store.close, seconds)
 
     # Generation.
 
@@ -168,7 +170,8 @@ class LoopedBackend:
     async def snapshot(self) -> Snapshot:
         """A part between two steps, so that none waits long for it."""
         loaded = self._ready()
-        scan = SnapshotScan(loaded.cache, loaded.lifecycle, loaded.description.epoch)
+        epoch = loaded.description.epoch
+        scan = SnapshotScan(loaded.cache, loaded.lifecycle, epoch, self._clock.now)
         while not scan.is_done:
             await self._call(loaded, scan.advance)
         return scan.report()
@@ -194,7 +197,14 @@ class LoopedBackend:
             key = None if request.entry is None else Digest(bytes.fromhex(request.entry))
         except ValueError:
             raise InvalidRequest("entry: not hexadecimal") from None
-        return await self._call(loaded, partial(loaded.lifecycle.drop, request.scope, key))
+        reply = await self._call(loaded, partial(loaded.lifecycle.drop, request.scope, key))
+        if loaded.store is not None:
+            root = loaded.cache.digests(request.scope, []).root
+            drop = partial(loaded.store.disk.drop, root, is_all=key is None)
+            written = await self._call(loaded, drop)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)
+        return reply
 
     async def unacknowledged(self) -> list[FinalCounts]:
         loaded = self._ready()
@@ -225,22 +235,7 @@ class LoopedBackend:
     def _assemble(self, parts: Parts, description: Description) -> "Loaded":
         """The composition of one engine."""
         settings = self._settings
-        pool = BlockPool(description.num_blocks, description.block_size)
-        host = None
-        if settings.host_blocks:
-            max_copies = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
-            host = HostTier(pool, settings.host_blocks, max_copies)
-        entries = Entries(
-            pool,
-            lease_share=settings.lease_share,
-            scope_lease_share=settings.scope_lease_share,
-            idle_lease_share=settings.idle_lease_share,
-            ttl_scale=settings.ttl_scale,
-            grace_seconds=settings.arrival_grace_seconds,
-            host=host.pool if host is not None else None,
-        )
-        hasher = ChainHasher(os.urandom(32), description.block_size)
-        cache = PrefixCache(pool, entries, hasher, host)
+        cache, store = new_memory(settings, parts, description, self._clock)
         scheduler = Scheduler(
             cache,
             max_step_tokens=settings.max_step_tokens or parts.step_tokens,
@@ -255,11 +250,16 @@ class LoopedBackend:
             lambda events: self._to_event_loop(partial(self._events.publish, events)),
         )
         self._scheduler = scheduler
-        loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock)
+        disk = store.disk if store is not None else None
+        loop = EngineLoop(scheduler, lifecycle, parts.runner, self._clock, store=disk)
+        if store is not None:
+            store.wake_by(lambda: _wake(loop))
         preparation = new_preparation(
             parts.renderer, parts.worker, description, settings, self._days
         )
-        return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
+        return Loaded(
+            description, parts.renderer, preparation, cache, books, lifecycle, loop, store
+        )
 
     def _new_lifecycle(
         self,
@@ -347,6 +347,7 @@ class LoopedBackend:
             distributions=loaded.books.distributions.report(),
             host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
             host_blocks_used=cache.host.num_used if cache.host is not None else 0,
+            store=loaded.store.disk.stats() if loaded.store is not None else None,
         )
 
 
@@ -359,6 +360,12 @@ class Loaded:
     books: Books
     lifecycle: Lifecycle
     loop: Loop
+    store: OpenStore | None = None
+
+
+def _wake(loop: Loop) -> None:
+    """Let the engine's thread take what the store's threads did."""
+    loop.call(lambda: None)
 
 
 def _log_failure(future: "Future[bool]") -> None:

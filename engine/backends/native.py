@@ -5,6 +5,7 @@ from pathlib import Path
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.composition import chat_worker
 from engine.backends.prepare.renderers import chat_renderer
+from engine.compute.fingerprint import model_facts
 from engine.compute.loading import LoadedModel, load_model
 from engine.protocol import Capability, Description
 from engine.settings import Settings
@@ -37,6 +38,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         runner=runner,
         renderer=renderer,
         worker=worker,
+        facts=_facts(loaded, renderer, settings) if settings.store else None,
         step_tokens=STEP_TOKENS[loaded.device.type],
         block_bytes=loaded.layout.bytes_per_block(settings.block_size),
         description=Description(
@@ -61,6 +63,15 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         ),
     )
+
+
+def _facts(loaded: LoadedModel, renderer: ChatRenderer, settings: Settings) -> dict[str, str]:
+    """What a stored block depends on: the model as it computes, its template and tokenizer."""
+    return {
+        **model_facts(loaded, settings.block_size),
+        "template": renderer.template_source,
+        "tokenizer": renderer.tokenizer.to_str(),
+    }
 
 
 def _capabilities(renderer: ChatRenderer) -> list[Capability]:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from engine.backends.memory import MAX_BLOCKS_A_STEP
 from engine.cache.block import Block, Entry
 from engine.cache.prefix_cache import PrefixCache
-from engine.protocol import ChainHeld, EntryInfo, HeldName, Snapshot, Tier
+from engine.cache.store_tier import StoreTier
+from engine.protocol import ChainHeld, EntryInfo, HeldName, Snapshot
 from engine.schedule.lifecycle import Lifecycle
 
 MAX_NAMES_A_STEP = 4096
@@ -20,9 +21,13 @@ class SnapshotScan:
     says what its names are from then on, so the follower ends with what is held.
     """
 
-    def __init__(self, cache: PrefixCache, lifecycle: Lifecycle, epoch: str) -> None:
-        host = cache.host
+    def __init__(
+        self, cache: PrefixCache, lifecycle: Lifecycle, epoch: str, now: Callable[[], float]
+    ) -> None:
+        host, self._store, self._now = cache.host, cache.store, now
         self._pools = [cache.pool.blocks, *([host.pool.blocks] if host is not None else [])]
+        if self._store is not None:
+            self._pools.append(self._store.pool.blocks)
         self._lifecycle = lifecycle
         self._epoch = epoch
         self._seq: int | None = None
@@ -48,18 +53,32 @@ class SnapshotScan:
             num_blocks += 1
             num_names += len(block.names)
             if block.names:
-                self._chains.append(_chain_of(block))
+                self._chains.append(self._chain_of(block))
 
     def report(self) -> Snapshot:
         assert self._seq is not None
         return Snapshot(seq=self._seq, epoch=self._epoch, chains=self._chains)
 
+    def _chain_of(self, block: Block) -> ChainHeld:
+        if self._store is not None and block.tier == "disk":
+            return _stored_chain(self._store, block, self._now())
+        names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
+        num_leased = len(names) if block.lease_count else 0
+        return ChainHeld(seq=0, names=names, tier=block.tier, num_leased=num_leased)
 
-def _chain_of(block: Block) -> ChainHeld:
+
+def _stored_chain(store: StoreTier, block: Block, now: float) -> ChainHeld:
+    """A block of the store: leased for as long as an entry that is leased there."""
     names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
-    tier: Tier = "host" if block.is_host else "device"
-    num_leased = len(names) if block.lease_count else 0
-    return ChainHeld(seq=0, names=names, tier=tier, num_leased=num_leased)
+    leased = (e for e in store.holds.of(block) if e.is_leased and e.lease_tier == "disk")
+    ends_at = max((entry.expires_at for entry in leased), default=None)
+    return ChainHeld(
+        seq=0,
+        names=names,
+        tier="disk",
+        num_leased=0 if ends_at is None else len(names),
+        lease_seconds=None if ends_at is None else ends_at - now,
+    )
 
 
 def entry_infos(cache: PrefixCache, now: Callable[[], float]) -> list[EntryInfo]:
@@ -80,5 +99,7 @@ def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:
         reads=entry.reads,
         name=entry.name,
         reason=entry.why_unleased,
+        tier=entry.blocks[0].tier,
+        is_stored=entry.stored is not None,
         shared_by=deepest.ref_count - deepest.lease_count,
     )

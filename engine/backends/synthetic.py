@@ -66,6 +66,7 @@ def load_synthetic(
         worker=WorkerSpec(kind="synthetic"),
         step_tokens=STEP_TOKENS,
         block_bytes=settings.block_size * KV_BYTES_PER_TOKEN,
+        facts={"backend": "synthetic", "block size": str(settings.block_size)},
         description=Description(
             backend="synthetic",
             model="synthetic",
@@ -133,6 +134,12 @@ class SyntheticRunner:
 
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self._wait_for(len(pairs))
+
+    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        return [b"" for _ in blocks]
+
+    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        self._wait_for(len(loads))
 
     def _wait_for(self, num_copies: int) -> None:
         if num_copies:

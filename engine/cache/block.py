@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.ids import NOBODY, BlockId, Digest
-from engine.protocol import BestEffortReason, EntryState, MissReason, Ttl
+from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
 
 
 class Home(Protocol):
     """The part of `pool.BlockPool` that its blocks call."""
 
-    is_host: bool
+    tier: Tier
 
     def acquire(self, block: "Block") -> None: ...
     def release(self, block: "Block") -> None: ...
@@ -78,9 +78,13 @@ class Block:
         return 0 < self.lease_count == self.idle_count
 
     @property
-    def is_host(self) -> bool:
-        """Whether the block is in host memory. Then its content must be copied back before use."""
-        return self.home.is_host
+    def tier(self) -> Tier:
+        return self.home.tier
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the block is not on the device. Then its content must be brought before use."""
+        return self.home.tier != "device"
 
     @property
     def has_content(self) -> bool:
@@ -97,6 +101,9 @@ class Entry:
     the last use is so long ago that the entry is no longer spared, and its lease counts as idle.
 
     `seconds` is a lifetime of its own, in place of the TTL's; None is the TTL's.
+
+    `stored` are the blocks of a whole copy in the store, which the store holds for the entry; None
+    without one. `lease_tier` says where a leased entry's lease holds blocks.
 
     `name` is the gateway's name of exactly this prefix, if there is one. `is_broken`: the entry is
     best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease was ended so
@@ -122,6 +129,8 @@ class Entry:
     why_unleased: BestEffortReason | None = None
     reads: int = 0
     name: str | None = None
+    stored: list[Block] | None = None
+    lease_tier: Tier = "device"
     seconds: float | None = None
 
     @property
@@ -131,3 +140,17 @@ class Entry:
     @property
     def state(self) -> EntryState:
         return "leased" if self.is_leased else "best_effort"
+
+    @property
+    def is_partly_away(self) -> bool:
+        """Whether content must be brought to the device before it is read."""
+        return any(block.is_away for block in self.blocks)
+
+    @property
+    def away_in(self) -> BestEffortReason:
+        """Why an entry that is partly away has no lease on the device."""
+        return "on_disk" if any(block.tier == "disk" for block in self.blocks) else "on_host"
+
+    def begins_with(self, packed: bytes) -> bool:
+        """Compare all token ids. A digest alone never makes a hit."""
+        return b"".join([block.tokens for block in self.blocks]).startswith(packed)

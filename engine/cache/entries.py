@@ -14,15 +14,17 @@ before its expiry can read it.
 """
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from engine.cache.block import Block, Entry
+from engine.cache.copies import Copies
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
+from engine.cache.dues import Dues
 from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.pool import BlockPool
+from engine.cache.store_tier import StoreTier
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
 MAX_TOMBSTONES = 65_536
@@ -30,7 +32,7 @@ SHORTEST_TTL: Ttl = "5m"
 
 
 class Refresh(NamedTuple):
-    """One request's refresh of an entry's expiry."""
+    """A request's refresh of an expiry."""
 
     entry: Entry
     until: float
@@ -47,6 +49,7 @@ class Entries:
         ttl_scale: float = 1.0,
         grace_seconds: float = 0.0,
         host: BlockPool | None = None,
+        store: StoreTier | None = None,
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
@@ -62,17 +65,17 @@ class Entries:
             scope_lease_share=scope_lease_share,
             idle_lease_share=idle_lease_share,
         )
+        self._copies = Copies(store, self.leases)
         self._ttl_scale = ttl_scale
         self._grace_seconds = grace_seconds
         # The end of each lapsed entry, unless it is refreshed before.
-        self._lapsed: list[tuple[float, int, Entry]] = []
+        self._lapsed = Dues()
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
-        self._expiries: list[tuple[float, int, Entry]] = []
+        self._expiries = Dues()
         self._tombstones: dict[Digest, MissReason] = {}
         # The time at which each entry with a longer TTL becomes idle, unless it is used before.
-        self._idle_at: list[tuple[float, int, Entry]] = []
-        self._pushes = 0
+        self._idle_at = Dues()
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
@@ -95,7 +98,7 @@ class Entries:
             return None
         if not entry.ready_at <= now < entry.expires_at:
             return None
-        return entry if self._has_content(entry, digests) else None
+        return entry if entry.begins_with(digests.packed[: entry.tokens * TOKEN_BYTES]) else None
 
     def refresh(self, entry: Entry, now: float) -> Refresh:
         """A read, or a breakpoint at the entry.
@@ -111,6 +114,7 @@ class Entries:
         self._use(entry, now)
         if not entry.is_leased and not entry.is_lapsed:
             self._try_lease(entry)
+        self._copies.keep(entry)
         return refresh
 
     def confirm(self, refresh: Refresh) -> None:
@@ -168,19 +172,16 @@ class Entries:
                 self._extend(entry, arrived_at + self.seconds(entry.ttl))
             self._use(entry, now)
             self.bring_back(entry, blocks)
+            self._copies.keep(entry)
             return entry
         if entry is not None:
-            self._remove(entry, "ttl_expired")
+            self.end(entry, "ttl_expired")
         if expires_at <= now:
             return None
         times = now, expires_at, expires_at
         entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now, seconds=seconds)
-        self._by_key[key] = entry
-        self._tombstones.pop(key, None)
-        self._push(entry)
-        self._watch(entry)
-        if not self._try_lease(entry):
-            self._depend(entry)
+        self.take_in(entry)
+        self._copies.keep(entry)
         return entry
 
     def bring_back(self, entry: Entry, blocks: Sequence[Block]) -> None:
@@ -192,22 +193,36 @@ class Entries:
         """
         if self._by_key.get(entry.key) is not entry or entry.is_broken:
             return
-        if self._is_partly_on_host(entry):
-            self._undepend(entry)
-            entry.blocks = list(blocks[: len(entry.blocks)])
-            if not self._try_lease(entry):
-                self._depend(entry)
+        if not entry.is_partly_away:
+            return
+        if entry.is_leased:
+            for other in self._copies.lease_above(entry, blocks):
+                self._depend(other)
+            return
+        self._undepend(entry)
+        entry.blocks = list(blocks[: len(entry.blocks)])
+        if not self._try_lease(entry):
+            self._depend(entry)
+
+    def take_in(self, entry: Entry) -> None:
+        """Add an entry with its blocks. One that is leased holds them already."""
+        self._by_key[entry.key] = entry
+        self._tombstones.pop(entry.key, None)
+        self._expiries.push(entry.expires_at, entry)
+        self._watch(entry)
+        if not entry.is_leased and not self._try_lease(entry):
+            self._depend(entry)
 
     # Ending.
 
     def next_expiry(self) -> float | None:
         """The time of the next expiry, None if there is none."""
-        while self._expiries:
-            due, _, entry = self._expiries[0]
+        while (first := self._expiries.first) is not None:
+            due, entry = first
             is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
             if is_here and entry.expires_at == due:
                 return due
-            heappop(self._expiries)
+            self._expiries.pop()
         return None
 
     def expire(self, now: float) -> None:
@@ -215,24 +230,22 @@ class Entries:
 
         Entries that are idle by now are marked so.
         """
-        broken = self._pool.take_broken()
-        if self._host is not None:
-            broken += self._host.take_broken()
-        for entry in broken:
+        broken = self._host.take_broken() if self._host is not None else []
+        for entry in self._pool.take_broken() + broken:
             if self._by_key.get(entry.key) is entry:
                 self._evict(entry, now)
         while (due := self.next_expiry()) is not None and due <= now:
-            _, _, entry = heappop(self._expiries)
+            _, entry = self._expiries.pop()
             self.lifetimes.expired(due - entry.ready_at)
             if due + self._grace_seconds > now:
                 self._lapse(entry)
             else:
-                self._remove(entry, "ttl_expired", "expired")
-        while self._lapsed and self._lapsed[0][0] <= now:
-            ends_at, _, entry = heappop(self._lapsed)
+                self.end(entry, "ttl_expired", "expired")
+        while (lapsed := self._lapsed.pop_due(now)) is not None:
+            ends_at, entry = lapsed
             is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
             if is_here and entry.expires_at + self._grace_seconds == ends_at:
-                self._remove(entry, "ttl_expired")
+                self.end(entry, "ttl_expired")
         self._find_idle(now)
 
     def sacrifice(self) -> bool:
@@ -254,22 +267,29 @@ class Entries:
         ]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
-            self._remove(entry, "dropped", "dropped")
+            copy = self._copies.of(entry)
+            self.end(entry, "dropped", "dropped")
+            self._copies.drop(copy)
         return num_live
+
+    def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+        """End an entry, and its lease if it has one. `why` is told to who looks for it later."""
+        del self._by_key[entry.key]
+        self._num_lapsed -= entry.is_lapsed
+        if entry.is_leased:
+            self._copies.end_lease(entry, reason or "expired")
+        else:
+            self._undepend(entry)
+        self._copies.end(entry)
+        self._tombstones[entry.key] = why
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
 
     def live(self) -> list[Entry]:
         """All entries whose content is there and whose time is not over."""
         return [e for e in self._by_key.values() if not e.is_broken and not e.is_lapsed]
 
     # Inside.
-
-    def _has_content(self, entry: Entry, digests: PromptDigests) -> bool:
-        """Compare all token ids. A digest alone never makes a hit."""
-        there = b"".join([block.tokens for block in entry.blocks])
-        return there.startswith(digests.packed[: entry.tokens * TOKEN_BYTES])
-
-    def _is_partly_on_host(self, entry: Entry) -> bool:
-        return self._host is not None and any(block.is_host for block in entry.blocks)
 
     def _extend(self, entry: Entry, kept_until: float) -> None:
         entry.kept_until = max(entry.kept_until, kept_until)
@@ -279,21 +299,18 @@ class Entries:
         expires_at = max([entry.kept_until, *entry.refreshed_until])
         if expires_at != entry.expires_at:
             entry.expires_at = expires_at
+            self._copies.note(entry)
             if entry.is_lapsed:
                 # The entry was refreshed or lapsed again. Its next expiry decides.
                 entry.is_lapsed = False
                 self._num_lapsed -= 1
-            self._push(entry)
-
-    def _push(self, entry: Entry) -> None:
-        self._pushes += 1
-        heappush(self._expiries, (entry.expires_at, self._pushes, entry))
+            self._expiries.push(entry.expires_at, entry)
 
     def _try_lease(self, entry: Entry) -> bool:
-        is_on_host = self._is_partly_on_host(entry)
-        yielded = None if is_on_host else self.leases.take(entry)
+        is_away = entry.is_partly_away
+        yielded = None if is_away else self.leases.take(entry)
         if yielded is None:
-            entry.why_unleased = "on_host" if is_on_host else "over_budget"
+            entry.why_unleased = entry.away_in if is_away else "over_budget"
             return False
         self._undepend(entry)
         for other in yielded:
@@ -311,20 +328,18 @@ class Entries:
 
     def _watch(self, entry: Entry) -> None:
         if entry.ttl != SHORTEST_TTL:
-            self._pushes += 1
-            idle_at = entry.used_at + self.seconds(SHORTEST_TTL)
-            heappush(self._idle_at, (idle_at, self._pushes, entry))
+            self._idle_at.push(entry.used_at + self.seconds(SHORTEST_TTL), entry)
 
     def _find_idle(self, now: float) -> None:
-        while self._idle_at and self._idle_at[0][0] <= now:
-            _, _, entry = heappop(self._idle_at)
+        while (due := self._idle_at.pop_due(now)) is not None:
+            entry = due[1]
             if self._by_key.get(entry.key) is not entry or entry.is_broken:
                 continue
             if entry.used_at + self.seconds(SHORTEST_TTL) > now:
                 self._watch(entry)
                 continue
             entry.is_idle = True
-            if entry.is_leased:
+            if entry.is_leased and entry.lease_tier == "device":
                 self.leases.rest(entry)
             self._requeue(entry)
         for entry in self.leases.trim():
@@ -335,11 +350,13 @@ class Entries:
             block.home.requeue(block)
 
     def _depend(self, entry: Entry) -> None:
+        self._copies.note(entry)
         for block in reversed(entry.blocks):
             block.dependents.add(entry)
             block.home.requeue(block)
 
     def _undepend(self, entry: Entry) -> None:
+        self._copies.note(entry)
         for block in reversed(entry.blocks):
             if entry in block.dependents:
                 block.dependents.remove(entry)
@@ -351,32 +368,20 @@ class Entries:
             self._unlease_lapsed(entry)
         entry.is_lapsed = True
         self._num_lapsed += 1
-        self._pushes += 1
-        heappush(self._lapsed, (entry.expires_at + self._grace_seconds, self._pushes, entry))
+        self._lapsed.push(entry.expires_at + self._grace_seconds, entry)
 
     def _unlease_lapsed(self, entry: Entry) -> None:
-        self.leases.end(entry, "expired")
+        self._copies.end_lease(entry, "expired")
         self._depend(entry)
 
     def _evict(self, entry: Entry, now: float) -> None:
         """End a best-effort entry whose content was reused for room."""
         if entry.is_lapsed:
-            self._remove(entry, "ttl_expired")
+            self.end(entry, "ttl_expired")
             return
         last_use = entry.expires_at - self.seconds(entry.ttl, entry.seconds)
         self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
-        self._remove(entry, entry.why_broken)
-
-    def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
-        del self._by_key[entry.key]
-        self._num_lapsed -= entry.is_lapsed
-        if entry.is_leased:
-            self.leases.end(entry, reason or "expired")
-        else:
-            self._undepend(entry)
-        self._tombstones[entry.key] = why
-        if len(self._tombstones) > MAX_TOMBSTONES:
-            del self._tombstones[next(iter(self._tombstones))]
+        self.end(entry, entry.why_broken)
 
     def check(self) -> None:
         """Prove that entries, leases and dependents agree; raises AssertionError."""
@@ -391,4 +396,5 @@ class Entries:
             assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
         assert self._num_lapsed == sum(entry.is_lapsed for entry in self._by_key.values())
         leased = {entry for entry in self._by_key.values() if entry.is_leased}
-        assert set(self.leases) == leased
+        assert set(self.leases) == {entry for entry in leased if entry.lease_tier == "device"}
+        self._copies.check(list(self._by_key.values()))

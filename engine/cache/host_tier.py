@@ -31,7 +31,7 @@ class Moved(NamedTuple):
 class HostTier:
     def __init__(self, device: BlockPool, num_blocks: int, max_copies: int) -> None:
         """`max_copies` is the number of blocks that one step may copy in each direction."""
-        self.pool = BlockPool(num_blocks, device.block_size, is_host=True)
+        self.pool = BlockPool(num_blocks, device.block_size, tier="host")
         self.max_copies = max_copies
         self.num_demoted = 0
         self.num_promoted = 0

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from engine.cache.block import Entry
 from engine.cache.pool import BlockPool
 
-EndReason = Literal["expired", "sacrificed", "yielded", "dropped"]
+EndReason = Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
 
 
 class EndedLease(NamedTuple):
@@ -87,6 +87,7 @@ class Leases:
         idle = self._pool.num_idle
         self._pool.lease(entry.blocks)
         entry.is_leased, entry.was_sacrificed, entry.why_unleased = True, False, None
+        entry.lease_tier = "device"
         scope.entries[entry] = None
         scope.num_blocks += new
         scope.num_idle += self._pool.num_idle - idle
@@ -106,6 +107,10 @@ class Leases:
         del scope.entries[entry]
         if not scope.entries:
             del self._scopes[entry.scope]
+        self._ended.append(EndedLease(entry, reason, names))
+
+    def ended_elsewhere(self, entry: Entry, reason: EndReason, names: list[str]) -> None:
+        """Tell the end of a lease that held blocks of the store alone."""
         self._ended.append(EndedLease(entry, reason, names))
 
     def rest(self, entry: Entry) -> None:

@@ -18,6 +18,7 @@ from engine.cache.digests import TOKEN_BYTES
 from engine.cache.fairness import ScopeShares
 from engine.cache.free_list import FreeList, StaleQueue, Total
 from engine.cache.ids import NOBODY, BlockId, Digest
+from engine.protocol import Tier
 
 
 class NoFreeBlocks(Exception):
@@ -41,13 +42,15 @@ class PoolCounts:
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, block_size: int, *, is_host: bool = False) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, tier: Tier = "device") -> None:
         """Both positive; `block_size` in tokens.
 
         `offer`, if set, is called with every findable block that lost its last reference. `demote`,
-        if set, may take over a block's content before it is reused.
+        if set, may take over a block's content before it is reused. `forgotten`, if set, is called
+        with every block that has just lost its content, or never had any.
         """
-        self.is_host = is_host
+        self.tier = tier
+        self.forgotten: Callable[[Block], None] | None = None
         self.offer: Callable[[Block], None] | None = None
         self.demote: Callable[[Block], bool] | None = None
         self.num_blocks = num_blocks
@@ -213,6 +216,16 @@ class BlockPool:
             block.digest = digest
             self._index[digest] = block
 
+    def forget(self, block: Block) -> None:
+        """Make a block's content unfindable now. The block is empty once nothing references it."""
+        assert not block.dependents, "an entry stands on the block"
+        if block.digest is not None:
+            del self._index[block.digest]
+            block.digest = None
+        self._evicted_names.extend(block.names)
+        block.names.clear()
+        self.requeue(block)
+
     def find(self, digest: Digest, packed: bytes) -> Block | None:
         """The block with this digest, if its tokens are these."""
         block = self._index.get(digest)
@@ -263,6 +276,8 @@ class BlockPool:
             self._evicted_names.extend(block.names)
             block.names.clear()
             self._shares.give(block)
+            if self.forgotten is not None:
+                self.forgotten(block)
             self._empty.prepend(block)
             return
         if share.held > share.rank:
@@ -280,6 +295,8 @@ class BlockPool:
         self._evicted_names.extend(block.names)
         block.names.clear()
         block.tokens = bytearray()
+        if self.forgotten is not None:
+            self.forgotten(block)
         dependents, block.dependents = block.dependents, set()
         for entry in dependents:
             entry.is_broken = True

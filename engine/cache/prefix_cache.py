@@ -15,6 +15,7 @@ from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark, Segment, eligible, longest_hit
 from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockCopy, BlockTable, Source
 from engine.protocol import (
     Breakpoint,
@@ -81,9 +82,11 @@ class PrefixCache:
         entries: Entries,
         hasher: ChainHasher,
         host: HostTier | None = None,
+        store: StoreTier | None = None,
     ) -> None:
         self.pool = pool
         self.host = host
+        self.store = store
         self.entries = entries
         self._hasher = hasher
 
@@ -158,6 +161,31 @@ class PrefixCache:
         found.reused = sum(source.num_tokens for source in sources.values())
         return copies
 
+    def miss(self, query: CacheQuery, found: Found | None, table: BlockTable) -> None:
+        """The store lost the first block that this table waits for: it is computed instead.
+
+        An entry is read whole or not at all. One that needed this block is not the hit any more;
+        a shorter one that the table has whole may be. `found` is None once the response has begun.
+        """
+        start, num_tokens = table.miss()
+        if found is None:
+            return
+        found.reused -= num_tokens
+        if found.read <= start:
+            return
+        now = query.arrived_at
+        shorter = (segment for segment in query.segments if (segment.end or 0) <= start)
+        whole = {segment.end for segment in shorter}
+        hit = longest_hit(
+            query.segments,
+            found.marks,
+            lambda end: self.entries.find(query.digests, end, now) if end in whole else None,
+        )
+        found.hit, found.read = hit, hit.tokens if hit is not None else 0
+        found.miss_reason = self._miss_reason(query, found.marks, hit)
+        if hit is not None:
+            found.refreshes.append(self.entries.refresh(hit, now))
+
     def resume(self, scope: str, tokens: Sequence[TokenId], table: BlockTable) -> list[BlockCopy]:
         """Fill the empty table of a preempted sequence again. Raises NoFreeBlocks like `begin`."""
         digests = self.digests(scope, tokens)
@@ -224,7 +252,7 @@ class PrefixCache:
             block: Block | None = None
             if found is not None and index < num_held:
                 block = found.held[index]
-                if block.is_host:
+                if block.is_away:
                     block = self._find_full(digests, index) or block
             elif (index + 1) * size < digests.num_tokens:
                 block = self._find_full(digests, index)
@@ -239,6 +267,8 @@ class PrefixCache:
         block = self.pool.find(digest, packed)
         if block is None and self.host is not None:
             block = self.host.pool.find(digest, packed)
+        if block is None and self.store is not None:
+            block = self.store.pool.find(digest, packed)
         return block
 
     def _write_mark(

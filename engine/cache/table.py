@@ -70,8 +70,8 @@ class BlockTable:
         size, total = self._pool.block_size, self._blocks_for(num_tokens)
         partial = {index: s for index, s in sources.items() if s.num_tokens < size}
         shared = {index for index, source in partial.items() if self._must_copy(source)}
-        num_host = sum(source.block.home.is_host for source in sources.values())
-        num_needed = total - len(sources) + len(shared) + num_host
+        num_away = sum(source.block.is_away for source in sources.values())
+        num_needed = total - len(sources) + len(shared) + num_away
         if num_needed > self._pool.num_reclaimable:
             raise NoFreeBlocks(num_needed)
         copies: list[BlockCopy] = []
@@ -81,7 +81,7 @@ class BlockTable:
                 self.blocks.append(self._pool.allocate(index, self._root))
                 continue
             block, count = source
-            if block.home.is_host:
+            if block.is_away:
                 self.incoming[index] = block
                 block = self._pool.allocate(index, self._root)
             elif index in shared:
@@ -126,6 +126,22 @@ class BlockTable:
     def next_incoming(self) -> Block:
         """The first incoming block. There must be one."""
         return self.incoming[self._arrivals[0]]
+
+    def arriving(self) -> Iterator[Block]:
+        """The incoming blocks, in order."""
+        return (self.incoming[index] for index in self._arrivals)
+
+    def miss(self) -> tuple[int, int]:
+        """The first incoming block's content is lost: it is computed instead.
+
+        Return the position of its first token, and the number of tokens.
+        """
+        index = self._arrivals.popleft()
+        source, count = self.incoming.pop(index), self.beyond.pop(index)
+        self._order.remove(index)
+        source.home.release(source)
+        self._pass_over()
+        return index * self._pool.block_size, count
 
     def arrive(self) -> BlockCopy:
         """Account for the first incoming block. Return the copy to make."""
@@ -226,7 +242,7 @@ class BlockTable:
     def _must_copy(self, source: Source) -> bool:
         """Whether this partly filled block can't be appended to by this table."""
         block, count = source
-        return not block.is_host and not self._pool.can_append(block, count)
+        return not block.is_away and not self._pool.can_append(block, count)
 
     def _must_copy_tail(self) -> bool:
         tail, offset = divmod(self.num_tokens, self._pool.block_size)

@@ -90,6 +90,26 @@ class KvPool:
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
+    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        """Each block's keys, then its values, of all layers, as bytes of the pool's dtype."""
+        saved = []
+        for block in blocks:
+            tensors = torch.stack([tensor[block] for tensor in (*self.keys, *self.values)])
+            saved.append(tensors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return saved
+
+    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        """Write what `save` gave into blocks. Raises ValueError for a payload of another size."""
+        layout = self.layout
+        shape = (2 * layout.num_layers, self.block_size, layout.num_kv_heads, layout.head_dim)
+        for payload, target in loads:
+            if len(payload) != layout.bytes_per_block(self.block_size):
+                raise ValueError("a payload of another layout")
+            flat = torch.frombuffer(bytearray(payload), dtype=layout.dtype)
+            arrived = flat.view(shape).to(self.device)
+            for layer, tensor in zip(arrived, (*self.keys, *self.values), strict=True):
+                tensor[target].copy_(layer)
+
 
 class HostKv:
     """The host tier's memory: blocks of the pool's shape, in pinned memory if the device is a GPU.

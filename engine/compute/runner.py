@@ -74,6 +74,12 @@ class TorchRunner:
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self.host.promote(pairs)
 
+    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        return self.pool.save(blocks)
+
+    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        self.pool.load(loads)
+
     def logits(self, works: Sequence[Work]) -> torch.Tensor:
         """Compute a step; the logits (sampling works, vocabulary) after their last tokens."""
         return self.visit(works)[0]

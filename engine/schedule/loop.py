@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.cache.ids import TokenId
 from engine.clock import Clock
@@ -21,6 +21,24 @@ from engine.schedule.scheduler import Scheduler
 
 T = TypeVar("T")
 
+
+class StoreWork(Protocol):
+    """What the store does on the engine's thread, around each step. It must not block."""
+
+    @property
+    def max_loads(self) -> int:
+        """Blocks that one step may load."""
+        ...
+
+    @property
+    def is_reading(self) -> bool: ...
+    def before_step(self, now: float) -> None: ...
+    def after_step(self, now: float) -> None: ...
+    def seconds_to_next(self, now: float) -> float:
+        """Seconds until a step has something to do for the store, if nothing else has."""
+        ...
+
+
 MAX_IDLE_SECONDS = 1.0
 
 
@@ -32,12 +50,16 @@ class EngineLoop:
         runner: Runner,
         clock: Clock,
         masks: MaskPool | None = None,
+        store: StoreWork | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.lifecycle = lifecycle
         self._runner = runner
         self._clock = clock
         self._masks = masks or MaskPool()
+        self._store = store
+        self._num_arrived = 0
+        self._is_idle = False
         self._sampled = SampledTokens(clock, lifecycle.take_token)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
@@ -46,6 +68,8 @@ class EngineLoop:
     def step(self) -> None:
         """One pass: expire, choose, compute, deliver."""
         now = self._clock.now()
+        if self._store is not None:
+            self._store.before_step(now)
         self.lifecycle.expire(now)
         for sequence in self._masks.settle(is_brief=self.scheduler.is_shared):
             if self.scheduler.has(sequence):
@@ -53,7 +77,7 @@ class EngineLoop:
         chunks = self.scheduler.schedule(now)
         self._runner.demote(self.scheduler.take_demotions())
         self._runner.copy_blocks(self.scheduler.take_copies())
-        self._runner.promote(self.scheduler.take_promotions())
+        self._bring_back()
         begun = self._clock.now()
         works = [self._work(chunk) for chunk in chunks]
         stop = self._urgent.is_set if self.scheduler.may_stop else None
@@ -67,7 +91,19 @@ class EngineLoop:
         self._masks.begin(self._sampled.take_late(is_shared=self.scheduler.is_shared))
         self._masks.begin(chunk.sequence for chunk in chunks)
         self.lifecycle.finish_ended(self.scheduler.running)
+        if self._store is not None:
+            self._store.after_step(self._clock.now())
+        self._is_idle = not chunks and not self._num_arrived
         self.lifecycle.publish()
+
+    def _bring_back(self) -> None:
+        """Copy what arrives from the tiers below, as much of it as a step may."""
+        max_loads = self._store.max_loads if self._store is not None else 0
+        arrivals = self.scheduler.take_arrivals(max_loads)
+        self._runner.promote(arrivals.promotions)
+        if arrivals.loads:
+            self._runner.load(arrivals.loads)
+        self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
 
     def _advance(self, chunk: PrefillChunk, token: TokenId | None) -> None:
         """Account for a computed chunk: its KV, perhaps the response's beginning, one token."""
@@ -144,8 +180,13 @@ class EngineLoop:
     def _take_calls(self) -> bool:
         """Run the waiting calls; wait if there is nothing to do. False when the loop must stop."""
         self._urgent.clear()
+        now = self._clock.now()
         is_waiting = not self.scheduler.has_work
-        timeout = min(self.lifecycle.seconds_to_expiry(self._clock.now()), MAX_IDLE_SECONDS)
+        timeout = min(self.lifecycle.seconds_to_expiry(now), MAX_IDLE_SECONDS)
+        if self._store is not None:
+            timeout = min(timeout, self._store.seconds_to_next(now))
+            # What runs waits for files alone. Their arrival is a call.
+            is_waiting |= self._is_idle and self._store.is_reading
         while True:
             try:
                 run = self._inbox.get(block=is_waiting, timeout=timeout if is_waiting else None)

@@ -95,3 +95,11 @@ class Runner(Protocol):
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy blocks (host, device) back, before any later call reads or overwrites either."""
         ...
+
+    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        """The content of device blocks, all layers, as the store keeps it."""
+        ...
+
+    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        """Write what `save` gave into device blocks, before any later call reads them."""
+        ...

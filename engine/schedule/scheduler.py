@@ -19,6 +19,7 @@ from itertools import islice
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.table import BlockCopy
+from engine.schedule.arrivals import Arrivals, take_arrivals
 from engine.schedule.chunks import PrefillChunk, prefill_chunks
 from engine.schedule.classes import BatchShare, WaitingClasses
 from engine.schedule.pace import StepPace, StepRoom
@@ -131,15 +132,9 @@ class Scheduler:
         """The copies to the host to make before anything is written on the device."""
         return self._cache.host.take_demotions() if self._cache.host is not None else []
 
-    def take_promotions(self) -> list[BlockCopy]:
-        """Copies from the host to make now, of a bounded number, the longest running first."""
-        host, promotions = self._cache.host, list[BlockCopy]()
-        if host is None:
-            return promotions
-        for sequence in self.running:
-            while sequence.table.incoming and len(promotions) < host.max_copies:
-                promotions.append(host.promote(sequence.table))
-        return promotions
+    def take_arrivals(self, max_loads: int = 0) -> Arrivals:
+        """What comes back to the device now, of a bounded number, the longest running first."""
+        return take_arrivals(self._cache, self.running, max_loads)
 
     # Inside.
 

@@ -111,6 +111,11 @@ class ChatRenderer:
         return cls(read_prompt_files(model), formats=formats, now=now)
 
     @property
+    def template_source(self) -> str:
+        """The template's text."""
+        return self._template.source
+
+    @property
     def writes_date(self) -> bool:
         """Whether the template writes the date (`strftime_now`)."""
         return self._template.writes_date

@@ -155,8 +155,8 @@ _OF_ENGINES: dict[str, Definition] = {
     "leases_kept": _of(
         "Leases kept",
         "share of leases that ended",
-        "expired / (expired + sacrificed + yielded + dropped) leases of the engines that answer,"
-        " since they started",
+        "expired / (expired + sacrificed + yielded + dropped + damaged) leases of the engines that"
+        " answer, since they started",
     ),
     "leased_tokens": _of(
         "Tokens held", "tokens", "tokens of leased entries; what two of them share counts twice"
@@ -195,8 +195,8 @@ _OF_ENGINES: dict[str, Definition] = {
     "endings": _of(
         "How entries ended",
         "entries since the engine started",
-        "leases that expired, were sacrificed, yielded to another workspace or dropped by hand;"
-        " and best-effort entries that lost a block for room",
+        "leases that expired, were sacrificed, yielded to another workspace, were dropped by hand"
+        " or damaged on disk; and best-effort entries that lost a block for room",
     ),
     "entry_lifetimes": _of(
         "How long entries rest",

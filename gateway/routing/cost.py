@@ -1,6 +1,7 @@
 """Where a prompt should run: one cost per engine, in tokens of prefill. Pure.
 
-    cost = to prefill + host_cost · to copy back + (1 - UNLEASED_CREDIT) · held without a lease
+    cost = to prefill + host_cost · to copy back + disk_cost · to read from the store
+           + (1 - UNLEASED_CREDIT) · held without a lease
            + queue_weight · waiting prefill + load_weight · recent load above the fair share
            + DECODE_TOKENS · running decodes
 
@@ -37,7 +38,8 @@ TIE = 0.02
 class Weights:
     """The weights of the cost.
 
-    `load_weight` and `host_cost` have no unit; a copied token costs `host_cost` computed ones.
+    `load_weight` and `host_cost` have no unit; a copied token costs `host_cost` computed ones, one
+    that is read from a store `disk_cost`.
     """
 
     queue_weight: float = 0.25
@@ -45,6 +47,7 @@ class Weights:
     load_band: float = 0.05
     band_tokens: int = 2048
     host_cost: float = 0.1
+    disk_cost: float = 0.3
     fade_seconds: float = 600.0
 
 
@@ -246,6 +249,7 @@ def _offer(
     held = NOTHING if holdings.is_stale(now) else holdings.coverage(prompt.ends, now)
     unleased = max(held.held - held.leased, 0)
     credit = held.held - (1 - UNLEASED_CREDIT) * unleased - weights.host_cost * held.host
+    credit -= weights.disk_cost * held.disk
     to_prefill = max(prompt.tokens - held.held, 0)
     cost = (
         prompt.tokens

@@ -69,17 +69,19 @@ class HeldChain:
 class Coverage:
     """How much of a prompt an engine holds, in the unit of its `PrefixEnd`s, and how deep.
 
-    `device` is in device memory, `host` the part behind it that must be copied back, `leased` the
-    part of both that a lease holds.
+    `device` is in device memory. `host` is the part behind it that must be copied back, and `disk`
+    the part behind both that must be read from the engine's store. `leased` is the part of all that
+    a lease holds.
     """
 
     device: int = 0
     host: int = 0
     leased: int = 0
+    disk: int = 0
 
     @property
     def held(self) -> int:
-        return self.device + self.host
+        return self.device + self.host + self.disk
 
 
 NOTHING = Coverage()
@@ -204,19 +206,21 @@ class ResidencyIndex:
 
         `ends` are shallowest first; the deepest held one counts.
         """
-        held = leased = 0
+        held = leased = above = 0
         for digest, size in reversed(ends):
             holding = self._names.get(digest)
             if holding is None:
                 if (until := self._expected.get(digest)) is None or until < now:
                     continue
-                return Coverage(size, max(held - size, 0), leased)
+                return _split(size, max(above, size), max(held, size), leased)
             held = held or size
+            if holding.tier != "disk":
+                above = above or size
             if not leased and holding.leased_until > now:
                 leased = size
             if holding.tier == "device":
-                return Coverage(size, held - size, max(leased, self._leased(ends, size, now)))
-        return Coverage(0, held, leased)
+                return _split(size, above, held, max(leased, self._leased(ends, size, now)))
+        return _split(0, above, held, leased)
 
     def touch(self, ends: Sequence[PrefixEnd]) -> None:
         """A prompt with these prefixes was sent to the engine.
@@ -294,3 +298,8 @@ class ResidencyIndex:
                 self._expected.move_to_end(digest)
         while len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
+
+
+def _split(device: int, above: int, held: int, leased: int) -> Coverage:
+    """A coverage by the ends of what is on the device, of what is there or on the host, of all."""
+    return Coverage(device, above - device, leased, held - above)

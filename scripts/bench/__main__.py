@@ -36,6 +36,7 @@ BENCHMARKS = {
     "queries": Benchmark("time of each query of the dashboard",
                          ("gateway", "postgres", "test")),
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
+    "store": Benchmark("what a store on disk costs and gives", ("engine", "test")),
     "throughput": Benchmark("throughput on a shared prefix, ours and other engines",
                             ("engine", "test", "bench")),
     "plugin": Benchmark("what the plugin costs other clients of a `vllm serve`", SYSTEM),

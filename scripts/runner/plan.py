@@ -113,6 +113,8 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
     if options.engine == "native" and options.model is None:
         default = os.environ.get("ENGINE_NUM_BLOCKS", DEMO_BLOCKS)
         environment.setdefault("ENGINE_NUM_BLOCKS", default)
+    if options.engine in ("native", "synthetic") and "ENGINE_STORE" not in os.environ:
+        environment.setdefault("ENGINE_STORE", str(options.data / f"store-{index}"))
     environment |= {
         "ENGINE_HOST": HOST,
         "ENGINE_PORT": str(options.ports.engine(index)),
@@ -129,7 +131,11 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
         port=options.ports.engine(index),
         grace_seconds=seconds_of("ENGINE_GRACE_SECONDS", environment, ENGINE_GRACE),
         environment=environment,
-        loss="; what it had cached is gone",
+        loss=(
+            "; what its store holds is read back"
+            if "ENGINE_STORE" in environment
+            else "; what it had cached is gone"
+        ),
     )
 
 

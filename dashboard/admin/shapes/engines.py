@@ -42,6 +42,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     leases_sacrificed: int = 0
     leases_yielded: int = 0
     leases_dropped: int = 0
+    leases_damaged: int = 0
 
     @property
     def leases_lost(self) -> dict[str, int]:
@@ -50,6 +51,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
             "given up for running requests": self.leases_sacrificed,
             "yielded to another workspace": self.leases_yielded,
             "dropped by hand": self.leases_dropped,
+            "damaged on disk": self.leases_damaged,
         }
 
 

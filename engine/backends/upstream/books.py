@@ -30,7 +30,7 @@ class UnheldEntries(Entries):
     def lose(self, entry: Entry) -> None:
         """Its content, or a part of it, is not in the server's memory any more."""
         if self.get(entry.key) is entry:
-            self._remove(entry, entry.why_broken)
+            self.end(entry, entry.why_broken)
             entry.is_broken = True
 
     def _try_lease(self, entry: Entry) -> bool:

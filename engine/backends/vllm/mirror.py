@@ -57,7 +57,7 @@ class HeldEntries(Entries):
                 self._fall_back(entry, "sacrificed" if loss.reason == "sacrificed" else "yielded")
             return
         why = entry.why_broken
-        self._remove(entry, why, "dropped")
+        self.end(entry, why, "dropped")
         entry.is_broken = True
 
     def take_removed(self) -> list[Digest]:
@@ -92,8 +92,8 @@ class HeldEntries(Entries):
             return False
         return super()._try_lease(entry)
 
-    def _remove(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
-        super()._remove(entry, why, reason)
+    def end(self, entry: Entry, why: MissReason, reason: EndReason | None = None) -> None:
+        super().end(entry, why, reason)
         self._removed.append(entry.key)
 
 

@@ -15,7 +15,7 @@ def leased_blocks(world: "World") -> dict[str, int]:
     world.entries.leases.take_ended()
     held: dict[str, set[int]] = {}
     for entry in world.entries.live():
-        if entry.is_leased:
+        if entry.is_leased and entry.lease_tier == "device":
             held.setdefault(entry.scope, set()).update(b.block_id for b in entry.blocks)
     return {scope: len(blocks) for scope, blocks in held.items()}
 
@@ -45,7 +45,7 @@ def note_rested(world: "World") -> None:
     awake: set[Block] = set()
     idle: set[Block] = set()
     for entry in world.entries.live():
-        if not entry.is_leased:
+        if not entry.is_leased or entry.lease_tier != "device":
             continue
         known = world.expected[world.meaning[entry.key]]
         (idle if _is_idle(world, known) else awake).update(entry.blocks)

@@ -1,6 +1,6 @@
 """What the world knows of sequences and entries, apart from what the cache believes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
@@ -20,6 +20,8 @@ class Life:
     found: Found | None
     is_running: bool = False
     is_started: bool = False
+    computed: set[int] = field(default_factory=set)
+    """The positions whose KV was computed before the response began."""
 
     @property
     def pending(self) -> int:

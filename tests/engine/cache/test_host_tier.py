@@ -87,12 +87,12 @@ def test_a_best_effort_entry_moves_to_the_host_and_is_read_from_there() -> None:
     flood(world, blocks=9)
     flood(world, start=2000, blocks=9)
     entry = world.entry_at("red", SIX)
-    assert entry is not None and all(block.is_host for block in entry.blocks)
+    assert entry is not None and all(block.is_away for block in entry.blocks)
     life = world.run("red", [SIX], {0: "5m"})
     assert life.found is not None
     assert (life.found.read, life.found.miss_reason) == (6, None)
     assert world.entry_at("red", SIX) is entry
-    assert not any(block.is_host for block in entry.blocks), "the reader brought it back"
+    assert not any(block.is_away for block in entry.blocks), "the reader brought it back"
     world.check()
 
 
@@ -103,10 +103,10 @@ def test_what_comes_back_is_leased_where_the_budget_allows() -> None:
     flood(world, blocks=7)
     flood(world, start=2000, blocks=7)
     entry = world.entry_at("red", EIGHT)
-    assert entry is not None and entry.blocks[0].is_host and not entry.is_leased
+    assert entry is not None and entry.blocks[0].is_away and not entry.is_leased
     world.drop("blue")
     world.end(world.run("red", [EIGHT], {0: "5m"}))
-    assert entry.is_leased and not any(block.is_host for block in entry.blocks)
+    assert entry.is_leased and not any(block.is_away for block in entry.blocks)
     world.check()
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
 
@@ -39,6 +40,7 @@ class CacheMachine(RuleBasedStateMachine):
         scope_lease_share=st.sampled_from([0.0, 0.4, 0.5, 1.0]),
         idle_lease_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         host_blocks=st.sampled_from([0, 3, 8, 20]),
+        store_blocks=st.sampled_from([0, 4, 12, 40]),
         max_copies=st.sampled_from([1, 100]),
         lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
@@ -48,6 +50,7 @@ class CacheMachine(RuleBasedStateMachine):
         scope_lease_share,
         idle_lease_share,
         host_blocks,
+        store_blocks,
         max_copies,
         lease_shares,
     ) -> None:
@@ -56,6 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
             scope_lease_share=scope_lease_share,
             idle_lease_share=idle_lease_share,
             host_blocks=host_blocks,
+            store_blocks=store_blocks,
             max_copies=max_copies,
             lease_shares=lease_shares,
         )
@@ -168,6 +172,33 @@ class CacheMachine(RuleBasedStateMachine):
     def sacrifice(self) -> None:
         self.world.sacrifice()
 
+    @precondition(lambda self: self.world.store is not None)
+    @rule(count=st.sampled_from([1, 2, 100]))
+    def save(self, count) -> None:
+        save(self.world, count)
+
+    @precondition(lambda self: self.world.disk.line)
+    @rule(count=st.sampled_from([1, 3, 100]), is_good=st.sampled_from([True, True, True, False]))
+    def work(self, count, is_good) -> None:
+        work(self.world, count, is_good=is_good)
+
+    @precondition(lambda self: self.world.store is not None)
+    @rule()
+    def save_all(self) -> None:
+        """Most of what is in the store comes from here."""
+        save(self.world)
+        work(self.world)
+
+    @precondition(lambda self: self.world.disk.files)
+    @rule(index=st.integers(0, 40), is_torn=st.booleans())
+    def damage(self, index, is_torn) -> None:
+        damage(self.world, index, is_torn=is_torn)
+
+    @precondition(lambda self: self.world.store is not None)
+    @rule(is_planned=st.booleans())
+    def restart(self, is_planned) -> None:
+        restart(self.world, is_planned=is_planned)
+
     @invariant()
     def holds(self) -> None:
         self.world.check()
@@ -181,6 +212,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.world.pool.num_reclaimable == self.world.num_blocks
         assert self.world.host.pool.num_reclaimable == self.world.host_blocks
         assert len(self.world.entries) == self.world.pool.num_leased == 0
+        if self.world.store is not None:
+            while self.world.store.num_wanted:
+                save(self.world)
+                work(self.world)
+            work(self.world)
+            assert self.world.store.pool.num_reclaimable == self.world.store_blocks
+            queue_notes(self.world)
+            work(self.world)
+            assert not self.world.disk.journal, "the journal tells of an entry that has ended"
+            assert len(self.world.disk.files) == self.world.store.num_used
 
 
 TestCache = CacheMachine.TestCase

@@ -9,7 +9,6 @@ the pool's allocations (`watched.py`).
 - digest oracle: one digest never stands for two prefixes, or for two scopes.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,8 +21,12 @@ from engine.cache.lease_budget import EndedLease
 from engine.cache.lookup import Segment
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.store_tier import StoreTier
+from engine.cache.stored_entries import StoredEntries
 from engine.cache.table import BlockCopy
 from engine.protocol import TTL_SECONDS, Breakpoint, Ttl
+from tests.engine.cache.checks import check
+from tests.engine.cache.disk import FakeDisk, bring_from_disk
 from tests.engine.cache.lease_rules import (
     leased_blocks,
     note_new_leases,
@@ -42,6 +45,7 @@ class World:
     scope_lease_share: float = 0.5
     idle_lease_share: float = 1.0
     host_blocks: int = 0
+    store_blocks: int = 0
     max_copies: int = 100
     lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
@@ -51,24 +55,37 @@ class World:
     """The leases that ended while it last waited."""
 
     def __post_init__(self) -> None:
+        self.hasher = ChainHasher(b"k" * 32, self.block_size)
+        self.meaning: dict[Digest, Prefix] = {}
+        self.key_of: dict[Prefix, Digest] = {}
+        self.used_shares: dict[str, float] = {}
+        self.disk = FakeDisk()
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """A new process: nothing is in memory."""
         self.pool = WatchedPool(self.num_blocks, self.block_size)
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None
+        self.store = None
+        if self.store_blocks:
+            above = [self.pool, self.host.pool]
+            self.store = StoreTier(
+                self.store_blocks, self.block_size, self.hasher, bytes.hex, lower_than=above
+            )
         self.entries = Entries(
             self.pool,
             lease_share=self.lease_share,
             scope_lease_share=self.scope_lease_share,
             idle_lease_share=self.idle_lease_share,
             host=self.host.pool,
+            store=self.store,
         )
-        self.hasher = ChainHasher(b"k" * 32, self.block_size)
-        self.cache = PrefixCache(self.pool, self.entries, self.hasher, self.host)
+        self.stored = StoredEntries(self.entries, self.store) if self.store else None
+        self.cache = PrefixCache(self.pool, self.entries, self.hasher, self.host, self.store)
         self.memory = [[-1] * self.block_size for _ in range(self.num_blocks)]
         self.host_memory = [[-1] * self.block_size for _ in range(self.host_blocks)]
-        self.meaning: dict[Digest, Prefix] = {}
-        self.key_of: dict[Prefix, Digest] = {}
-        self.used_shares: dict[str, float] = {}
 
     # What a request does.
 
@@ -167,14 +184,20 @@ class World:
                 block = life.table.blocks[position // self.block_size]
                 assert block.ref_count == 1, "a write to a block that somebody else references"
                 self.memory[block.block_id][position % self.block_size] = life.tokens[position]
+                if not life.is_started:
+                    life.computed.add(position)
             life.table.commit(life.tokens[start:stop])
             count -= stop - start
             if not count:
                 return
 
     def bring_back(self, life: Life, count: int = 100) -> None:
-        """Copy what it waits for from the host, that many blocks at most."""
+        """Copy what it waits for from the host or the store, that many blocks at most."""
         while life.table.incoming and count:
+            if life.table.next_incoming.tier == "disk":
+                bring_from_disk(self, life)
+                count -= 1
+                continue
             source, target = self.host.promote(life.table)
             self.memory[target] = list(self.host_memory[source])
             count -= 1
@@ -201,6 +224,9 @@ class World:
                 known.used_at = self.now
         written = self.cache.write(life.query, life.found, life.table, self.now)
         usage = written.usage
+        assert not any(position < life.found.read for position in life.computed), (
+            "read, yet computed"
+        )
         assert usage.prompt_tokens == len(tokens)
         assert usage.cache_read_tokens == life.found.read
         assert usage.computed_tokens == len(tokens) - life.found.reused
@@ -288,7 +314,11 @@ class World:
 
     def sacrifice(self) -> bool:
         """Ends exactly the promise that would have ended first."""
-        promised = [known for known in self.expected.values() if known.is_promised]
+        promised = []
+        for prefix, known in self.expected.items():
+            entry = self.entries.get(self.key_of[prefix])
+            if known.is_promised and entry is not None and entry.lease_tier == "device":
+                promised.append(known)
         self.entries.leases.take_ended()
         done = self.entries.sacrifice()
         assert done == bool(promised)
@@ -302,58 +332,12 @@ class World:
     # What must hold at any time.
 
     def check(self) -> None:
-        self.pool.check()
-        self.entries.check()
-        self.host.check()
-        self._check_references()
-        for life in self.lives:
-            held = life.found.held if life.found else []
-            if held:
-                assert life.found is not None
-                self._check_content(held, life.tokens[: life.found.read])
-            self._check_content(life.table.blocks, life.tokens[: life.table.num_tokens])
-            for index, count in life.table.beyond.items():
-                start = index * self.block_size
-                wanted = life.tokens[start : start + count]
-                if index in life.table.incoming:
-                    self._check_content([life.table.incoming[index]], wanted)
-                    continue
-                self._check_content([life.table.blocks[index]], wanted)
-        for entry in self.entries.live():
-            scope, tokens = self.meaning[entry.key]
-            assert entry.scope == scope and entry.tokens == len(tokens)
-            self._check_content(entry.blocks, tokens)
-        for prefix, known in self.expected.items():
-            present = self.entries.get(self.key_of[prefix])
-            if known.is_promised and known.expires_at > self.now:
-                assert present is not None and present.is_leased, "a promise was broken"
-            if present is not None and not present.is_broken:
-                assert (present.ttl, present.expires_at) == (known.ttl, known.expires_at)
-        for block in [*self.pool.blocks, *self.host.pool.blocks]:
-            if block.digest is not None:
-                _, tokens = self.meaning.get(block.digest, ("", ()))
-                if tokens:
-                    self._check_content([block], tokens[-self.block_size :])
+        check(self)
 
-    def _check_content(self, blocks: Sequence[Block], tokens: Sequence[int]) -> None:
-        held: list[int] = []
-        for block in blocks:
-            memory = self.host_memory if block.is_host else self.memory
-            held += memory[block.block_id]
-        assert held[: len(tokens)] == list(tokens), "other content than promised"
-
-    def _check_references(self) -> None:
-        wanted: Counter[Block] = Counter()
-        for life in self.lives:
-            wanted.update(life.table.blocks)
-            wanted.update(life.table.incoming.values())
-            if life.found is not None:
-                wanted.update(life.found.held)
-        for entry in self.entries.live():
-            if entry.is_leased:
-                wanted.update(entry.blocks)
-        for block in [*self.pool.blocks, *self.host.pool.blocks]:
-            assert block.ref_count == wanted[block], "references do not add up"
+    def blocks(self) -> list[Block]:
+        """Of all tiers."""
+        stored = self.store.pool.blocks if self.store is not None else []
+        return [*self.pool.blocks, *self.host.pool.blocks, *stored]
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         for source, destination in self.host.take_demotions():

@@ -36,6 +36,12 @@ class CheckedRunner:
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self._runner.promote(pairs)
 
+    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        return self._runner.save(blocks)
+
+    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        self._runner.load(loads)
+
     def execute(
         self, works: Sequence[Work], stop: Stop | None = None
     ) -> list[TokenId | None] | None:

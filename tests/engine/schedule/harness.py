@@ -5,6 +5,7 @@ table*: a wrong block, a missed copy or a stale slot changes the tokens. `expect
 request must answer however it was scheduled.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
@@ -41,7 +42,7 @@ from engine.protocol import (
 )
 from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
-from engine.schedule.loop import EngineLoop
+from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
 from engine.schedule.request import RequestState
 from engine.schedule.runner import Runner, SampleParams, Stop, Work
@@ -87,6 +88,13 @@ class FakeRunner:
         assert len({destination for _, destination in pairs}) == len(pairs)
         for source, destination in pairs:
             self.memory[destination] = list(self.host[source])
+
+    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        return [struct.pack(f"{self._size}q", *self.memory[block]) for block in blocks]
+
+    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        for payload, target in loads:
+            self.memory[target] = list(struct.unpack(f"{self._size}q", payload))
 
     def execute(
         self, works: Sequence[Work], stop: Stop | None = None
@@ -186,7 +194,10 @@ class Harness:
         scaffold: TokenId = 9999,
         host_blocks: int = 0,
         max_copies: int = 4,
+        cache: PrefixCache | None = None,
+        store: StoreWork | None = None,
     ) -> None:
+        """`cache`, where it is given, has the tiers and entries; `store` does the store's work."""
         self.clock = clock or ManualClock()
         self.pool = BlockPool(num_blocks, block_size)
         self.host = HostTier(self.pool, host_blocks, max_copies) if host_blocks else None
@@ -197,7 +208,8 @@ class Harness:
             host=self.host.pool if self.host else None,
         )
         hasher = ChainHasher(b"key", block_size)
-        self.cache = PrefixCache(self.pool, self.entries, hasher, self.host)
+        self.cache = cache or PrefixCache(self.pool, self.entries, hasher, self.host)
+        self.pool, self.entries, self.host = self.cache.pool, self.cache.entries, self.cache.host
         self.scheduler = Scheduler(
             self.cache, max_step_tokens=max_step_tokens, max_running=max_running
         )
@@ -214,7 +226,9 @@ class Harness:
             publish=self.events.extend,
         )
         self.runner = FakeRunner(num_blocks, block_size, host_blocks)
-        self.loop = EngineLoop(self.scheduler, self.lifecycle, runner or self.runner, self.clock)
+        self.loop = EngineLoop(
+            self.scheduler, self.lifecycle, runner or self.runner, self.clock, store=store
+        )
         self._num_sent = 0
         self._scaffold = scaffold
 

@@ -31,7 +31,11 @@ def test_a_scan_takes_few_names_between_two_steps_and_finds_all() -> None:
     blocks = engine.cache.pool.blocks
     for block in blocks[::2]:
         block.names.update({f"{block.block_id:08x}{n:08x}": n + 1 for n in range(NAMES_OF_BLOCK)})
-    scan, before, longest = SnapshotScan(engine.cache, engine.lifecycle, "e"), 0, 0
+    scan, before, longest = (
+        SnapshotScan(engine.cache, engine.lifecycle, "e", engine.clock.now),
+        0,
+        0,
+    )
     while not scan.is_done:
         scan.advance()
         found = sum(len(chain.names) for chain in scan._chains)
@@ -45,7 +49,7 @@ def test_what_comes_between_two_pieces_is_in_later_events() -> None:
     engine = Harness(num_blocks=2000)
     for block in engine.cache.pool.blocks:
         block.names.update({f"{block.block_id:08x}{n:08x}": n + 1 for n in range(NAMES_OF_BLOCK)})
-    scan = SnapshotScan(engine.cache, engine.lifecycle, "e")
+    scan = SnapshotScan(engine.cache, engine.lifecycle, "e", engine.clock.now)
     before = engine.lifecycle.num_published
     scan.advance()
     assert not scan.is_done

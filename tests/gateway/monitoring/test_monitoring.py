@@ -49,6 +49,7 @@ class Documented:
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> Exposed:
     engine = {"ENGINE_MIN_CACHE_TOKENS": "16", "ENGINE_LOG_LEVEL": "error"}
+    engine["ENGINE_STORE"] = str(tmp_path_factory.mktemp("store"))
     types: dict[str, str] = {}
     labels: dict[str, set[str]] = {}
     values: dict[tuple[str, str], set[str]] = {}

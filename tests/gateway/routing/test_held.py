@@ -88,7 +88,9 @@ class Model:
         held = max((e.size for e in ends if e.digest in self.tier), default=0)
         device = max((e.size for e in ends if self.tier.get(e.digest) == "device"), default=0)
         leased = max((e.size for e in ends if e.digest in self.leased), default=0)
-        return Coverage(device, held - device, leased)
+        above = (e.size for e in ends if self.tier.get(e.digest) in ("device", "host"))
+        in_memory = max(above, default=0)
+        return Coverage(device, in_memory - device, leased, held - in_memory)
 
 
 @st.composite
@@ -104,7 +106,7 @@ def events(draw: st.DrawFn) -> Event:
     return chain_of(
         chain,
         depth,
-        tier=draw(st.sampled_from(["device", "host"])),
+        tier=draw(st.sampled_from(["device", "host", "disk"])),
         num_leased=num_leased,
         lease_seconds=LEASE_SECONDS if num_leased else None,
     )

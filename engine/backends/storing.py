@@ -1,0 +1,183 @@
+"""The composition of an engine's memory: pool, tiers, entries, and the store on disk if any."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from engine.backends.base import Parts
+from engine.cache.digests import ChainHasher
+from engine.cache.entries import Entries
+from engine.cache.host_tier import HostTier
+from engine.cache.ids import BlockId
+from engine.cache.pool import BlockPool
+from engine.cache.prefix_cache import PrefixCache
+from engine.cache.store_tier import StoreTier
+from engine.cache.stored_entries import StoredEntries
+from engine.clock import Clock
+from engine.protocol import Description
+from engine.schedule.runner import Runner
+from engine.settings import Settings
+from engine.store.block_file import header_bytes
+from engine.store.directory import StoreDirectory, StoreRefused
+from engine.store.journal import End, replay
+from engine.store.keys import fingerprint
+from engine.store.moments import SystemWallClock
+from engine.store.restore import Restorer
+from engine.store.store import DiskStore, StoreBounds
+from engine.store.threads import StoreThreads
+
+MIN_BLOCKS = 8
+MAX_BLOCKS = 262_144
+"""Each takes some 600 bytes of the engine's memory."""
+PAGE_BYTES = 4096
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """A directory that this engine may use, and how its content is told from others'."""
+
+    directory: StoreDirectory
+    model: bytes
+    payload_bytes: int
+    file_bytes: int
+    num_blocks: int
+
+    def tier(
+        self, block_size: int, hasher: ChainHasher, lower_than: Sequence[BlockPool]
+    ) -> StoreTier:
+        name_of = self.directory.keys.name_of
+        return StoreTier(self.num_blocks, block_size, hasher, name_of, lower_than=lower_than)
+
+
+def plan_store(
+    settings: Settings, runner: Runner, facts: Mapping[str, str] | None, block_size: int
+) -> StorePlan | None:
+    """Take the directory of the settings. None where there is none, or it can't be used."""
+    if not settings.store or facts is None:
+        return None
+    payload_bytes = len(runner.save([BlockId(0)])[0])
+    whole = header_bytes(block_size) + payload_bytes
+    file_bytes = -(-whole // PAGE_BYTES) * PAGE_BYTES
+    num_blocks = min(settings.store_bytes // file_bytes, MAX_BLOCKS)
+    if num_blocks < MIN_BLOCKS:
+        log.warning("no store: ENGINE_STORE_BYTES is too small", block_bytes=file_bytes)
+        return None
+    try:
+        directory = StoreDirectory(Path(settings.store))
+    except (StoreRefused, OSError) as error:
+        log.warning("no store: the engine runs without", reason=str(error))
+        return None
+    return StorePlan(directory, fingerprint(facts), payload_bytes, file_bytes, num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """A store at work, and its end."""
+
+    disk: DiskStore
+    threads: StoreThreads
+    directory: StoreDirectory
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        self.threads.wake = wake
+
+    def close(self, seconds: float) -> None:
+        """The engine's thread has ended."""
+        self.threads.wake = lambda: None
+        self.disk.close(seconds)
+        self.directory.close()
+
+
+def new_memory(
+    settings: Settings, parts: Parts, description: Description, clock: Clock
+) -> tuple[PrefixCache, OpenStore | None]:
+    """The cache of one engine, and its store at work where the settings ask for one."""
+    pool = BlockPool(description.num_blocks, description.block_size)
+    host = None
+    if settings.host_blocks:
+        max_copies = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
+        host = HostTier(pool, settings.host_blocks, max_copies)
+    plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
+    key = plan.directory.keys.chain if plan is not None else os.urandom(32)
+    hasher = ChainHasher(key, pool.block_size)
+    tier = None
+    if plan is not None:
+        above = [pool] if host is None else [pool, host.pool]
+        tier = plan.tier(pool.block_size, hasher, above)
+    entries = Entries(
+        pool,
+        lease_share=settings.lease_share,
+        scope_lease_share=settings.scope_lease_share,
+        idle_lease_share=settings.idle_lease_share,
+        ttl_scale=settings.ttl_scale,
+        grace_seconds=settings.arrival_grace_seconds,
+        host=host.pool if host is not None else None,
+        store=tier,
+    )
+    cache = PrefixCache(pool, entries, hasher, host, tier)
+    if plan is None:
+        return cache, None
+    return cache, _open_store(plan, settings, cache, hasher, parts, description.epoch, clock)
+
+
+def _open_store(
+    plan: StorePlan,
+    settings: Settings,
+    cache: PrefixCache,
+    hasher: ChainHasher,
+    parts: Parts,
+    epoch: str,
+    clock: Clock,
+) -> OpenStore:
+    """Take the journal's entries back, and start the threads."""
+    assert cache.store is not None
+    wall = SystemWallClock()
+    directory, keys = plan.directory, plan.directory.keys
+    threads = StoreThreads(directory, plan.model)
+    stored = StoredEntries(cache.entries, cache.store)
+    told = replay(_journal_lines(directory), plan.model.hex(), keys)
+    restorer = Restorer(stored, hasher, keys, threads.head)
+    restored = restorer.restore(told, clock.now(), wall.moment())
+    if restored.moved_seconds:
+        log.warning("the wall clock was moved", seconds=round(restored.moved_seconds, 3))
+    log.info(
+        "store opened",
+        blocks=plan.num_blocks,
+        entries=restored.num_entries,
+        leases=restored.num_leases,
+        lost_leases=restored.num_lost,
+        misses=restored.misses,
+    )
+    max_loads = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
+    bounds = StoreBounds(
+        plan.payload_bytes, plan.file_bytes, settings.store_bytes_per_second, max_loads
+    )
+    disk = DiskStore(
+        cache.store,
+        stored,
+        cache.pool,
+        parts.runner,
+        threads,
+        bounds,
+        epoch=epoch,
+        model=plan.model,
+        clock=clock,
+        wall=wall,
+        restored=restored,
+    )
+    threads.append([End(key=key) for key in restored.dead])
+    threads.compact()
+    return OpenStore(disk, threads, directory)
+
+
+def _journal_lines(directory: StoreDirectory) -> list[bytes]:
+    try:
+        return directory.journal_lines()
+    except OSError as error:
+        log.warning("the store's journal can't be read", reason=error.strerror)
+        return []

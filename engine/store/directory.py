@@ -1,0 +1,175 @@
+"""The store's directory: who may use it, its secret, its files. Raises OSError as files do.
+
+    secret     32 random bytes, made once
+    lock       held by the engine that uses the directory
+    journal    the entries (`journal.py`)
+    blocks/xx/ one file a block, by name (`block_file.py`)
+    new/       files that are being written
+
+Directories have mode 0700, files 0600. A file is written under another name and renamed, so a name
+never stands for a part of a file while the machine runs.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engine.store.keys import SECRET_BYTES, StoreKeys
+
+_NAME_DIGITS = 32
+_OWN = {"secret", "lock", "journal", "blocks", "new", "lost+found"}
+MAX_JOURNAL_BYTES = 2**30
+
+
+class StoreRefused(Exception):
+    """The directory can't be a store: it is in use, or not empty and not ours."""
+
+
+class StoreDirectory:
+    """A directory that this process alone uses until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StoreRefused, and OSError where rights or room are missing."""
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        strangers = sorted(set(os.listdir(path)) - _OWN)
+        if strangers:
+            raise StoreRefused(f"{path} has files that are not a store's: {strangers[0]}")
+        path.chmod(0o700)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise StoreRefused(f"{path} is in use by another engine") from None
+        self._blocks = path / "blocks"
+        self._blocks.mkdir(mode=0o700, exist_ok=True)
+        self._new = path / "new"
+        self._new.mkdir(mode=0o700, exist_ok=True)
+        for left in self._new.iterdir():
+            left.unlink()
+        self.keys = StoreKeys(self._secret())
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._lock)
+
+    # Blocks.
+
+    def names(self) -> Iterator[str]:
+        """The names of all block files. What else is there is deleted."""
+        for folder in sorted(os.listdir(self._blocks)):
+            inside = self._blocks / folder
+            if inside.is_symlink() or not inside.is_dir():
+                inside.unlink()
+                continue
+            for name in sorted(os.listdir(inside)):
+                is_name = len(name) == _NAME_DIGITS and set(name) <= set("0123456789abcdef")
+                if is_name and name[:2] == folder:
+                    yield name
+                elif not (inside / name).is_dir():
+                    (inside / name).unlink()
+
+    def read(self, name: str, max_bytes: int) -> tuple[bytes, int]:
+        """The first `max_bytes` of a file, and its size.
+
+        A whole file that was read is not kept in the page cache: it goes into the engine's memory.
+        """
+        file = os.open(self._place(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
+            data = _read_all(file, min(max_bytes, size))
+            if len(data) == size:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            return data, size
+        finally:
+            os.close(file)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make a file, whole or not at all."""
+        place = self._place(name)
+        with suppress(FileExistsError):
+            place.parent.mkdir(mode=0o700)
+        self._write_new(place, data, is_synced=False)
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._place(name).unlink()
+
+    # The journal.
+
+    def journal_lines(self) -> list[bytes]:
+        """All lines, the oldest first. The last one may be torn."""
+        try:
+            with open(self.path / "journal", "rb") as file:
+                return file.read(MAX_JOURNAL_BYTES).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+
+    def append_journal(self, lines: bytes) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self.path / "journal", flags, 0o600)
+        with os.fdopen(file, "wb", buffering=0) as stream:
+            _write_all(stream.fileno(), lines)
+
+    def rewrite_journal(self, lines: bytes) -> None:
+        self._write_new(self.path / "journal", lines, is_synced=True)
+
+    # Inside.
+
+    def _place(self, name: str) -> Path:
+        return self._blocks / name[:2] / name
+
+    def _secret(self) -> bytes:
+        """The installation's secret. One that is not whole is made anew, which ends all content."""
+        place = self.path / "secret"
+        try:
+            found = place.read_bytes()
+        except FileNotFoundError:
+            found = b""
+        if len(found) == SECRET_BYTES:
+            place.chmod(0o600)
+            return found
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._write_new(place, secret, is_synced=True)
+        return secret
+
+    def _write_new(self, place: Path, data: bytes, *, is_synced: bool) -> None:
+        new = self._new / place.name
+        try:
+            with _created(new) as file:
+                _write_all(file, data)
+                if is_synced:
+                    os.fsync(file)
+            os.replace(new, place)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+            raise
+
+
+@contextmanager
+def _created(place: Path) -> Iterator[int]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(place, flags, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _read_all(file: int, num_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    while num_bytes > 0 and (part := os.read(file, num_bytes)):
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)

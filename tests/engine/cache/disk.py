@@ -1,0 +1,265 @@
+"""The world's disk: what the threads of a real store do, in order, with every file known.
+
+Changes wait in a line until `work` makes them, as they do behind a thread. A killed process loses
+those that wait. `journal` is what the journal's file would tell.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.cache.block import Block, Entry
+from engine.cache.ids import Digest
+from engine.cache.store_files import BlockKey
+from engine.protocol import Ttl
+from tests.engine.cache.lives import Expected, Life, Prefix
+
+if TYPE_CHECKING:
+    from tests.engine.cache.world import World
+
+
+@dataclass(frozen=True)
+class Told:
+    """An entry as the journal has it."""
+
+    scope: str
+    key: Digest
+    tokens: int
+    ttl: Ttl
+    names: tuple[str, ...]
+    ready_at: float
+    expires_at: float
+    used_at: float
+    is_leased: bool
+
+
+@dataclass
+class FakeDisk:
+    files: dict[str, tuple[BlockKey, list[int]]] = field(default_factory=dict)
+    journal: dict[Digest, Told] = field(default_factory=dict)
+    line: deque[tuple[str, object]] = field(default_factory=deque)
+    damaged: set[str] = field(default_factory=set)
+    """Files that are there, and are not what they must be."""
+    torn: set[str] = field(default_factory=set)
+    """Those of them whose damage a look at the header shows, as at a start."""
+
+
+def save(world: "World", max_blocks: int = 100) -> None:
+    """What the engine's thread does after a step."""
+    assert world.store is not None
+    held = {scope: num for scope, num in world.store.holds._num_blocks.items()}
+    world.entries.leases.take_ended()
+    saves = world.store.take_saves(max_blocks)
+    for ended in world.entries.leases.take_ended():
+        assert ended.reason == "yielded" and held[ended.entry.scope] == max(held.values())
+        world.expected[world.meaning[ended.entry.key]].is_promised = False
+    assert len(saves) <= max_blocks
+    queue_notes(world)
+    for save in saves:
+        source = world.pool.blocks[save.source]
+        assert bytes(source.tokens).startswith(save.key.packed)
+        world.disk.line.append(("write", (save.key, list(world.memory[save.source]))))
+
+
+def queue_notes(world: "World") -> None:
+    assert world.store is not None
+    for note in world.store.take_notes():
+        world.disk.line.append(("note", _told(world, note.entry, note.kind)))
+    world.disk.line.extend(("delete", name) for name in world.store.take_deletes())
+
+
+def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
+    if kind == "end" or entry.stored is None:
+        return entry.key
+    assert world.store is not None
+    return Told(
+        entry.scope,
+        entry.key,
+        entry.tokens,
+        entry.ttl,
+        tuple(world.store.key_of(block).name for block in entry.stored),
+        entry.ready_at,
+        entry.expires_at,
+        entry.used_at,
+        entry.is_leased,
+    )
+
+
+def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
+    """The writer's thread gets so far. Where it is not good, no file can be written."""
+    disk = world.disk
+    assert world.store is not None
+    while disk.line and count:
+        count -= 1
+        kind, what = disk.line.popleft()
+        match kind, what:
+            case "write", (BlockKey() as key, list(content)):
+                if is_good:
+                    disk.files[key.name] = (key, content)
+                    disk.damaged.discard(key.name)
+                    disk.torn.discard(key.name)
+                world.store.written(key.name, is_good=is_good)
+            case "delete", str(name):
+                disk.files.pop(name, None)
+                disk.damaged.discard(name)
+                disk.torn.discard(name)
+            case "note", Told() as told:
+                disk.journal[told.key] = told
+            case "note", bytes(key):
+                disk.journal.pop(Digest(key), None)
+
+
+def damage(world: "World", index: int, *, is_torn: bool) -> None:
+    """A file is not what it was. Nobody knows until it is read."""
+    names = sorted(world.disk.files)
+    if not names:
+        return
+    name = names[index % len(names)]
+    world.disk.damaged.add(name)
+    if is_torn:
+        world.disk.torn.add(name)
+    for prefix, known in world.expected.items():
+        entry = world.entries.get(world.key_of[prefix])
+        if entry is None or world.store is None:
+            continue
+        mine = [block for block in entry.blocks if block.tier == "disk"]
+        if any(world.store.key_of(block).name == name for block in mine):
+            known.is_promised = False
+
+
+def bring_from_disk(world: "World", life: Life) -> None:
+    """One block comes from the store, or turns out to be lost."""
+    store, table = world.store, life.table
+    assert store is not None
+    if store.is_lost(table.next_incoming):
+        _miss(world, life)
+        return
+    load = store.promote(table)
+    if load is None:
+        store.reads.ask(table.arriving(), is_first=True)
+        for key in store.reads.take_asked():
+            _read(world, key)
+        if store.is_lost(table.next_incoming):
+            _miss(world, life)
+            return
+        load = store.promote(table)
+    assert load is not None
+    world.memory[load.target] = [int(token) for token in load.payload.split()]
+
+
+def _miss(world: "World", life: Life) -> None:
+    found = None if life.is_started else life.found
+    before = life.found.read if life.found else 0
+    world.cache.miss(life.query, found, life.table)
+    if found is not None and found.hit is not None and found.read < before:
+        prefix = (life.query.scope, tuple(life.query.tokens[: found.hit.tokens]))
+        known = world.expected[prefix]
+        known.expires_at = max(known.expires_at, found.hit.expires_at)
+        known.used_at = max(known.used_at, life.query.arrived_at)
+        known.is_promised |= found.hit.is_leased
+
+
+def _read(world: "World", key: BlockKey) -> None:
+    store, disk = world.store, world.disk
+    assert store is not None and world.stored is not None
+    # A file whose writing still waits is not asked for: only what was written is findable.
+    there = disk.files.get(key.name)
+    if there is not None and there[0] == key and key.name not in disk.damaged:
+        store.reads.arrived(key.name, " ".join(map(str, there[1])).encode())
+        return
+    assert key.name in disk.damaged, "a file is gone that was there"
+    store.reads.forget(key.name)
+    block = store.file_of(key.name)
+    if block is not None:
+        world.entries.leases.take_ended()
+        world.stored.damaged(block, world.now)
+        for ended in world.entries.leases.take_ended():
+            assert ended.reason == "damaged"
+            del world.expected[world.meaning[ended.entry.key]]
+        queue_notes(world)
+
+
+def content_on_disk(world: "World", block: Block) -> list[int] | None:
+    """What the file of this block has, or will have. None if it is not to have any."""
+    assert world.store is not None
+    if world.store.is_lost(block):
+        return None
+    name = world.store.key_of(block).name
+    if name in world.disk.damaged:
+        return None
+    for kind, what in reversed(world.disk.line):
+        if kind == "write" and isinstance(what, tuple) and what[0].name == name:
+            content = what[1]
+            break
+        assert (kind, what) != ("delete", name), "a file is deleted that is counted on"
+    else:
+        content = world.disk.files[name][1]
+    return content[: len(block.tokens) // 4]
+
+
+def restart(world: "World", *, is_planned: bool) -> None:
+    """The process ends, after its work or at once, and another begins."""
+    disk = world.disk
+    assert world.store is not None
+    for life in list(world.lives):
+        world.end(life)
+    if is_planned:
+        while world.store.num_wanted:
+            save(world)
+            work(world)
+        queue_notes(world)
+        work(world)
+        for entry in world.entries.live():
+            told = disk.journal.get(entry.key)
+            assert (told is not None) == (entry.stored is not None)
+            assert told is None or told.expires_at == entry.expires_at
+            assert told is None or told.is_leased == entry.is_leased
+    before, world.expected = world.expected, {}
+    disk.line.clear()
+    world.begin_epoch()
+    for name in disk.torn & set(disk.files):
+        del disk.files[name]
+    disk.damaged -= disk.torn
+    torn, disk.torn = disk.torn, set()
+    for told in disk.journal.values():
+        is_there = _take_back(world, told, before, torn)
+        assert is_there or not is_planned, "there was room for it before"
+    # The journal is written anew, and what it does not tell is content like any other.
+    disk.journal = {key: told for key, told in disk.journal.items() if world.entries.get(key)}
+    for key, _ in list(disk.files.values()):
+        if world.store.install(key) is None:
+            del disk.files[key.name]
+    queue_notes(world)
+    world.wait(0)
+
+
+def _take_back(world: "World", told: Told, before: dict[Prefix, Expected], torn: set[str]) -> bool:
+    """False where the store has no room: an end that was not written left its place taken."""
+    assert world.stored is not None
+    if told.expires_at <= world.now or set(told.names) & torn:
+        return True
+    assert set(told.names) <= set(world.disk.files), "the journal tells of files that are gone"
+    keys = [world.disk.files[name][0] for name in told.names]
+    entry = Entry(
+        told.scope,
+        told.key,
+        told.tokens,
+        told.ttl,
+        [],
+        told.ready_at,
+        told.expires_at,
+        kept_until=told.expires_at,
+        used_at=told.used_at,
+        is_leased=told.is_leased,
+    )
+    if not world.stored.restore(entry, keys):
+        return False
+    prefix = world.meaning[told.key]
+    known = before.get(prefix)
+    assert known is None or known.expires_at >= told.expires_at, "given more than was promised"
+    world.expected[prefix] = Expected(
+        told.ttl, told.expires_at, told.ready_at, told.is_leased, used_at=told.used_at
+    )
+    if set(told.names) & world.disk.damaged:
+        world.expected[prefix].is_promised = False
+    return True

@@ -1,0 +1,132 @@
+"""An engine with a store in a real directory: real threads and files, a fake runner with a memory.
+
+What a wrong block would do to an answer is seen at once: the runner answers with a checksum of what
+it reads (`tests.engine.schedule.harness`).
+"""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pydantic import SecretStr
+
+from engine.backends.base import Parts
+from engine.backends.storing import new_memory
+from engine.cache.ids import TokenId
+from engine.clock import Clock, ManualClock
+from engine.protocol import Description, StoreStats
+from engine.settings import Settings
+from engine.store.moments import Moment
+from tests.engine.schedule.harness import FakeRunner, Harness, Sent
+
+NUM_BLOCKS = 64
+BLOCK_SIZE = 4
+DEADLINE_SECONDS = 120.0
+
+
+class StoredEngine(Harness):
+    """One process: `restart` begins the next one on the same directory."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        model: str = "m",
+        store_bytes: int = 2**22,
+        host_blocks: int = 0,
+        num_blocks: int = NUM_BLOCKS,
+    ) -> None:
+        self.path = path
+        self._model = model
+        runner = FakeRunner(num_blocks, BLOCK_SIZE, host_blocks)
+        settings = Settings(
+            secret=SecretStr("x" * 16),
+            store=str(path),
+            store_bytes=store_bytes,
+            host_blocks=host_blocks,
+        )
+        parts = SimpleNamespace(runner=runner, facts={"weights": model}, block_bytes=BLOCK_SIZE * 8)
+        clock = clock or ManualClock()
+        description = Description(
+            backend="synthetic",
+            model=model,
+            epoch="e",
+            max_context_tokens=10_000,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            granularity=1,
+            min_cache_tokens=1,
+            capabilities=[],
+        )
+        cache, self.store = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock)
+        disk = self.store.disk if self.store is not None else None
+        super().__init__(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            clock=clock,
+            runner=runner,
+            cache=cache,
+            store=disk,
+            max_step_tokens=64,
+        )
+
+    @property
+    def stats(self) -> StoreStats:
+        assert self.store is not None
+        return self.store.disk.stats()
+
+    def finish(self, *sents: Sent, limit: int = 2000) -> None:
+        """As ever, but files take their time."""
+        end = time.monotonic() + DEADLINE_SECONDS
+        while not all(sent.is_over for sent in sents) and time.monotonic() < end:
+            self.step()
+            if self.store is not None and self.store.disk.is_reading:
+                time.sleep(0.001)
+        super().finish(*sents, limit=limit)
+
+    def say(self, *segments: list[TokenId], ttl: Any = "1h", **options: Any) -> Sent:
+        """A whole request with a breakpoint at its last segment."""
+        sent = self.send(*segments, marks={len(segments) - 1: ttl}, **options)
+        self.finish(sent)
+        return sent
+
+    def settle(self) -> None:
+        """Step until nothing is wanted of the store, and everything is in its files."""
+        assert self.store is not None and self.cache.store is not None
+        end = time.monotonic() + DEADLINE_SECONDS
+        while (self.cache.store.num_wanted or self.is_scanning) and time.monotonic() < end:
+            self.step()
+            time.sleep(0.002)
+        assert not self.cache.store.num_wanted
+        self.store.disk.flush().result(DEADLINE_SECONDS)
+        self.step()
+
+    @property
+    def is_scanning(self) -> bool:
+        assert self.store is not None
+        return self.store.disk.is_scanning
+
+    def kill(self) -> None:
+        """End without any goodbye: what waits for the threads is lost."""
+        assert self.store is not None
+        self.store.threads.abandon()
+        self.store.directory.close()
+
+    def restart(self, *, is_killed: bool = False, model: str | None = None) -> "StoredEngine":
+        if is_killed:
+            self.kill()
+        elif self.store is not None:
+            self.store.close(30.0)
+        return StoredEngine(self.path, clock=self.clock, model=model or self._model)
+
+
+class MovedWall:
+    """A wall clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.wall, self.boot = 1e9, 1e3
+
+    def moment(self) -> Moment:
+        return Moment(self.wall, self.boot, "boot")

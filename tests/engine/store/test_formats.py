@@ -1,0 +1,186 @@
+"""The files of the store: whatever happens to one, it is whole or it is a miss with a reason."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.digests import ChainHasher, pack
+from engine.cache.ids import Digest
+from engine.cache.store_files import BlockKey
+from engine.protocol import HeldName
+from engine.store.block_file import DAMAGES, Damaged, decode, decode_header, encode, header_bytes
+from engine.store.journal import End, Put, Times, Touch, decode_line, encode_line, replay
+from engine.store.keys import StoreKeys, fingerprint
+from engine.store.moments import FAVOUR_SECONDS, Moment, elapsed
+
+KEYS = StoreKeys(bytes(range(32)))
+MODEL = fingerprint({"weights": "a", "dtype": "float32"})
+PAYLOAD = bytes(range(256)) * 3
+
+
+def a_key(tokens: tuple[int, ...] = (1, 2, 3, 4), scope: str = "red", index: int = 0) -> BlockKey:
+    hasher = ChainHasher(KEYS.chain, 4)
+    root = hasher.root(scope)
+    digest = hasher.extend(root, pack(tokens))
+    return BlockKey(KEYS.name_of(digest), root, digest, root, index, pack(tokens))
+
+
+KEY = a_key()
+FILE = encode(KEY, PAYLOAD, MODEL, KEYS)
+
+
+def reason_of(data: bytes, key: BlockKey = KEY) -> str | None:
+    try:
+        assert decode(data, key, MODEL, KEYS) == PAYLOAD
+    except Damaged as damaged:
+        assert damaged.reason in DAMAGES
+        return damaged.reason
+    return None
+
+
+def test_a_whole_file_is_read_back() -> None:
+    assert reason_of(FILE) is None
+    head = FILE[: header_bytes(4)]
+    assert decode_header(head, KEY.name, len(FILE), MODEL, KEYS) == KEY
+
+
+def test_every_single_flipped_bit_is_a_miss() -> None:
+    for position in range(len(FILE) * 8):
+        flipped = bytearray(FILE)
+        flipped[position // 8] ^= 1 << position % 8
+        assert reason_of(bytes(flipped)) is not None, f"bit {position}"
+
+
+def test_every_truncation_and_every_longer_file_is_a_miss() -> None:
+    for length in range(len(FILE)):
+        assert reason_of(FILE[:length]) == "short" or length < 8
+    assert reason_of(FILE + b"\0") == "short"
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_a_miss(data: bytes) -> None:
+    assert reason_of(data) is not None
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_torn_files_are_a_miss(data: st.DataObject) -> None:
+    """A part of a file that is zeros or another file's bytes, as a crash may leave it."""
+    other = encode(a_key((9, 9, 9, 9)), bytes(len(PAYLOAD)), MODEL, KEYS)
+    start = data.draw(st.integers(0, len(FILE) - 1))
+    end = data.draw(st.integers(start + 1, len(FILE)))
+    filler = data.draw(st.sampled_from([bytes(len(FILE)), other]))
+    torn = FILE[:start] + filler[start:end] + FILE[end:]
+    assert (reason_of(torn) is None) == (torn == FILE)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (encode(KEY, PAYLOAD, fingerprint({"weights": "b"}), KEYS), "other_model"),
+        (encode(KEY, PAYLOAD, MODEL, StoreKeys(bytes(32))), "checksum"),
+        (encode(a_key((4, 3, 2, 1)), PAYLOAD, MODEL, KEYS), "misplaced"),
+        (encode(a_key(scope="blue"), PAYLOAD, MODEL, KEYS), "misplaced"),
+        (encode(KEY._replace(packed=pack((7, 7, 7, 7))), PAYLOAD, MODEL, KEYS), "tokens"),
+        (encode(KEY._replace(place=5), PAYLOAD, MODEL, KEYS), "misplaced"),
+        (encode(KEY._replace(parent=Digest(bytes(16))), PAYLOAD, MODEL, KEYS), "misplaced"),
+        (FILE[:8] + (2).to_bytes(4, "little") + FILE[12:], "version"),
+        (b"SOMEBODY" + FILE[8:], "not_ours"),
+    ],
+)
+def test_foreign_files_say_why(data: bytes, reason: str) -> None:
+    assert reason_of(data) == reason
+
+
+def test_names_tell_neither_content_nor_scope_nor_secret() -> None:
+    names = [a_key((1, 2, 3, n), scope).name for n in range(50) for scope in ("red", "blue")]
+    assert len(set(names)) == 100
+    assert len({name[:4] for name in names}) > 95, "names of one scope begin alike"
+    other = StoreKeys(bytes(32))
+    assert other.name_of(KEY.digest) != KEY.name
+    assert KEY.digest.hex() not in KEY.name and KEY.owner.hex() not in KEY.name
+
+
+def test_fingerprints_differ_where_any_fact_does() -> None:
+    assert fingerprint({"a": "bc"}) != fingerprint({"ab": "c"})
+    assert fingerprint({"a": "b", "c": "d"}) == fingerprint({"c": "d", "a": "b"})
+
+
+def a_put(key: str = "aa", left: float = 100.0, model: str = "m") -> Put:
+    times = Times(
+        at=Moment(1000.0, 10.0, "boot"), left=left, idle=0.0, age=1.0, is_leased=True, reads=0
+    )
+    return Put(
+        key=key,
+        model=model,
+        epoch="e",
+        scope="red",
+        tokens=6,
+        ttl="1h",
+        seconds=None,
+        name=None,
+        blocks=["aa", "bb"],
+        names={0: [HeldName("n1", 4)]},
+        times=times,
+    )
+
+
+def test_the_journal_tells_what_had_not_ended() -> None:
+    late = msgspec.structs.replace(a_put().times, left=900.0)
+    records = [a_put(), a_put("bb"), Touch(key="aa", times=late), End(key="bb"), End(key="zz")]
+    lines = [encode_line(record, KEYS) for record in records]
+    told = replay(lines, "m", KEYS)
+    assert list(told.entries) == ["aa"] and not told.damages
+    assert told.entries["aa"].times.left == 900.0
+    assert told.entries["aa"].names == {0: [HeldName("n1", 4)]}
+
+
+def test_a_flipped_bit_costs_its_own_record_alone() -> None:
+    lines = b"".join(encode_line(a_put(key), KEYS) for key in ("aa", "bb", "cc"))
+    first, second = (position for position, byte in enumerate(lines[:-1]) if byte == ord("\n"))
+    for position in range(first + 1, second):
+        for bit in range(8):
+            flipped = bytearray(lines)
+            flipped[position] ^= 1 << bit
+            told = replay(bytes(flipped).splitlines(keepends=True), "m", KEYS)
+            assert {"aa", "cc"} >= set(told.entries) and "aa" in told.entries
+            assert told.damages["checksum"] >= 1
+
+
+def test_a_journal_that_ends_within_a_line_loses_that_line() -> None:
+    lines = encode_line(a_put("aa"), KEYS) + encode_line(a_put("bb"), KEYS)
+    first = lines.index(b"\n") + 1
+    for length in range(first, len(lines) - 1):
+        told = replay(lines[:length].splitlines(keepends=True), "m", KEYS)
+        assert list(told.entries) == ["aa"]
+        assert sum(told.damages.values()) == (length > first)
+
+
+def test_lines_of_another_model_or_installation_are_none() -> None:
+    assert decode_line(encode_line(a_put(), StoreKeys(bytes(32))), KEYS) is None
+    told = replay([encode_line(a_put(model="other"), KEYS)], "m", KEYS)
+    assert not told.entries and told.damages == {"other_model": 1}
+
+
+THEN = Moment(1_000_000.0, 500.0, "boot")
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds", "is_moved"),
+    [
+        (Moment(1_000_090.0, 590.0, "boot"), 90, False),
+        (Moment(1_003_690.0, 590.0, "boot"), 3690 - FAVOUR_SECONDS, True),  # wall went on an hour
+        (Moment(1_000_120.0, 590.0, "boot"), 90, True),  # by 30 s: all in the client's favour
+        (Moment(999_000.0, 590.0, "boot"), 30, True),  # back: what the boot clock says, less 60 s
+        (Moment(1_000_090.0, 3.0, "other"), 90, False),
+        (Moment(999_000.0, 3.0, "other"), 0, True),
+        (Moment(1_000_090.0, 3.0, "boot"), 90, False),  # the same name, yet it started anew
+    ],
+)
+def test_a_clock_that_was_moved_favours_the_client_by_a_minute_at_most(
+    now: Moment, seconds: float, is_moved: bool
+) -> None:
+    passed = elapsed(THEN, now)
+    assert passed.seconds == pytest.approx(seconds)
+    assert bool(passed.moved) == is_moved
