@@ -124,10 +124,10 @@ class StoreTier:
             job.num_pending -= 1
             if self._jobs.get(job.entry) is not job:
                 continue
-            if not is_good or self._names.get(block) != name:
-                self._give_up(job)
-            else:
+            if is_good:
                 self._finish_if_whole(job)
+            else:
+                self._give_up(job)
         self.pool.release(block)
 
     def give_up_all(self) -> None:
@@ -323,11 +323,15 @@ class StoreTier:
         entry = job.entry
         if job.num_pending or len(job.blocks) < len(entry.blocks):
             return
+        if any(self.is_lost(block) for block in job.blocks):  # damaged on the way: start again
+            self._drop_job(job)
+            self.want(entry)
+            return
         new = self.pool.num_unleased(job.blocks)
         doomed = self.holds.room_for(entry.scope, new)
         for other in doomed or ():
             self._displace(other)
-        if doomed is None or entry.is_broken or any(self.is_lost(b) for b in job.blocks):
+        if doomed is None or entry.is_broken:
             self._give_up(job)
             return
         self.holds.add(entry, list(job.blocks))

@@ -215,13 +215,7 @@ class DiskStore:
 
     def _miss(self, missed: Missed, now: float) -> None:
         """A file is not what it must be: nothing stands on it any more."""
-        self._misses[missed.reason] = self._misses.get(missed.reason, 0) + 1
-        if _is_told(self._misses[missed.reason]):
-            log.warning(
-                "a file of the store is not usable",
-                reason=missed.reason,
-                times=self._misses[missed.reason],
-            )
+        self._count_miss(missed)
         self._tier.reads.forget(missed.name)
         block = self._tier.file_of(missed.name)
         if block is not None:
@@ -229,9 +223,22 @@ class DiskStore:
         elif missed.reason != "missing":
             self._threads.delete(missed.name)
 
+    def _count_miss(self, missed: Missed) -> None:
+        self._misses[missed.reason] = self._misses.get(missed.reason, 0) + 1
+        if _is_told(self._misses[missed.reason]):
+            log.warning(
+                "a file of the store is not usable",
+                reason=missed.reason,
+                times=self._misses[missed.reason],
+            )
+
     def _take_scanned(self, scanned: Scanned, now: float) -> None:
         for missed in scanned.missed:
-            self._miss(missed, now)
+            # What is known by now was written anew, after the look at the file.
+            if self._tier.file_of(missed.name) is None:
+                self._miss(missed, now)
+            else:
+                self._count_miss(missed)
         for key in scanned.keys:
             if self._tier.file_of(key.name) is not None:
                 continue
