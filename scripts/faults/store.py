@@ -12,7 +12,9 @@ answers show which blocks they were computed from.
 """
 
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -42,6 +44,7 @@ from engine.protocol import (
 from scripts.options import parse
 from scripts.stack import (
     ENGINE_SECRET,
+    ROOT,
     Server,
     engine_environment,
     free_port,
@@ -280,19 +283,12 @@ class Trial:
         }
 
 
-def try_damaged(count: int, seed: int) -> int:
-    """Damage `count` stores, one by one. Ends at the first wrong answer."""
-    from tests.engine.store.test_restarts import (
-        test_damaged_stores_give_misses_and_never_other_answers,
-    )
-
-    for number in range(count):
-        with TemporaryDirectory(prefix="store-") as directory:
-            test_damaged_stores_give_misses_and_never_other_answers(Path(directory), seed + number)
-        if number % 100 == 99:
-            print(f"{number + 1} damaged stores: 0 wrong answers, each damage counted", flush=True)
-    print(f"{count} damaged stores: 0 wrong answers, 0 crashes, each damage counted")
-    return 0
+def try_damaged(count: int) -> int:
+    """Damage `count` stores, one by one. Each is a test of its own, by its seed."""
+    tests = "tests/engine/store/test_restarts.py"
+    command = [*python("pytest"), "-q", "-p", "no:randomly", "-k", "damaged", tests]
+    environment = {**os.environ, "STORE_SEEDS": str(count)}
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def main() -> int:
@@ -308,7 +304,7 @@ def main() -> int:
         seed=1,
     )
     if options.damaged:
-        return try_damaged(options.damaged, options.seed)
+        return try_damaged(options.damaged)
     with TemporaryDirectory(prefix="store-") as directory:
         folder = Path(directory)
         with plain_engine(folder, options.threads) as plain:
