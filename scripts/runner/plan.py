@@ -113,8 +113,6 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
     if options.engine == "native" and options.model is None:
         default = os.environ.get("ENGINE_NUM_BLOCKS", DEMO_BLOCKS)
         environment.setdefault("ENGINE_NUM_BLOCKS", default)
-    if options.engine in ("native", "synthetic") and "ENGINE_STORE" not in os.environ:
-        environment.setdefault("ENGINE_STORE", str(options.data / f"store-{index}"))
     environment |= {
         "ENGINE_HOST": HOST,
         "ENGINE_PORT": str(options.ports.engine(index)),
