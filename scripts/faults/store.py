@@ -98,7 +98,7 @@ class Client:
         request = GenerateRequest(
             request_id=f"r{self._num_sent}-{time.time_ns()}",
             scope=scope,
-            prompt=Prompt(text=text),
+            prompt=Prompt(messages=[], text=text),
             sampling=Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             breakpoints=[Breakpoint(0, "1h")] if is_marked else [],
             min_cache_tokens=16,
