@@ -47,18 +47,22 @@ class FakeDisk:
 def save(world: "World", max_blocks: int = 100) -> None:
     """What the engine's thread does after a step."""
     assert world.store is not None
-    held = {scope: num for scope, num in world.store.holds._num_blocks.items()}
     world.entries.leases.take_ended()
     saves = world.store.take_saves(max_blocks)
-    for ended in world.entries.leases.take_ended():
-        assert ended.reason == "yielded" and held[ended.entry.scope] == max(held.values())
-        world.expected[world.meaning[ended.entry.key]].is_promised = False
+    _note_displaced(world)
     assert len(saves) <= max_blocks
     queue_notes(world)
     for save in saves:
         source = world.pool.blocks[save.source]
         assert bytes(source.tokens).startswith(save.key.packed)
         world.disk.line.append(("write", (save.key, list(world.memory[save.source]))))
+
+
+def _note_displaced(world: "World") -> None:
+    """Leases that held blocks of the store alone, and made way there for another scope's copy."""
+    for ended in world.entries.leases.take_ended():
+        assert ended.reason == "yielded" and ended.entry.lease_tier == "disk"
+        world.expected[world.meaning[ended.entry.key]].is_promised = False
 
 
 def queue_notes(world: "World") -> None:
@@ -89,6 +93,7 @@ def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
     """The writer's thread gets so far. Where it is not good, no file can be written."""
     disk = world.disk
     assert world.store is not None
+    world.entries.leases.take_ended()
     while disk.line and count:
         count -= 1
         kind, what = disk.line.popleft()
@@ -107,6 +112,7 @@ def work(world: "World", count: int = 10_000, *, is_good: bool = True) -> None:
                 disk.journal[told.key] = told
             case "note", bytes(key):
                 disk.journal.pop(Digest(key), None)
+    _note_displaced(world)
 
 
 def damage(world: "World", index: int, *, is_torn: bool) -> None:
