@@ -89,11 +89,11 @@ def test_a_range_is_advised_by_key_and_model(gateway: str) -> None:
     by = {stream["workspace"]: stream for stream in found["streams"]}
     sound, faulty = by["team-a"], by["team-b"]
     assert sound["verdict"] == "mark" and sound["findings"] == []
-    assert sound["markers"] == [{"place": "system", "ttl": "5m"}]
-    assert sound["policy"] == {"auto_cache": "prefix", "auto_cache_ttl": "5m"}
+    # Ten in a row, then one after 21 minutes: 2 and ten reads cost less than 2 * 1.25 and nine.
+    assert sound["markers"] == [{"place": "system", "ttl": "1h"}]
+    assert sound["policy"] == {"auto_cache": "prefix", "auto_cache_ttl": "1h"}
     size = sound["shared_tokens"]
-    # Ten in a row, then one that comes too late.
-    assert sound["saves"]["multiples"] == round(size * (11 - 2 * 1.25 - 9 * 0.1), 1)
+    assert sound["saves"]["multiples"] == round(size * (11 - 2 - 10 * 0.1), 1)
     (fault,) = faulty["findings"]
     assert (fault["kind"], fault["path"], fault["num_turns"]) == ("nonce", "system.0", 9)
     assert set(fault["turns"]) <= {f"msg_team-b_{n}" for n in range(10)}
@@ -219,7 +219,7 @@ def test_the_command_says_the_same(
     assert main(["advise", "--since", DAY.isoformat(), "--until", "2026-11-11"]) == 0
     said = capsys.readouterr().out
     assert (
-        "Mark system (5m), and nothing else" in said
+        "Mark system (1h), and nothing else" in said
         and "system.0" in said
         and "msg_team-b_" in said
     )
