@@ -129,12 +129,15 @@ def test_bad_input_is_told_by_its_field(gateway: str, body: Any, named: str) -> 
 
 def test_a_key_of_a_workspace_is_advised_on_its_own_turns(gateway: str) -> None:
     headers = {"x-api-key": ADMIN_KEY}
-    post = httpx.post(f"{gateway}/admin/v1/workspaces", json={"id": "team-a"}, headers=headers)
+    post = httpx.post(
+        f"{gateway}/admin/v1/workspaces", json={"id": "team-a"}, headers=headers, timeout=120
+    )
     assert post.status_code == 200, post.text
     made = httpx.post(
         f"{gateway}/admin/v1/keys",
         json={"workspace": "team-a", "name": "k", "scope": "read_only"},
         headers=headers,
+        timeout=120,
     ).json()
     found = ask(gateway, RANGE, made["key"])
     assert {stream["workspace"] for stream in found["streams"]} == {"team-a"}

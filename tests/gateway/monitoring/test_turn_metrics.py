@@ -120,7 +120,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
             keys.append(admin.make_key(name)[1])
         statuses = [s for i, key in enumerate(keys) for s in play(stack.gateway, key, i + 1)]
         assert Counter(statuses) == {200: 16, 400: 4}
-        eventually(lambda: len(turns(data)) == 20, 30)
+        eventually(lambda: len(turns(data)) == 20)
         return Served(scrape(stack.gateway), scrape(stack.engine), turns(data))
 
 
