@@ -19,8 +19,8 @@ from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
 from gateway.prices.files import load_prices
 from gateway.sample.month import Month
-from scripts.options import new_parser
 from scripts.setup.database import migrate
+from scripts.setup.options import new_parser
 
 _BATCH = 1000
 _ALL_MS = 253_402_300_799_000

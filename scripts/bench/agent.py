@@ -40,7 +40,7 @@ from scripts.bench.agent_prompts import (
     with_marker,
 )
 from scripts.bench.report import machine_line, table
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import API_KEY, running_stack
 
 RESULT_TOKENS = 600

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from scripts.bench.report import table
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import API_HEADERS, running_stack
 
 WORKERS = 8

@@ -28,8 +28,8 @@ from scripts.docs.dashboard_stack import (
     signed_in,
     switch_page,
 )
-from scripts.options import parse
 from scripts.setup.chromium import browsing
+from scripts.setup.options import parse
 
 PAINT_SECONDS = 2.0
 MAX_CORES = 0.5

@@ -7,7 +7,7 @@ and prints the CPU time of reading it, planning it, taking its fingerprint and c
 
 import sys
 
-from scripts.options import parse
+from scripts.setup.options import parse
 from tests.doubling import GROWTH, curve_of, row
 from tests.gateway.doubling_requests import DIMENSIONS
 from tests.gateway.doubling_state import STATE_DIMENSIONS

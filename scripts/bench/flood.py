@@ -32,7 +32,7 @@ from scripts.bench.common import (
     text_of_tokens,
 )
 from scripts.bench.report import machine_line, table_of
-from scripts.options import parse
+from scripts.setup.options import parse
 
 # Name -> is the prefix marked, and the part of the pool that leases may hold.
 KINDS = {"leased": (True, 0.5), "best-effort": (True, 0.0), "unmarked": (False, 0.5)}

@@ -42,7 +42,7 @@ from scripts.bench.gateway_servers import (
 )
 from scripts.bench.load import Measured, marked, rss_bytes
 from scripts.bench.routers import litellm, rust_router
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import cpu_seconds, family
 
 CONNECTIONS, STREAMS = 32, 64

@@ -19,7 +19,7 @@ import httpx
 from scipy.stats import ks_2samp  # type: ignore[import-untyped]
 
 from scripts.bench.report import machine_line
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import running_stack
 from tests.isolation import probes
 

@@ -29,7 +29,7 @@ from scripts.bench.common import (
     synthetic_settings,
 )
 from scripts.bench.report import machine_line, table_of, verdict
-from scripts.options import parse
+from scripts.setup.options import parse
 
 LEASE_TOKENS = 16_000
 BATCH = 32

@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 
 from scripts.bench.report import machine_line, median_interval, table, verdict
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import (
     API_HEADERS,
     ENGINE_SECRET,

@@ -29,7 +29,7 @@ from gateway.ledger.reads.totals import Queries
 from gateway.ledger.reads.turns import Cursor, TurnFilter
 from gateway.prices.book import PriceBook
 from scripts.bench.report import table
-from scripts.options import parse
+from scripts.setup.options import parse
 
 END = datetime(2026, 11, 21, 12, 20, 30, tzinfo=UTC)
 LIMIT_MS = 300.0

@@ -48,7 +48,7 @@ from scripts.bench.routing_subjects import (
     RunningRouter,
     running_engines,
 )
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import ENGINE_SECRET, cpu_seconds
 
 NUM_ENGINES = 4

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.faults.store import Client, prompt_of, serve
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import free_port, stop
 
 OWN_FILES = 512

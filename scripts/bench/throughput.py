@@ -39,7 +39,7 @@ from scripts.bench.common import (
     text_of_tokens,
 )
 from scripts.bench.report import table_of, verdict
-from scripts.options import parse
+from scripts.setup.options import parse
 
 TARGETS = {"ours,": 5.0, "transformers": 0.5}
 """How many times as fast reuse must be, by the first word of what it is compared with."""

@@ -31,7 +31,7 @@ from scripts.bench.common import (
     text_of_tokens,
 )
 from scripts.bench.report import table_of
-from scripts.options import parse
+from scripts.setup.options import parse
 
 MIB = 2**20
 

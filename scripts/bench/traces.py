@@ -29,7 +29,7 @@ import httpx
 
 from scripts.bench.report import machine_line, table
 from scripts.collector import Collector, collecting, collecting_grpc, transcript
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import API_HEADERS, Stack, running_stack
 
 PROMPT = "The lamp is lit at dusk and put out at dawn. " * 40

@@ -17,7 +17,7 @@ from anthropic import Anthropic
 from scripts.bench.common import MODEL_OPTIONS, bench_model, text_of_tokens
 from scripts.bench.load import Answer, ask_by_sdk, body_of
 from scripts.bench.report import table
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import API_KEY, running_stack
 
 MODEL = "bench-model"

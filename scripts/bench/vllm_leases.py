@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.report import machine_line, median_interval
-from scripts.options import parse
+from scripts.setup.options import parse
 
 BLOCKS, BLOCK_TOKENS = 512, 32
 FULL = 0.8

@@ -28,7 +28,7 @@ from scripts.bench.common import (
     synthetic_settings,
 )
 from scripts.bench.report import machine_line, percentile, table, table_of, verdict
-from scripts.options import parse
+from scripts.setup.options import parse
 
 BATCH = 32
 TARGET = 0.04

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 from scripts.demo_model import turns
 from scripts.demo_model.build import Encoder, Example, build_model, build_tokenizer, save
 from scripts.demo_model.eval import evaluate
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import ROOT
 
 OUT = ROOT / "engine" / "demo_model"

@@ -33,8 +33,8 @@ from scripts.docs.dashboard_stack import (
     signed_in,
 )
 from scripts.docs.drawn import CHECKS, listen, show_whole
-from scripts.options import parse
 from scripts.setup.chromium import browsing
+from scripts.setup.options import parse
 from scripts.stack import ADMIN_KEY, API_KEY
 
 STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 0}

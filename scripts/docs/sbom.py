@@ -12,7 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.options import new_parser
 from scripts.setup.install_needs import (
     LOCK,
     ROOT,
@@ -22,6 +21,7 @@ from scripts.setup.install_needs import (
     requirements_of,
     show,
 )
+from scripts.setup.options import new_parser
 
 EXTRAS = ("gateway", "postgres", "engine", "dashboard")
 

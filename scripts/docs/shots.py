@@ -16,7 +16,7 @@ from PIL import Image
 
 from scripts.docs.dashboard_stack import PAGES
 from scripts.docs.page_matrix import Drawn, look, stack_in
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import ROOT
 
 NUM_TURNS = 20_000

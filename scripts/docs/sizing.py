@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.settings import Settings
 from engine.sizing import DTYPE_BYTES, GIB, KvSize, NotSizable, kv_size
-from scripts.options import new_parser
+from scripts.setup.options import new_parser
 
 BLOCK_SIZE: int = Settings.model_fields["block_size"].default
 LEASE_SHARE: float = Settings.model_fields["lease_share"].default

@@ -17,7 +17,7 @@ from engine.errors import InvalidRequest
 from engine.protocol import Prompt
 from engine.text.renderer import ChatRenderer
 from scripts.bench.report import markdown
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import ROOT
 from tests.engine.text import written_calls
 from tests.engine.text.conversations import call_template_paths, template_paths

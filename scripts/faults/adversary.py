@@ -33,7 +33,7 @@ from scripts.bench.load import Answer, rss_bytes
 from scripts.faults.attacks import idle_socket, neighbour_of
 from scripts.faults.houses import House, Victim, running_house
 from scripts.faults.mixes import ALL_KINDS
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import ADMIN_KEY, ENGINE_SECRET, ROOT, family, python
 
 MIB = 1 << 20

@@ -23,7 +23,7 @@ import httpx
 
 from scripts.bench.load import MESSAGES, ask
 from scripts.bench.report import markdown, percentile
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import API_HEADERS, running_stack
 from tests.e2e.outage import (
     data_directory,

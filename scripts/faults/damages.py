@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 from scripts.bench.report import table
-from scripts.options import parse
+from scripts.setup.options import parse
 from tests.gateway.journal.damaged_starts import Outcome
 from tests.gateway.journal.damages import run
 

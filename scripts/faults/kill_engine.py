@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.options import parse
+from scripts.setup.options import parse
 from tests.e2e.engine_kills import run_engine_kills, table
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.options import parse
+from scripts.setup.options import parse
 from tests.e2e.kills import run_kills, table
 from tests.postgres import new_database, running_postgres
 

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.options import new_parser
+from scripts.setup.options import new_parser
 from scripts.stack import ROOT
 
 PATCHES = ROOT / "tests" / "mutants"

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.bench.report import markdown, percentile
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import API_KEY
 from tests.e2e.fleet import running_fleet
 from tests.e2e.soaking import (

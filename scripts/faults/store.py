@@ -41,7 +41,7 @@ from engine.protocol import (
     Stats,
     TextDelta,
 )
-from scripts.options import parse
+from scripts.setup.options import parse
 from scripts.stack import (
     ENGINE_SECRET,
     ROOT,

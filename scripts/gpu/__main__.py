@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.report import markdown
-from scripts.options import parse
+from scripts.setup.options import parse
 
 LIMIT_SECONDS = 500.0
 

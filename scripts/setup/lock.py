@@ -16,7 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.options import parse
 from scripts.setup.install_needs import (
     FOR,
     LOCK,
@@ -26,6 +25,7 @@ from scripts.setup.install_needs import (
     read_project,
     requirements_of,
 )
+from scripts.setup.options import parse
 
 NEEDS = (
     "base",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.bench.report import percentile
 from scripts.bench.routing_load import Workload
-from scripts.options import new_parser
+from scripts.setup.options import new_parser
 from scripts.simulate.engine import SimulatedEngine, SimulatedRequest
 from scripts.simulate.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.simulate.traces import (

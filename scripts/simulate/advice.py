@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 from gateway.advice.faults import Fault, find_faults
-from scripts.options import new_parser
+from scripts.setup.options import new_parser
 from scripts.simulate.advice_faulty import FAULTY, Expected
 from scripts.simulate.advice_shapes import Author, observed
 from scripts.simulate.advice_sound import SOUND

@@ -31,7 +31,7 @@ from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
 from gateway.prices.files import load_prices
-from scripts.options import new_parser
+from scripts.setup.options import new_parser
 from scripts.simulate.advice_shapes import Author
 from tests.fuzz.houses import running_machines, serving
 from tests.fuzz.servers import Machines
