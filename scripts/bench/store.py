@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.faults.store import Client, prompt_of, serve
+from scripts.faults.store import prompt_of, serving
 from scripts.setup.options import parse
-from scripts.stack import free_port, stop
+from scripts.stack import free_port
 
 OWN_FILES = 512
 FILE_BYTES = 65_536
@@ -59,9 +59,8 @@ def main() -> int:
 
 def throughput(folder: Path, store: Path | None, options: Namespace, rng: random.Random) -> float:
     """Prompt and output tokens a second over a number of new prompts."""
-    server = serve(free_port(), store, folder / "engine.log", options.threads)
-    client = Client(server.url)
-    try:
+    log = folder / "engine.log"
+    with serving(free_port(), store, log, options.threads) as (_, client):
         client.ask(prompt_of(rng, 50), "warm", is_marked=True, max_tokens=4)
         prompts = [prompt_of(rng, options.words) for _ in range(options.turns)]
         began = time.monotonic()
@@ -76,8 +75,6 @@ def throughput(folder: Path, store: Path | None, options: Namespace, rng: random
         found = client.stats().store
         if found is not None:
             print(f"  wrote {found.written_bytes / 2**20:.0f} MiB, {found.entries} entries stored")
-    finally:
-        stop(server.process)
     return sum(answer.started.usage.prompt_tokens + 16 for answer in answers) / seconds
 
 
@@ -108,20 +105,16 @@ def tell_break_even(folder: Path, options: Namespace, rng: random.Random) -> Non
     lengths, threads = options.lengths, int(options.threads)
     store, log = folder / "store-lengths", folder / "engine.log"
     texts = [prompt_of(rng, words) for words in lengths]
-    server = serve(free_port(), store, log, threads)
-    client = Client(server.url)
-    cold = [client.ask(text, "even", is_marked=True, max_tokens=1) for text in texts]
-    client.settle()
-    stop(server.process)
-    server = serve(free_port(), store, log, threads)
-    client = Client(server.url)
-    before = client.stats().store
-    began = time.monotonic()
-    stored = [client.ask(text, "even", is_marked=True, max_tokens=1) for text in texts]
-    seconds = time.monotonic() - began
-    after = client.stats().store
+    with serving(free_port(), store, log, threads) as (_, client):
+        cold = [client.ask(text, "even", is_marked=True, max_tokens=1) for text in texts]
+        client.settle()
+    with serving(free_port(), store, log, threads) as (_, client):
+        before = client.stats().store
+        began = time.monotonic()
+        stored = [client.ask(text, "even", is_marked=True, max_tokens=1) for text in texts]
+        seconds = time.monotonic() - began
+        after = client.stats().store
     assert before is not None and after is not None
-    stop(server.process)
     print("\n| prompt tokens | cold | from the store | tokens read |\n|---|---|---|---|")
     for one, other in zip(cold, stored, strict=True):
         usage = other.started.usage

@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -134,6 +134,9 @@ class Client:
         answer = self._http.get("/v1/stats").raise_for_status()
         return msgspec.json.decode(answer.content, type=Stats)
 
+    def close(self) -> None:
+        self._http.close()
+
     def settle(self) -> None:
         """Wait until nothing waits to be written."""
         end = time.monotonic() + SETTLE_SECONDS
@@ -159,13 +162,24 @@ def serve(port: int, store: Path | None, log: Path, threads: int) -> Server:
 
 
 @contextmanager
+def serving(
+    port: int, store: Path | None, log: Path, threads: int
+) -> Iterator[tuple[Server, Client]]:
+    """One life of an engine and its client. It may have been killed when this ends."""
+    server = serve(port, store, log, threads)
+    client = Client(server.url)
+    try:
+        yield server, client
+    finally:
+        client.close()
+        stop(server.process)
+
+
+@contextmanager
 def plain_engine(folder: Path, threads: int) -> Iterator[Client]:
     """An engine without a store, for answers without any cache."""
-    server = serve(free_port(), None, folder / "plain.log", threads)
-    try:
-        yield Client(server.url)
-    finally:
-        stop(server.process)
+    with serving(free_port(), None, folder / "plain.log", threads) as (_, client):
+        yield client
 
 
 def prompt_of(rng: random.Random, num_words: int) -> str:
@@ -188,27 +202,24 @@ class Trial:
         options = self._options
         kinds = ["kill"] * options.kills + ["end"] * options.planned
         self._rng.shuffle(kinds)
-        server = self._serve()
-        client = Client(server.url)
-        for number, kind in enumerate(kinds, 1):
-            self._load(client, plain)
-            self._note_leases(client, is_planned=kind == "end")
-            if kind == "kill":
-                server.process.kill()
-                server.process.wait()
-            else:
-                stop(server.process)
-            server = self._serve()
-            client = Client(server.url)
-            self.report.restarts += 1
-            self._check(client, plain)
-            print(f"{number}/{len(kinds)} {kind}: {self.report}", flush=True)
-        self._compare(server, client)
+        with ExitStack() as life:
+            server, client = life.enter_context(self._life())
+            for number, kind in enumerate(kinds, 1):
+                self._load(client, plain)
+                self._note_leases(client, is_planned=kind == "end")
+                if kind == "kill":
+                    server.process.kill()
+                life.close()
+                server, client = life.enter_context(self._life())
+                self.report.restarts += 1
+                self._check(client, plain)
+                print(f"{number}/{len(kinds)} {kind}: {self.report}", flush=True)
+        self._compare()
         return self.report
 
-    def _serve(self) -> Server:
-        folder = self._folder
-        return serve(self._port, folder / "store", folder / "engine.log", self._options.threads)
+    def _life(self) -> AbstractContextManager[tuple[Server, Client]]:
+        store, log = self._folder / "store", self._folder / "engine.log"
+        return serving(self._port, store, log, self._options.threads)
 
     def _load(self, client: Client, plain: Client) -> None:
         for _ in range(self._options.turns):
@@ -262,18 +273,16 @@ class Trial:
         self.report.answers += 1
         self.report.wrong += answer.text != self._expected[text]
 
-    def _compare(self, server: Server, client: Client) -> None:
+    def _compare(self) -> None:
         """One long prompt's time to its first token: cold, from the device, and from the disk."""
         text = prompt_of(self._rng, self._options.long_words)
-        cold = client.ask(text, "long", is_marked=True, max_tokens=1)
-        warm = client.ask(text, "long", is_marked=True, max_tokens=1)
-        client.settle()
-        server.process.kill()
-        server.process.wait()
-        again = self._serve()
-        client = Client(again.url)
-        stored = client.ask(text, "long", is_marked=True, max_tokens=1)
-        stop(again.process)
+        with self._life() as (server, client):
+            cold = client.ask(text, "long", is_marked=True, max_tokens=1)
+            warm = client.ask(text, "long", is_marked=True, max_tokens=1)
+            client.settle()
+            server.process.kill()
+        with self._life() as (_, client):
+            stored = client.ask(text, "long", is_marked=True, max_tokens=1)
         self.report.seconds = {
             "prompt tokens": cold.started.usage.prompt_tokens,
             "cold": round(cold.seconds_to_first, 3),
