@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import IO, Any
 
 from scripts.stack import ROOT
@@ -45,7 +46,8 @@ class ForkingPopen(subprocess.Popen[bytes]):
             return
         self._child_created = False  # for Popen.__del__: there is nothing to reap
         self._forked = context().Process(
-            target=run_program, args=(args[2], args[3:], dict(env), path_of(stdout))
+            target=run_program,
+            args=(args[2], args[3:], dict(env), path_of(stdout, 1), path_of(stderr, 2)),
         )
         self._forked.start()
         assert self._forked.pid is not None
@@ -75,6 +77,8 @@ def can_be_forked(args: Sequence[str], env: Mapping[str, str], more: Mapping[str
     if list(args[:2]) != [sys.executable, "-m"] or args[2] not in PROGRAMS:
         return False
     differing = {name for name, _ in set(env.items()) ^ set(first_environment().items())}
+    if not Path("/proc/self/fd").exists():
+        return False
     return more.get("preexec_fn") is None and all(
         name.startswith(OWN_NAMES) or name == "PYTEST_CURRENT_TEST" for name in differing
     )
@@ -92,22 +96,32 @@ def context() -> ForkServerContext:
     return made
 
 
-def path_of(output: Output) -> str | None:
+def path_of(output: Output, ours: int) -> str | None:
+    """Where a child writes to, None for where its own standard output goes.
+
+    `ours` is the descriptor of this process that is meant by None. The child inherits those of the
+    process that it is forked from.
+    """
+    if output == subprocess.STDOUT:
+        return None
     if output == subprocess.DEVNULL:
         return os.devnull
-    return None if output is None or isinstance(output, int) else str(output.name)
+    if output is None or isinstance(output, int):
+        return f"/proc/{os.getpid()}/fd/{output or ours}"
+    return str(output.name)
 
 
-def run_program(module: str, words: list[str], env: dict[str, str], output: str | None) -> None:
+def run_program(
+    module: str, words: list[str], env: dict[str, str], output: str | None, errors: str | None
+) -> None:
     """In the child: be `python -m MODULE WORDS`."""
     gc.freeze()  # what is imported stays: the collector need not look through it
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(env)
-    if output is not None:
-        descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+    for number, path in ((1, output), (2, errors)):
+        descriptor = os.dup(1) if path is None else os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = [module, *words]
     sys.modules.pop(f"{module}.__main__", None)  # runpy warns of a module that runs twice

@@ -30,6 +30,16 @@ def test_its_words_and_settings_reach_it_and_its_end_is_told(tmp_path: Path) -> 
     assert {line.partition(":")[0] for line in lines} == {"ENGINE_PORT", "ENGINE_SECRET"}
 
 
+def test_what_it_says_goes_where_ours_goes_now(capfd: pytest.CaptureFixture[str]) -> None:
+    """The process that it is forked from was started while another test's output was captured."""
+    process = start(python("engine"), {"ENGINE_PORT": "none"})
+    assert isinstance(process, ForkingPopen)
+    assert process.is_forked
+    assert process.wait(WAIT_SECONDS) == 2
+    captured = capfd.readouterr()
+    assert "ENGINE_PORT" in captured.out + captured.err
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_a_signal_ends_it(number: signal.Signals, status: int, tmp_path: Path) -> None:
     with serving_engine("synthetic", log=tmp_path / "log") as engine:
