@@ -27,8 +27,8 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
+from scripts.bench.collector import Collector, collecting, collecting_grpc, transcript
 from scripts.bench.report import machine_line, table
-from scripts.collector import Collector, collecting, collecting_grpc, transcript
 from scripts.setup.options import parse
 from scripts.stack import API_HEADERS, Stack, running_stack
 
