@@ -66,9 +66,10 @@ class Fleet:
         self.processes[number].kill()
         self.processes[number].wait()
 
-    def restart(self, number: int) -> None:
-        """A new process on the same port."""
-        self.processes[number] = _engine(self.engines[number], self.settings)
+    def restart(self, number: int, settings: Mapping[str, str] | None = None) -> None:
+        """A new process on the same port. `settings` replace those of the fleet."""
+        given = self.settings if settings is None else settings
+        self.processes[number] = _engine(self.engines[number], given)
         wait_until_ready(self.engines[number], self.processes[number])
 
     def _get(self, number: int, path: str) -> dict[str, Any]:

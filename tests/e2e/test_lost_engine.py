@@ -21,20 +21,22 @@ from tests.e2e.engine_kills import CLASSES
 from tests.e2e.fleet import Fleet, running_fleet
 from tests.gateway.serving import eventually
 
-ENGINE = {
+QUICK = {
     "ENGINE_MIN_CACHE_TOKENS": "64",
-    "ENGINE_SYNTHETIC_PREFILL_US": "4000",
+    "ENGINE_SYNTHETIC_PREFILL_US": "100",
     "ENGINE_LOG_LEVEL": "error",
 }
+SLOW = {**QUICK, "ENGINE_SYNTHETIC_PREFILL_US": "20000", "ENGINE_MAX_STEP_TOKENS": "16"}
+"""No prompt of these tests is computed before its engine is killed, however busy the machine is."""
 GATEWAY = {"HOLDFAST_LOG_LEVEL": "error"}
-SYSTEM = "A rule that holds. " * 100
+SYSTEM = "A rule that holds. " * 1000
 WAIT_SECONDS = 120.0
 SENT_SECONDS = 1.5
 """After so long a count has gone to a stopped engine, and no poll has given that one up."""
 
 
 class Asking:
-    """Turns of both dialects, streamed and in one piece, whose prompts take seconds to compute."""
+    """Turns of both dialects, streamed and in one piece, whose prompts take minutes to compute."""
 
     def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
         self._fleet = fleet
@@ -86,12 +88,12 @@ def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(
     tmp_path: Path,
 ) -> None:
     with (
-        running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet,
+        running_fleet(tmp_path, 1, 1, SLOW, GATEWAY) as fleet,
         ThreadPoolExecutor() as pool,
     ):
         asking = Asking(fleet, pool)
         fleet.kill(0)
-        fleet.restart(0)
+        fleet.restart(0, QUICK)
         for reply in asking.replies():
             assert reply.status_code == 200, reply.text
             assert '"error"' not in reply.text and "event: error" not in reply.text
@@ -106,7 +108,7 @@ def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(
 
 def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Path) -> None:
     with (
-        running_fleet(tmp_path, 1, 1, ENGINE, {**GATEWAY, "HOLDFAST_QUEUE_SECONDS": "2"}) as fleet,
+        running_fleet(tmp_path, 1, 1, SLOW, {**GATEWAY, "HOLDFAST_QUEUE_SECONDS": "2"}) as fleet,
         ThreadPoolExecutor() as pool,
     ):
         asking = Asking(fleet, pool)
@@ -118,7 +120,7 @@ def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Pat
             assert "connection to the engine was lost" in reply.json()["error"]["message"]
         # The engine had accepted these, so their heads had gone out.
         assert "overloaded_error" in message_stream.text and '"error"' in chat_stream.text
-        fleet.restart(0)
+        fleet.restart(0, QUICK)
         found = rows(tmp_path, fleet)
     assert len(found) == 4
     assert {row["outcome"] for row in found} == {"overloaded_error"}
@@ -127,7 +129,7 @@ def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Pat
 
 def test_a_count_that_is_cut_goes_on_at_the_engines_next_process(tmp_path: Path) -> None:
     with (
-        running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet,
+        running_fleet(tmp_path, 1, 1, SLOW, GATEWAY) as fleet,
         ThreadPoolExecutor() as pool,
     ):
         url = fleet.gateways[0].url
@@ -151,7 +153,7 @@ def test_a_turn_that_ends_every_process_it_is_sent_to_is_sent_twice(
     tmp_path: Path, stream: bool
 ) -> None:
     with (
-        running_fleet(tmp_path, 1, 1, ENGINE, GATEWAY) as fleet,
+        running_fleet(tmp_path, 1, 1, SLOW, GATEWAY) as fleet,
         ThreadPoolExecutor() as pool,
     ):
         asked = pool.submit(post, fleet.gateways[0].url, "messages", stream)
