@@ -217,11 +217,27 @@ def _store(store: StoreStats) -> Iterable[Metric]:
     for reason, amount in sorted(store.misses.items()):
         misses.add_metric([reason], amount)
     yield misses
+    refused = GaugeMetricFamily(
+        "holdfast_engine_store_refused",
+        "1 for the reason why the engine runs without the store of its settings",
+        labels=["reason"],
+    )
+    if store.refused is not None:
+        refused.add_metric([store.refused], 1)
+    yield refused
+    yield from _store_gauges(store)
+    yield from _store_counters(store)
+
+
+def _store_gauges(store: StoreStats) -> Iterable[Metric]:
     for name, text, value in (
         ("holdfast_engine_store_up", "1 where the store can be written", int(store.is_up)),
         ("holdfast_engine_store_blocks", "KV blocks that the store has room for", store.blocks),
         ("holdfast_engine_store_blocks_used", "Those with a file", store.used_blocks),
         ("holdfast_engine_store_blocks_held", "Those that entries hold", store.held_blocks),
+        ("holdfast_engine_store_max_bytes", "Bytes that it may take on disk", store.max_bytes),
+        ("holdfast_engine_store_used_bytes", "Bytes that it takes on disk", store.used_bytes),
+        ("holdfast_engine_store_leases", "Leases that outlive a restart", store.leases),
         ("holdfast_engine_store_entries", "Entries that outlive a restart", store.entries),
         ("holdfast_engine_store_pending_entries", "Entries not yet written", store.pending_entries),
         ("holdfast_engine_store_queued_bytes", "Bytes that wait to be written", store.queued_bytes),
@@ -232,6 +248,9 @@ def _store(store: StoreStats) -> Iterable[Metric]:
         ),
     ):
         yield GaugeMetricFamily(name, text, value)
+
+
+def _store_counters(store: StoreStats) -> Iterable[Metric]:
     for name, text, value in (
         ("holdfast_engine_store_written_bytes", "Bytes of blocks written", store.written_bytes),
         ("holdfast_engine_store_read_bytes", "Bytes of blocks read", store.read_bytes),

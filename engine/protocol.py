@@ -645,35 +645,49 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_seconds: Distribution
 
 
+StoreRefusal = Literal["in_use", "strangers", "newer", "unusable", "too_small"]
+
+
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """The store on disk, since the epoch began.
 
-    `held_blocks` of the `used_blocks` are of entries. `pending_entries` wait for their copies;
-    `unsaved_entries` ended before, or found no room. `misses` counts files and journal lines that
-    were not what they must be, by reason. Of the leases that the journal told as live,
-    `restored_leases` are readable again and `lost_leases` are not. `clock_moved_seconds` is how far
-    the wall clock was moved between the epochs.
+    `refused`: why the engine runs without the store that its settings name. It is in use by another
+    engine, has files that are no store's, is of a newer version, can't be opened, or has room for
+    too few blocks. All else is 0 then.
+
+    `held_blocks` of the `used_blocks` are of entries; `leases` of the `entries` are leased.
+    Files of blocks take `used_bytes` of at most `max_bytes` on disk.
+
+    `pending_entries` wait for their copies; `unsaved_entries` ended before, or found no room.
+    `misses` counts files and journal lines that were not what they must be, by reason.
+    Of the leases that the journal told as live, `restored_leases` are readable again and
+    `lost_leases` are not. `clock_moved_seconds` is how far the wall clock was moved between the
+    epochs.
     """
 
     is_up: bool
-    blocks: int
-    used_blocks: int
-    held_blocks: int
-    entries: int
-    pending_entries: int
-    unsaved_entries: int
-    displaced_entries: int
-    queued_bytes: int
-    written_bytes: int
-    read_bytes: int
-    written_blocks: int
-    loaded_blocks: int
-    restored_entries: int
-    restored_leases: int
-    lost_leases: int
-    failed_writes: int
-    clock_moved_seconds: float
-    misses: dict[str, int]
+    blocks: int = 0
+    used_blocks: int = 0
+    held_blocks: int = 0
+    max_bytes: int = 0
+    used_bytes: int = 0
+    entries: int = 0
+    leases: int = 0
+    pending_entries: int = 0
+    unsaved_entries: int = 0
+    displaced_entries: int = 0
+    queued_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    written_blocks: int = 0
+    loaded_blocks: int = 0
+    restored_entries: int = 0
+    restored_leases: int = 0
+    lost_leases: int = 0
+    failed_writes: int = 0
+    clock_moved_seconds: float = 0.0
+    misses: dict[str, int] = {}
+    refused: StoreRefusal | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dashboard.admin.shapes.engines import Blocks, Counters
+from dashboard.admin.shapes.engines import Blocks, Counters, Store
 from dashboard.admin.shapes.memory import Cell, EngineMemory, Histogram, Lifetimes, Memory
 from dashboard.rows.row import Row
 
@@ -83,6 +83,42 @@ def pool_table(engine: EngineMemory) -> list[Row]:
         for name, key in {**STATES, "Shared": "shared", "Foreign": "foreign"}.items()
         if tier == "Device" or name in ("Best effort", "Cached", "Free")
     ]
+
+
+def store_rows(engines: Sequence[EngineMemory]) -> list[Row]:
+    """The store on disk of each engine that has one, or should."""
+    return [
+        {
+            "Engine": engine.name,
+            "State": _store_state(store),
+            "MiB": store.used_bytes / 2**20,
+            "Of MiB": store.max_bytes / 2**20,
+            "Entries": store.entries,
+            "Leases": store.leases,
+            "Held blocks": store.held_blocks,
+            "Leases restored": store.restored_leases,
+            "Leases lost": store.lost_leases,
+            "Damaged": sum(store.misses.values()),
+            "Damages": ", ".join(f"{count} {why}" for why, count in sorted(store.misses.items())),
+        }
+        for engine in engines
+        if engine.stats is not None and (store := engine.stats.store) is not None
+    ]
+
+
+_REFUSED = {
+    "in_use": "off: another engine uses it",
+    "strangers": "off: it has files that are no store's",
+    "newer": "off: it is of a newer version",
+    "unusable": "off: it can't be opened",
+    "too_small": "off: it has too little room",
+}
+
+
+def _store_state(store: Store) -> str:
+    if store.refused is not None:
+        return _REFUSED.get(store.refused, "off")
+    return "on" if store.is_up else "can't be written"
 
 
 def ending_rows(counters: Counters) -> list[Row]:

@@ -7,7 +7,14 @@ from dashboard.admin.shapes.engines import Stats
 from dashboard.admin.shapes.memory import EngineMemory, Lifetimes
 from dashboard.charts.blocks import block_map, ending_chart, pool_chart, rest_chart
 from dashboard.rows.engines import foreign_share, in_use_share
-from dashboard.rows.memory import cell_rows, ending_rows, pool_rows, pool_table, rest_rows
+from dashboard.rows.memory import (
+    cell_rows,
+    ending_rows,
+    pool_rows,
+    pool_table,
+    rest_rows,
+    store_rows,
+)
 from dashboard.ui import formats, live, parts, viewer
 from dashboard.ui.colours import BLOCKS, HITS, MONEY
 from dashboard.ui.selection import Selection
@@ -36,7 +43,17 @@ def draw(engines: list[EngineMemory], chosen: Selection) -> None:
         parts.heading("Pools", "pool_in_use")
         drawn = pool_chart(pool_rows(answering), palette)
         parts.chart(drawn, "pools", f"Blocks by what holds them: {told}.")
+    draw_stores(answering)
     draw_engine(_chosen(answering))
+
+
+def draw_stores(engines: list[EngineMemory]) -> None:
+    """Nothing where no engine has a store on disk."""
+    rows = store_rows(engines)
+    if rows:
+        parts.heading("Store on disk", "store_bytes")
+        told = ", ".join(f"{row['Engine']} {row['State']}" for row in rows)
+        parts.table(rows, "stores", alt_text=f"Stores on disk: {told}.")
 
 
 def _chosen(engines: list[EngineMemory]) -> EngineMemory:

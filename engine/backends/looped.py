@@ -24,7 +24,7 @@ from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import SnapshotScan, entry_infos
-from engine.backends.storing import OpenStore, new_memory
+from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock, ManualClock
@@ -235,7 +235,8 @@ class LoopedBackend:
     def _assemble(self, parts: Parts, description: Description) -> "Loaded":
         """The composition of one engine."""
         settings = self._settings
-        cache, store = new_memory(settings, parts, description, self._clock)
+        memory = new_memory(settings, parts, description, self._clock)
+        cache, store = memory.cache, memory.store
         scheduler = Scheduler(
             cache,
             max_step_tokens=settings.max_step_tokens or parts.step_tokens,
@@ -257,9 +258,7 @@ class LoopedBackend:
         preparation = new_preparation(
             parts.renderer, parts.worker, description, settings, self._days
         )
-        return Loaded(
-            description, parts.renderer, preparation, cache, books, lifecycle, loop, store
-        )
+        return Loaded(description, parts.renderer, preparation, memory, books, lifecycle, loop)
 
     def _new_lifecycle(
         self,
@@ -347,7 +346,7 @@ class LoopedBackend:
             distributions=loaded.books.distributions.report(),
             host_blocks=cache.host.pool.num_blocks if cache.host is not None else 0,
             host_blocks_used=cache.host.num_used if cache.host is not None else 0,
-            store=loaded.store.disk.stats() if loaded.store is not None else None,
+            store=loaded.memory.store_stats,
         )
 
 
@@ -356,11 +355,18 @@ class Loaded:
     description: Description
     renderer: Renderer
     preparation: PreparePool
-    cache: PrefixCache
+    memory: EngineMemory
     books: Books
     lifecycle: Lifecycle
     loop: Loop
-    store: OpenStore | None = None
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self.memory.cache
+
+    @property
+    def store(self) -> OpenStore | None:
+        return self.memory.store
 
 
 def _wake(loop: Loop) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -17,7 +18,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.stored_entries import StoredEntries
 from engine.clock import Clock
-from engine.protocol import Description
+from engine.protocol import Description, StoreRefusal, StoreStats
 from engine.schedule.runner import Runner
 from engine.settings import Settings
 from engine.store.block_file import header_bytes
@@ -57,7 +58,10 @@ class StorePlan:
 def plan_store(
     settings: Settings, runner: Runner, facts: Mapping[str, str] | None, block_size: int
 ) -> StorePlan | None:
-    """Take the directory of the settings. None where there is none, or it can't be used."""
+    """Take the directory of the settings. None where there is none.
+
+    Raises StoreRefused where it can't be used.
+    """
     if not settings.store or facts is None:
         return None
     payload_bytes = len(runner.save([BlockId(0)])[0])
@@ -65,13 +69,12 @@ def plan_store(
     file_bytes = -(-whole // PAGE_BYTES) * PAGE_BYTES
     num_blocks = min(settings.store_bytes // file_bytes, MAX_BLOCKS)
     if num_blocks < MIN_BLOCKS:
-        log.warning("no store: ENGINE_STORE_BYTES is too small", block_bytes=file_bytes)
-        return None
+        message = f"ENGINE_STORE_BYTES is too small for {MIN_BLOCKS} blocks of {file_bytes} bytes"
+        raise StoreRefused("too_small", message)
     try:
         directory = StoreDirectory(Path(settings.store))
-    except (StoreRefused, OSError) as error:
-        log.warning("no store: the engine runs without", reason=str(error))
-        return None
+    except OSError as error:
+        raise StoreRefused("unusable", f"{settings.store}: {error.strerror}") from error
     return StorePlan(directory, fingerprint(facts), payload_bytes, file_bytes, num_blocks)
 
 
@@ -93,16 +96,38 @@ class OpenStore:
         self.directory.close()
 
 
+class EngineMemory(NamedTuple):
+    """The cache of one engine, and its store at work, or why it has none."""
+
+    cache: PrefixCache
+    store: OpenStore | None = None
+    refused: StoreRefusal | None = None
+
+    @property
+    def store_stats(self) -> StoreStats | None:
+        """None where the settings name no store."""
+        if self.store is not None:
+            return self.store.disk.stats()
+        if self.refused is not None:
+            return StoreStats(is_up=False, refused=self.refused)
+        return None
+
+
 def new_memory(
     settings: Settings, parts: Parts, description: Description, clock: Clock
-) -> tuple[PrefixCache, OpenStore | None]:
-    """The cache of one engine, and its store at work where the settings ask for one."""
+) -> EngineMemory:
+    """Compose pool, tiers and entries. An engine whose store can't be used runs without."""
+    plan = refused = None
     pool = BlockPool(description.num_blocks, description.block_size)
     host = None
     if settings.host_blocks:
         max_copies = max(settings.copy_bytes_per_step // parts.block_bytes, 1)
         host = HostTier(pool, settings.host_blocks, max_copies)
-    plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
+    try:
+        plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
+    except StoreRefused as refusal:
+        refused = refusal.reason
+        log.warning("no store: the engine runs without", code=refused, reason=str(refusal))
     key = plan.directory.keys.chain if plan is not None else os.urandom(32)
     hasher = ChainHasher(key, pool.block_size)
     tier = None
@@ -121,8 +146,9 @@ def new_memory(
     )
     cache = PrefixCache(pool, entries, hasher, host, tier)
     if plan is None:
-        return cache, None
-    return cache, _open_store(plan, settings, cache, hasher, parts, description.epoch, clock)
+        return EngineMemory(cache, refused=refused)
+    store = _open_store(plan, settings, cache, hasher, parts, description.epoch, clock)
+    return EngineMemory(cache, store)
 
 
 def _open_store(
@@ -143,6 +169,9 @@ def _open_store(
     told = replay(_journal_lines(directory), plan.model.hex(), keys)
     restorer = Restorer(stored, hasher, keys, threads.head)
     restored = restorer.restore(told, clock.now(), wall.moment())
+    if directory.lacks_journal:
+        log.warning("the store's journal is gone: what it has is reused, and nothing is leased")
+        restored.count("journal_missing")
     if restored.moved_seconds:
         log.warning("the wall clock was moved", seconds=round(restored.moved_seconds, 3))
     log.info(

@@ -21,6 +21,7 @@ from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.store_files import BlockKey, Load, NameOf, Note, PendingFile, Save, SaveJob
 from engine.cache.store_holds import StoreHolds
+from engine.cache.store_map import FileMap
 from engine.cache.store_reads import StoreReads
 from engine.cache.table import BlockTable
 from engine.protocol import HeldName
@@ -49,10 +50,8 @@ class StoreTier:
         self._name_of = name_of
         self._jobs: OrderedDict[Entry, SaveJob] = OrderedDict()
         self._pending: dict[str, PendingFile] = {}
-        self._names: dict[Block, str] = {}
-        self._by_name: dict[str, Block] = {}
-        self._keys: dict[Block, BlockKey] = {}
-        self.reads = StoreReads(self._keys.get)
+        self.files = FileMap()
+        self.reads = StoreReads(self.files.find_key)
         self._deletes: list[str] = []
         self._notes: OrderedDict[Digest, Note] = OrderedDict()
         self._moved: list[Moved] = []
@@ -79,20 +78,12 @@ class StoreTier:
     @property
     def num_used(self) -> int:
         """Blocks with a file."""
-        return len(self._names)
+        return len(self.files)
 
     @property
     def num_wanted(self) -> int:
         """Entries that wait for their copies."""
         return len(self._jobs)
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._by_name)
-
-    def key_of(self, block: Block) -> BlockKey:
-        """What the file of this block is of. It must have one."""
-        return self._keys[block]
 
     def want(self, entry: Entry) -> None:
         """Keep a copy of this entry, as soon as there is time."""
@@ -116,8 +107,9 @@ class StoreTier:
         if (pending := self._pending.pop(name, None)) is None:
             return
         block = pending.block
-        if is_good and self._names.get(block) == name:
+        if is_good and self.files.name_of(block) == name:
             self.num_saved += 1
+            self.files.prove(block)
             if len(block.tokens) == self.pool.block_size * TOKEN_BYTES:
                 self.pool.index(block, pending.digest)
         for job in pending.jobs:
@@ -144,15 +136,12 @@ class StoreTier:
         if block.names:
             self._tell_moved("device", block.names)
         self.num_loaded += 1
+        self.files.prove(block)
         return Load(payload, table.arrive().destination)
 
     def is_lost(self, block: Block) -> bool:
         """Whether a block that a table waits for has no file any more."""
-        return block not in self._names
-
-    def file_of(self, name: str) -> Block | None:
-        """The block whose file has this name."""
-        return self._by_name.get(name)
+        return block not in self.files
 
     # What the entries say.
 
@@ -184,21 +173,21 @@ class StoreTier:
 
     def drop_scope(self, owner: Digest) -> None:
         """Delete every file of a scope. Its entries have ended."""
-        for block in list(self._names):
+        for block in self.files.blocks:
             if block.owner == owner:
                 self.forget(block)
 
     def drop_entry(self, blocks: Iterable[Block]) -> None:
         """Delete the files of a dropped entry's copy that no other entry holds."""
         for block in reversed(list(blocks)):
-            if block in self._names and not self.holds.of(block):
+            if block in self.files and not self.holds.of(block):
                 self.forget(block)
 
     # What there is at the start.
 
     def install(self, key: BlockKey) -> Block | None:
         """A file that was found in the directory. None where there is no room for it."""
-        found = self._by_name.get(key.name)
+        found = self.files.block_of(key.name)
         if found is not None:
             return found
         if self.pool.counts().free == 0:
@@ -211,7 +200,7 @@ class StoreTier:
         """Hold an entry of an earlier epoch. False if there is no room."""
         blocks: list[Block] = []
         for key in keys:
-            if (block := self._by_name.get(key.name)) is not None:
+            if (block := self.files.block_of(key.name)) is not None:
                 self.pool.acquire(block)
             elif self.pool.counts().free:
                 block = self._new_block(key)
@@ -256,7 +245,7 @@ class StoreTier:
                 self._give_up(job)
                 return True
             digest = self._hasher.extend(job.parent, packed)
-            if not self._has(job, digest, packed):
+            if not self._has(job, digest, packed, source):
                 if source.tier != "device":
                     self._give_up(job)
                     return True
@@ -272,11 +261,13 @@ class StoreTier:
         self._finish_if_whole(job)
         return True
 
-    def _has(self, job: SaveJob, digest: Digest, packed: bytes) -> bool:
+    def _has(self, job: SaveJob, digest: Digest, packed: bytes, source: Block) -> bool:
         """Take a block into the job that is in the store, or on its way there."""
         name = self._name_of(digest)
-        block, pending = self._by_name.get(name), self._pending.get(name)
-        if block is None or self._keys[block].packed != packed:
+        block, pending = self.files.block_of(name), self._pending.get(name)
+        if block is None or self.files.key_of(block).packed != packed:
+            return False
+        if pending is None and source.tier == "device" and self._is_doubtful(block):
             return False
         if pending is not None:
             job.num_pending += 1
@@ -287,8 +278,13 @@ class StoreTier:
 
     def _begin(self, job: SaveJob, key: BlockKey) -> bool:
         """Make a block for a file that is written from now on."""
-        if key.name in self._pending or key.name in self._by_name:
+        there = self.files.block_of(key.name)
+        if key.name in self._pending or (there is not None and not self._is_doubtful(there)):
             return False  # it was dropped while it was written
+        if there is not None:
+            self.pool.acquire(there)
+            self._write(job, there, key)
+            return True
         doomed = self.holds.room_for(job.entry.scope, len(job.blocks) + 1)
         if doomed is None:
             return False
@@ -298,26 +294,33 @@ class StoreTier:
             block = self.pool.allocate(key.place, key.owner)
         except NoFreeBlocks:
             return False
-        self._claim(block, key)
+        self.pool.append(block, key.packed)
+        self.files.add(block, key)
+        self._write(job, block, key)
+        return True
+
+    def _is_doubtful(self, block: Block) -> bool:
+        """Whether only the header of a file of an earlier epoch was looked at.
+
+        A new copy must not stand on it. It is written again while its content is on the device.
+        """
+        return not self.files.is_proven(block) and not self.holds.of(block)
+
+    def _write(self, job: SaveJob, block: Block, key: BlockKey) -> None:
+        """Have a block's file written for a job. The block has a reference for the file."""
         self.pool.acquire(block)
         self._pending[key.name] = PendingFile(block, key.digest, [job])
         job.blocks.append(block)
         job.num_pending += 1
-        return True
 
     def _new_block(self, key: BlockKey) -> Block:
         """A block with one reference, for a file that is there."""
         block = self.pool.allocate(key.place, key.owner)
-        self._claim(block, key)
+        self.pool.append(block, key.packed)
+        self.files.add(block, key)
         if len(key.packed) == self.pool.block_size * TOKEN_BYTES:
             self.pool.index(block, key.digest)
         return block
-
-    def _claim(self, block: Block, key: BlockKey) -> None:
-        self.pool.append(block, key.packed)
-        self._names[block] = key.name
-        self._by_name[key.name] = block
-        self._keys[block] = key
 
     def _finish_if_whole(self, job: SaveJob) -> None:
         entry = job.entry
@@ -377,9 +380,8 @@ class StoreTier:
         return not block.dependents
 
     def _note_forgotten(self, block: Block) -> None:
-        name = self._names.pop(block, None)
+        name = self.files.remove(block)
         if name is not None:
-            del self._by_name[name], self._keys[block]
             self.reads.forget(name)
             self._deletes.append(name)
 
@@ -391,10 +393,8 @@ class StoreTier:
         """Prove all invariants of the tier itself; raises AssertionError."""
         self.pool.check()
         self.holds.check(self.pool.blocks)
-        assert len(self._names) == len(self._by_name) == len(self._keys)
-        for block, name in self._names.items():
-            assert self._by_name[name] is block and self._keys[block].packed == block.tokens
+        self.files.check()
         for block in self.pool.blocks:
-            assert block.digest is None or block in self._names, "content without a file"
+            assert block.digest is None or block in self.files, "content without a file"
         for entry in self.holds.entries():
-            assert all(block in self._names for block in entry.stored or ())
+            assert all(block in self.files for block in entry.stored or ())

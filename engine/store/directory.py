@@ -2,6 +2,7 @@
 
     secret     32 random bytes, made once
     lock       held by the engine that uses the directory
+    format     the version of all of it
     journal    the entries (`journal.py`)
     blocks/xx/ one file a block, by name (`block_file.py`)
     new/       files that are being written
@@ -17,15 +18,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from engine.protocol import StoreRefusal
 from engine.store.keys import SECRET_BYTES, StoreKeys
 
 _NAME_DIGITS = 32
-_OWN = {"secret", "lock", "journal", "blocks", "new", "lost+found"}
+FORMAT = 1
+"""Engines of a lower number leave a directory alone."""
+_OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 MAX_JOURNAL_BYTES = 2**30
 
 
 class StoreRefused(Exception):
-    """The directory can't be a store: it is in use, or not empty and not ours."""
+    """The directory can't be this engine's store."""
+
+    def __init__(self, reason: StoreRefusal, message: str) -> None:
+        super().__init__(message)
+        self.reason: StoreRefusal = reason
 
 
 class StoreDirectory:
@@ -37,14 +45,24 @@ class StoreDirectory:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         strangers = sorted(set(os.listdir(path)) - _OWN)
         if strangers:
-            raise StoreRefused(f"{path} has files that are not a store's: {strangers[0]}")
+            message = f"{path} has files that are not a store's: {strangers[0]}"
+            raise StoreRefused("strangers", message)
         path.chmod(0o700)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise StoreRefused(f"{path} is in use by another engine") from None
+            raise StoreRefused("in_use", f"{path} is in use by another engine") from None
+        try:
+            self._open()
+        except (OSError, StoreRefused):
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        path = self.path
+        self._check_format()
         self._blocks = path / "blocks"
         self._blocks.mkdir(mode=0o700, exist_ok=True)
         self._new = path / "new"
@@ -52,6 +70,7 @@ class StoreDirectory:
         for left in self._new.iterdir():
             left.unlink()
         self.keys = StoreKeys(self._secret())
+        self.lacks_journal = not (path / "journal").exists() and any(self.names())
 
     def close(self) -> None:
         """Let another process have the directory."""
@@ -122,6 +141,21 @@ class StoreDirectory:
 
     def _place(self, name: str) -> Path:
         return self._blocks / name[:2] / name
+
+    def _check_format(self) -> None:
+        """Refuse what a newer version made. Raises StoreRefused."""
+        place = self.path / "format"
+        try:
+            found = place.read_bytes()
+        except FileNotFoundError:
+            found = b""
+        if found.strip().isdigit() and int(found) > FORMAT:
+            message = f"{self.path} is of the newer version {int(found)}"
+            raise StoreRefused("newer", message)
+        if found != b"%d\n" % FORMAT:
+            (self.path / "new").mkdir(mode=0o700, exist_ok=True)
+            self._new = self.path / "new"
+            self._write_new(place, b"%d\n" % FORMAT, is_synced=True)
 
     def _secret(self) -> bytes:
         """The installation's secret. One that is not whole is made anew, which ends all content."""

@@ -95,7 +95,7 @@ class DiskStore:
         self._dropped: set[Digest] = set()
         for name in restored.damaged:
             threads.delete(name)
-        threads.scan(tier.names)
+        threads.scan(tier.files.names)
 
     # Around each step.
 
@@ -170,7 +170,10 @@ class DiskStore:
             blocks=tier.pool.num_blocks,
             used_blocks=tier.num_used,
             held_blocks=tier.pool.num_leased,
+            max_bytes=tier.pool.num_blocks * self._bounds.file_bytes,
+            used_bytes=tier.num_used * self._bounds.file_bytes,
             entries=len(tier.holds),
+            leases=sum(entry.is_leased for entry in tier.holds.entries()),
             pending_entries=tier.num_wanted,
             unsaved_entries=tier.num_unsaved,
             displaced_entries=tier.num_displaced,
@@ -217,7 +220,7 @@ class DiskStore:
         """A file is not what it must be: nothing stands on it any more."""
         self._count_miss(missed)
         self._tier.reads.forget(missed.name)
-        block = self._tier.file_of(missed.name)
+        block = self._tier.files.block_of(missed.name)
         if block is not None:
             self._stored.damaged(block, now)
         elif missed.reason != "missing":
@@ -235,12 +238,12 @@ class DiskStore:
     def _take_scanned(self, scanned: Scanned, now: float) -> None:
         for missed in scanned.missed:
             # What is known by now was written anew, after the look at the file.
-            if self._tier.file_of(missed.name) is None:
+            if self._tier.files.block_of(missed.name) is None:
                 self._miss(missed, now)
             else:
                 self._count_miss(missed)
         for key in scanned.keys:
-            if self._tier.file_of(key.name) is not None:
+            if self._tier.files.block_of(key.name) is not None:
                 continue
             if key.owner in self._dropped or self._tier.install(key) is None:
                 self._threads.delete(key.name)
@@ -317,7 +320,7 @@ class DiskStore:
             ttl=entry.ttl,
             seconds=entry.seconds,
             name=entry.name,
-            blocks=[self._tier.key_of(block).digest.hex() for block in entry.stored],
+            blocks=[self._tier.files.key_of(block).digest.hex() for block in entry.stored],
             names=self._names(entry, entry.stored),
             times=times,
         )
@@ -326,7 +329,7 @@ class DiskStore:
         """The names that stand at an entry's blocks, wherever they are."""
         found: dict[int, list[HeldName]] = {}
         for index, block in enumerate(stored):
-            digest = self._tier.key_of(block).digest
+            digest = self._tier.files.key_of(block).digest
             names = dict(block.names)
             for other in (entry.blocks[index], self._device.canonical(digest, block)):
                 names.update(other.names)

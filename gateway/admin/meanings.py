@@ -204,6 +204,12 @@ _OF_ENGINES: dict[str, Definition] = {
         "time from one use of an entry to the next; time since its last use when it was evicted",
     ),
     "host_blocks": _of("Host tier", "blocks", "blocks of the host tier with content / all"),
+    "store_bytes": _of(
+        "Store on disk",
+        "bytes, blocks, entries",
+        "what files of blocks take, of at most; entries and leases that outlive a restart; files"
+        " and journal lines that were not what they must be (damaged), each a miss",
+    ),
     "sampled_first_token": _of(
         "Time to first token",
         "seconds",

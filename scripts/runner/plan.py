@@ -120,6 +120,9 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
     }
     if options.model is not None:
         environment["ENGINE_MODEL"] = options.model
+    if options.engine == "native" and "ENGINE_STORE" not in os.environ:
+        environment.setdefault("ENGINE_STORE", str((options.data / f"store-{index}").resolve()))
+    has_store = environment.get("ENGINE_STORE") or os.environ.get("ENGINE_STORE")
     return Program(
         name="engine" if options.engines == 1 else f"engine-{index}",
         command=[
@@ -130,9 +133,7 @@ def engine_program(options: Options, keys: Secrets, index: int) -> Program:
         grace_seconds=seconds_of("ENGINE_GRACE_SECONDS", environment, ENGINE_GRACE),
         environment=environment,
         loss=(
-            "; what its store holds is read back"
-            if "ENGINE_STORE" in environment
-            else "; what it had cached is gone"
+            "; what its store holds is read back" if has_store else "; what it had cached is gone"
         ),
     )
 

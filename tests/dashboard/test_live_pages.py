@@ -117,6 +117,26 @@ def test_memory_of_an_engine_that_nobody_else_uses_tells_of_no_foreign_share(sho
     assert [m.delta for m in app.metric if m.label == "Pool in use"] == [""]
 
 
+def test_memory_shows_the_store_on_disk(show: Any) -> None:
+    found = answers("one bucket")
+    stats = found["/admin/v1/engines/memory"][0]["stats"]
+    stats["store"] = {
+        "is_up": True,
+        "max_bytes": 2**31,
+        "used_bytes": 2**21,
+        "entries": 5,
+        "leases": 4,
+        "misses": {"short": 2, "checksum": 1},
+    }
+    row = show("memory", found).dataframe[0].value.iloc[0]
+    assert (row["State"], row["MiB"], row["Of MiB"]) == ("on", 2.0, 2048.0)
+    assert (row["Entries"], row["Leases"], row["Damaged"]) == (5, 4, 3)
+    assert row["Damages"] == "1 checksum, 2 short"
+    stats["store"] = {"is_up": False, "refused": "newer"}
+    row = show("memory", found).dataframe[0].value.iloc[0]
+    assert row["State"] == "off: it is of a newer version"
+
+
 def test_an_engine_without_a_map_says_so(show: Any) -> None:
     found = answers("one bucket")
     found["/admin/v1/engines/memory"][0]["memory"] |= {"cells": [], "unused_tokens": None}

@@ -55,6 +55,24 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's store on disk; `refused` says why it runs without the one of its settings."""
+
+    is_up: bool
+    blocks: int = 0
+    used_blocks: int = 0
+    held_blocks: int = 0
+    max_bytes: int = 0
+    used_bytes: int = 0
+    entries: int = 0
+    leases: int = 0
+    restored_leases: int = 0
+    lost_leases: int = 0
+    failed_writes: int = 0
+    misses: dict[str, int] = {}
+    refused: str | None = None
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str = ""
     uptime_seconds: float
@@ -66,6 +84,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_leases: int = 0
     host_blocks: int = 0
     host_blocks_used: int = 0
+    store: Store | None = None
     foreign_running: int = 0
 
 

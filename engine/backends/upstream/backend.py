@@ -20,6 +20,7 @@ from engine.backends.looped import Loaded
 from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.storing import EngineMemory
 from engine.backends.upstream.books import UnheldEntries, UpstreamCache
 from engine.backends.upstream.chat import ChatServerRenderer
 from engine.backends.upstream.guarantees import guarantees_of
@@ -267,7 +268,9 @@ class UpstreamBackend(ExternalBackend):
         renderer: Renderer = parts.renderer
         if parts.facts.is_chat:
             renderer = ChatServerRenderer(parts.renderer)
-        return Loaded(description, renderer, preparation, cache, self._books, lifecycle, loop)
+        return Loaded(
+            description, renderer, preparation, EngineMemory(cache), self._books, lifecycle, loop
+        )
 
     def _description(self, facts: Facts, renderer: ChatRenderer, model: ModelFacts) -> Description:
         settings = self._settings

@@ -15,6 +15,7 @@ from engine.backends.looped import Loaded
 from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import chat_renderer
+from engine.backends.storing import EngineMemory
 from engine.backends.vllm.arguments import engine_arguments
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.layers import kv_bytes
@@ -134,7 +135,9 @@ class VllmBackend(ExternalBackend):
         preparation = new_preparation(
             parts.renderer, parts.worker, description, settings, self._days
         )
-        return Loaded(description, parts.renderer, preparation, cache, books, lifecycle, loop)
+        return Loaded(
+            description, parts.renderer, preparation, EngineMemory(cache), books, lifecycle, loop
+        )
 
 
 @dataclass(frozen=True, slots=True)

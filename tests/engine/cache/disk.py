@@ -81,7 +81,7 @@ def _told(world: "World", entry: Entry, kind: str) -> Told | Digest:
         entry.key,
         entry.tokens,
         entry.ttl,
-        tuple(world.store.key_of(block).name for block in entry.stored),
+        tuple(world.store.files.key_of(block).name for block in entry.stored),
         entry.ready_at,
         entry.expires_at,
         entry.used_at,
@@ -129,7 +129,7 @@ def damage(world: "World", index: int, *, is_torn: bool) -> None:
         if entry is None or world.store is None:
             continue
         mine = [block for block in entry.blocks if block.tier == "disk"]
-        if any(world.store.key_of(block).name == name for block in mine):
+        if any(world.store.files.key_of(block).name == name for block in mine):
             known.is_promised = False
 
 
@@ -175,7 +175,7 @@ def _read(world: "World", key: BlockKey) -> None:
         return
     assert key.name in disk.damaged, "a file is gone that was there"
     store.reads.forget(key.name)
-    block = store.file_of(key.name)
+    block = store.files.block_of(key.name)
     if block is not None:
         world.entries.leases.take_ended()
         world.stored.damaged(block, world.now)
@@ -190,7 +190,7 @@ def content_on_disk(world: "World", block: Block) -> list[int] | None:
     assert world.store is not None
     if world.store.is_lost(block):
         return None
-    name = world.store.key_of(block).name
+    name = world.store.files.key_of(block).name
     if name in world.disk.damaged:
         return None
     for kind, what in reversed(world.disk.line):

@@ -60,7 +60,8 @@ class StoredEngine(Harness):
             min_cache_tokens=1,
             capabilities=[],
         )
-        cache, self.store = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock)
+        memory = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock)
+        cache, self.store, self.refused = memory
         disk = self.store.disk if self.store is not None else None
         super().__init__(
             num_blocks=num_blocks,

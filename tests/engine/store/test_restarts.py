@@ -1,15 +1,20 @@
 """What an engine with a store still has after a restart, and what it does without its files."""
 
+import errno
 import os
 import random
 import stat
+import time
+from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
 from engine.protocol import Started
+from engine.store.keys import StoreKeys
 from tests.engine.schedule.harness import Sent
-from tests.engine.store.engines import StoredEngine
+from tests.engine.store.engines import DEADLINE_SECONDS, StoredEngine
 
 PREFIX = list(range(1, 23))
 OTHER = list(range(101, 131))
@@ -109,15 +114,57 @@ def test_modes_and_names(engine: StoredEngine) -> None:
 
 def test_two_engines_do_not_share_a_directory(engine: StoredEngine) -> None:
     second = StoredEngine(engine.path)
-    assert second.store is None
+    assert second.store is None and second.refused == "in_use"
     sent = second.say(PREFIX)
     assert read_of(sent) == 0
     engine.kill()
 
 
+def test_a_newer_version_is_left_alone(engine: StoredEngine) -> None:
+    engine.say(PREFIX)
+    engine.settle()
+    engine.kill()
+    (engine.path / "format").write_text("2\n")
+    files = {place: place.read_bytes() for place in engine.path.rglob("*") if place.is_file()}
+    older = StoredEngine(engine.path)
+    assert older.store is None and older.refused == "newer"
+    assert read_of(older.say(PREFIX)) == 0 and read_of(older.say(PREFIX)) == 22
+    assert files == {place: place.read_bytes() for place in files}
+
+
+def test_a_directory_that_cannot_be_made_costs_no_request(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    engine = StoredEngine(tmp_path / "file" / "store")
+    assert engine.store is None and engine.refused == "unusable"
+    assert read_of(engine.say(PREFIX)) == 0 and read_of(engine.say(PREFIX)) == 22
+
+
+def test_a_full_disk_costs_no_request(
+    engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("engine.store.directory._write_all", write)
+        engine.say(PREFIX)
+        assert eventually(engine, lambda: not engine.stats.is_up)
+        assert read_of(engine.say(PREFIX)) == 22 and engine.stats.failed_writes
+    assert not list(engine.path.glob("new/*")), "a part of a file is left"
+    engine.kill()
+
+
+def eventually(engine: StoredEngine, is_so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not is_so() and time.monotonic() < end:
+        engine.step()
+        time.sleep(0.002)
+    return is_so()
+
+
 def test_a_directory_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    assert StoredEngine(tmp_path).store is None
+    assert StoredEngine(tmp_path).refused == "strangers"
     assert sorted(place.name for place in tmp_path.iterdir()) == ["thesis.txt"]
 
 
@@ -126,11 +173,8 @@ def test_a_vanishing_directory_costs_no_request(engine: StoredEngine) -> None:
     engine.settle()
     os.rename(engine.path, engine.path.with_name("elsewhere"))
     engine.say(OTHER)
-    for _ in range(400):
-        engine.step()
-        if not engine.stats.is_up:
-            break
-    assert not engine.stats.is_up and engine.stats.failed_writes
+    assert eventually(engine, lambda: not engine.stats.is_up)
+    assert engine.stats.failed_writes
     assert read_of(engine.say(OTHER)) == 30
     engine.kill()
 
@@ -159,8 +203,13 @@ def test_damaged_stores_give_misses_and_never_other_answers(tmp_path: Path, seed
         engine.say(prompt)
     engine.settle()
     engine.kill()
-    hurt(engine.path, rng)
+    is_late = rng.random() < 0.25
+    if not is_late:
+        hurt(engine.path, rng.choice(DAMAGES), rng)
     again = StoredEngine(engine.path, clock=engine.clock)
+    if is_late:
+        again.settle()
+        hurt(engine.path, rng.choice(DAMAGES_OF_FILES), rng)
     for prompt in prompts:
         again.say(prompt, [rng.randrange(500)])
         again.say(prompt)
@@ -172,38 +221,52 @@ def test_damaged_stores_give_misses_and_never_other_answers(tmp_path: Path, seed
     third.kill()
 
 
-def hurt(path: Path, rng: random.Random) -> None:
-    """Flip, cut, swap, zero or replace some files of a store."""
+DAMAGES_OF_FILES = ["flip", "cut", "swap", "zero", "grow", "remove", "version", "old", "model"]
+DAMAGES = [*DAMAGES_OF_FILES, "journal", "index", "secret", "all"]
+
+
+def hurt(path: Path, kind: str, rng: random.Random) -> None:
+    """Damage some files of a store: their bytes, the journal, or the installation's secret."""
     files = sorted(path.glob("blocks/*/*"))
-    kind = rng.choice(["flip", "cut", "swap", "zero", "grow", "remove", "version", "journal"])
-    chosen = rng.sample(files, k=rng.randrange(2, min(6, len(files))))
+    chosen = files if kind == "all" else rng.sample(files, k=rng.randrange(2, min(6, len(files))))
     if kind == "journal":
         data = bytearray((path / "journal").read_bytes())
         data[rng.randrange(len(data) - 1)] ^= 1 << rng.randrange(8)
         (path / "journal").write_bytes(data)
-        return
-    if kind == "swap":
-        del chosen[2:]
-    for one, other in zip(chosen, chosen[1:] + chosen[:1], strict=True):
-        if kind == "swap" and one is chosen[1]:
-            return
-        data = bytearray(one.read_bytes())
-        if kind == "flip":
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        elif kind == "cut":
-            del data[rng.randrange(len(data)) :]
-        elif kind == "swap":
-            theirs = other.read_bytes()
-            other.write_bytes(data)
-            data = bytearray(theirs)
-        elif kind == "zero":
-            start = rng.randrange(len(data) - 8)
-            data[start : start + 8] = bytes(8) if any(data[start : start + 8]) else b"x" * 8
-        elif kind == "grow":
-            data += b"\0"
-        elif kind == "version":
-            data[8] += 1
-        if kind == "remove":
+    elif kind == "index":
+        (path / "journal").unlink()
+    elif kind == "secret":
+        (path / "secret").write_bytes(rng.randbytes(rng.choice([0, 31, 32])))
+    elif kind == "swap":
+        one, other = (place.read_bytes() for place in chosen[:2])
+        chosen[0].write_bytes(other)
+        chosen[1].write_bytes(one)
+    elif kind in ("remove", "all"):
+        for one in chosen:
             one.unlink()
-        else:
-            one.write_bytes(data)
+    else:
+        keys = StoreKeys((path / "secret").read_bytes())
+        for one in chosen:
+            one.write_bytes(hurt_file(one.read_bytes(), kind, keys, rng))
+
+
+def hurt_file(whole: bytes, kind: str, keys: StoreKeys, rng: random.Random) -> bytes:
+    data = bytearray(whole)
+    if kind == "flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "cut":
+        del data[rng.randrange(len(data)) :]
+    elif kind == "zero":
+        start = rng.randrange(len(data) - 8)
+        data[start : start + 8] = bytes(8) if any(data[start : start + 8]) else b"x" * 8
+    elif kind == "grow":
+        data += b"\0"
+    elif kind == "version":
+        data[8] += 1
+    else:  # of an older version, or another model, and sealed as it must be
+        field = slice(8, 12) if kind == "old" else slice(32, 48)
+        data[field] = bytes(len(data[field]))
+        length = int.from_bytes(data[12:16], "little")
+        state = blake2b(data[: length - 32], key=keys.seal, digest_size=32)
+        data[length - 32 : length] = state.digest()
+    return bytes(data)
