@@ -149,7 +149,8 @@ async def _start(
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
-    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, clock.monotonic)
+    monotonic, known = clock.monotonic, ledgers.drain.known
+    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
     recovered = await reconciler.recover()
     drain = _drain(journal, ledgers.drain, fleet, metrics)
     queries = Queries(ledgers.reads)

@@ -84,7 +84,9 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
         async with _parts(settings) as (fleet, ledger):
             prices = PriceBook(settings.prices, settings.hosted_prices)
             charge = Billing(prices, metrics).charge
-            reconciler = Reconciler(journal, fleet.engines, metrics, charge, clock.monotonic)
+            reconciler = Reconciler(
+                journal, fleet.engines, metrics, charge, clock.monotonic, ledger.known
+            )
             turns, closed = journal.backlog, await reconciler.recover()
             while reconciler.num_pending:
                 await reconciler.step()

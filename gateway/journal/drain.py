@@ -83,7 +83,7 @@ class Drain:
                 found = await self._known([*lost, *drained])
                 await self._journal.found(sorted(found & set(lost)))
                 gone = sorted(set(drained) - found)
-                await self._journal.lost_later(gone)
+                await self._journal.lost_later(gone, "lost by the ledger")
                 for turn_id in [*sorted(set(lost) - found), *gone]:
                     self._log.error("turn_lost", turn=turn_id)
                     self._metrics.turns_set_aside.inc()

@@ -39,18 +39,23 @@ LOST = "lost"
 BROKEN = "broken"
 _DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY = 0xFF
+_FORMER = "former "
 
 Connect = Callable[[Path], sqlite3.Connection]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`forgotten` turns were drained lately, so that the ledger must have them."""
+    """`forgotten` turns were drained lately, so that the ledger must have them.
+
+    `former` are the instances that this journal had before each of its losses.
+    """
 
     db: sqlite3.Connection
     instance: str
     ids: live_ids.LiveIds
     forgotten: list[str]
+    former: list[str]
 
 
 def open_journal(directory: Path, connect: Connect) -> Opened:
@@ -80,8 +85,10 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
     _set_aside(db, [(turn_id, LOST, None) for turn_id in sorted(missing)])
     instance = _instance(db)
     if damage is not None or missing or earlier not in (None, instance):
-        old, instance = earlier or instance, secrets.token_hex(4)
+        old, own, instance = earlier or instance, instance, secrets.token_hex(4)
         db.execute("INSERT OR REPLACE INTO meta VALUES ('instance', ?)", (instance,))
+        for each in {old, own}:
+            db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_FORMER + each,))
         log.error("journal_lost_turns", number=len(missing), instance=old, new_instance=instance)
     db.commit()
     num_forgotten = forgotten_in(db)
@@ -90,7 +97,9 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
         log.error("names_missing", file=str(lists[0]), number=number)
     held = (row[0] for row in db.execute("SELECT id FROM turns"))
     ids = live_ids.LiveIds(lists, instance, held, num_forgotten)
-    return Opened(db, instance, ids, told.forgotten)
+    query = "SELECT substr(name, ?) FROM meta WHERE substr(name, 1, ?) = ?"
+    former = db.execute(query, (len(_FORMER) + 1, len(_FORMER), _FORMER))
+    return Opened(db, instance, ids, told.forgotten, [str(row[0]) for row in former])
 
 
 def forgotten_in(db: sqlite3.Connection) -> int:

@@ -6,23 +6,35 @@ turn that no engine knows after some time is closed with the counts known so far
 
 A turn that moved to another engine leaves a request at the first one. That request is cancelled and
 its counts are acknowledged, but nobody is charged for them.
+
+Counts of a turn that the journal does not have are acknowledged only if the ledger has the turn. If
+neither has it, one of them was damaged or restored from an older copy. Then the turn is set aside
+by name, and the engine keeps its counts. `recover --instance` makes rows of them and acknowledges
+them. Until then they stay in the engine, which keeps a bounded number and drops the oldest. A
+damaged journal starts under a new instance, so the counts of its former instances are looked at
+too.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from engine.protocol import FinalCounts
 from gateway.base.background import pause
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
+from gateway.journal.drain import Known
+from gateway.journal.opening import LOST
 from gateway.journal.writer import Journal
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
+# The journal's thread looks up so many turns at once. Other turns wait for it meanwhile.
+_SWEEP_COUNTS = 500
 _PATIENCE_SECONDS = 10.0
 # The time for an engine that does not answer. It may come back with the counts.
 _AWAY_SECONDS = 300.0
@@ -81,12 +93,15 @@ class Reconciler:
         metrics: Metrics,
         charge: Charge,
         monotonic: Callable[[], float],
+        known: Known | None = None,
     ) -> None:
+        """`known` tells which turns the ledger has. Without it the journal's word is enough."""
         self._journal = journal
         self._witnesses = engines
         self._metrics = metrics
         self._charge = charge
         self._monotonic = monotonic
+        self._known = known
         self._pending: dict[str, _Leftover] = {}
         self._retired: dict[str, _Retired] = {}
         self._num_counts = 0
@@ -124,11 +139,14 @@ class Reconciler:
         return len(records)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        swept = self._monotonic()
+        # An engine is swept when it first answers, and then at each interval.
+        swept: dict[str, float] = {}
         while not stopping.is_set():
-            is_sweep = self._monotonic() - swept >= _SWEEP_SECONDS
+            now = self._monotonic()
+            ready = [engine.name for engine in self._witnesses if engine.is_ready]
+            is_sweep = any(now - swept.get(name, -inf) >= _SWEEP_SECONDS for name in ready)
             if is_sweep:
-                swept = self._monotonic()
+                swept = dict.fromkeys(ready, now)
             if is_sweep or self._pending or self._retired:
                 try:
                     await self.step(is_sweep=is_sweep)
@@ -243,11 +261,34 @@ class Reconciler:
         self._metrics.reconciled.labels(result).inc()
 
     async def _sweep(self, engine: Witness, counts: list[FinalCounts]) -> None:
-        """Acknowledge our turns that the journal has already forgotten."""
         mine = [final.request_id for final in counts if self._is_mine(final.request_id)]
-        unknown = set(await self._journal.unknown([turn_of(request)[0] for request in mine]))
-        if done := [request for request in mine if turn_of(request)[0] in unknown]:
+        for start in range(0, len(mine), _SWEEP_COUNTS):
+            try:
+                await self._sweep_some(engine, mine[start : start + _SWEEP_COUNTS])
+            except LedgerUnavailable as error:
+                self._log.warning("sweep_waits", engine=engine.name, error=str(error))
+                return
+
+    async def _sweep_some(self, engine: Witness, mine: list[str]) -> None:
+        """Acknowledge our turns that are in the ledger. Set aside those that nothing else has.
+
+        The journal is asked first. The drain inserts a turn before the journal forgets it, so a
+        turn that has left the journal by now is in the ledger by now.
+        """
+        gone = set(await self._journal.unknown([turn_of(request)[0] for request in mine]))
+        if not gone:
+            return
+        stored = gone if self._known is None else await self._known(sorted(gone))
+        if done := [request for request in mine if turn_of(request)[0] in stored]:
             await engine.ack(done)
+        lost = sorted(gone - stored)
+        if not lost:
+            return
+        # From now on the journal knows these turns, so the next sweep passes over them.
+        await self._journal.lost_later(lost, LOST)
+        self._metrics.turns_set_aside.inc(len(lost))
+        for turn_id in lost:
+            self._log.error("turn_lost", turn=turn_id, engine=engine.name)
 
     def _is_mine(self, turn_id: str) -> bool:
-        return turn_id.startswith(f"msg_{self._journal.instance}")
+        return turn_id.startswith(tuple(f"msg_{each}" for each in self._journal.instances))

@@ -80,7 +80,7 @@ class Store:
         try:
             opened = open_journal(directory, self._connect)
             self.db, self.instance, self._ids = opened.db, opened.instance, opened.ids
-            self.forgotten = opened.forgotten
+            self.forgotten, self.former = opened.forgotten, opened.former
             self.num_turns, self.num_open, self.num_set_aside = self._count()
             self.num_bytes = self._measure()
         except (sqlite3.Error, OSError) as error:

@@ -43,6 +43,8 @@ class Journal:
     ) -> None:
         self._store = Store(directory, max_bytes, guard)
         self.instance = self._store.instance
+        self.instances = (self.instance, *self._store.former)
+        """This instance, and those of the same journal before it lost something."""
 
     @property
     def backlog(self) -> int:
@@ -173,11 +175,14 @@ class Journal:
         rows = await self._wait(lambda db: db.execute("SELECT id FROM set_aside").fetchall())
         return [str(row[0]) for row in rows]
 
-    async def lost_later(self, turn_ids: Sequence[str]) -> None:
-        """Turns that were drained and forgotten, and that the ledger has lost since."""
+    async def lost_later(self, turn_ids: Sequence[str], reason: str) -> None:
+        """Set aside turns that are neither here nor in the ledger, by name.
+
+        What was set aside before stays as it was, with its bytes.
+        """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = [(turn_id, now, "lost by the ledger") for turn_id in turn_ids]
-        query = "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, NULL)"
+        rows = [(turn_id, now, reason) for turn_id in turn_ids]
+        query = "INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?, NULL)"
         await self._wait(lambda db: db.executemany(query, rows).rowcount, "lost")
 
     async def found(self, turn_ids: Sequence[str]) -> None:

@@ -145,7 +145,7 @@ async def _start_here(
     ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
     witness, metrics = _Witness(truth), Metrics()
     charge = Billing(load_prices(), metrics).charge
-    reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic)
+    reconciler = Reconciler(journal, [witness], metrics, charge, time.monotonic, ledger.known)
     drain = Drain(journal, ledger.insert_turns, witness.drained, metrics, ledger.known)
     try:
         await reconciler.recover()

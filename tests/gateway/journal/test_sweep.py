@@ -1,0 +1,192 @@
+"""Final counts that an engine keeps for turns that the journal does not have."""
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from engine.protocol import FinalCounts, InputUsage
+from gateway.base.errors import LedgerUnavailable
+from gateway.base.metrics import Metrics
+from gateway.journal.drain import Drain, Known
+from gateway.journal.reconcile import Reconciler
+from gateway.journal.writer import Journal
+from gateway.ledger.database import Ledger
+from tests.gateway.journal.test_journal import Witness, record
+from tests.gateway.serving import WAIT_SECONDS, make_settings, migrate
+
+
+def counts_of(request_id: str) -> FinalCounts:
+    usage = InputUsage(input_tokens=5, computed_tokens=5)
+    return FinalCounts(request_id=request_id, epoch="e", reason="stop", usage=usage)
+
+
+def reconciler_of(journal: Journal, witness: Witness, known: Known) -> Reconciler:
+    return Reconciler(journal, [witness], Metrics(), lambda _: None, lambda: 0.0, known)
+
+
+def lose(directory: Path, turn_id: str) -> None:
+    """Take one record out of a journal that is not running."""
+    with closing(sqlite3.connect(directory / "journal.db")) as db, db:
+        assert db.execute("DELETE FROM turns WHERE id = ?", (turn_id,)).rowcount == 1
+
+
+def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
+    tmp_path: Path,
+) -> None:
+    settings = make_settings(tmp_path)
+    migrate(settings)
+
+    async def check() -> None:
+        journal, ledger = Journal(tmp_path / "journal"), Ledger(settings.ledger_url)
+        stored, waiting, lost = (record(journal, number) for number in range(3))
+        other = "msg_0123456700000000"
+        await ledger.insert_turns([stored])
+        await journal.open(waiting)
+        mine = [stored.id, f"{stored.id}.2", waiting.id, lost.id, f"{lost.id}.2"]
+        witness = Witness(*map(counts_of, [*mine, other]))
+        metrics = Metrics()
+        reconciler = Reconciler(
+            journal, [witness], metrics, lambda _: None, lambda: 0.0, ledger.known
+        )
+        for _ in range(3):
+            await reconciler.step(is_sweep=True)
+            assert set(witness.acked) == {stored.id, f"{stored.id}.2"}
+            assert await journal.set_aside_turns() == [lost.id]
+            assert journal.num_set_aside == 1
+        assert metrics.turns_set_aside._value.get() == 1
+        await ledger.close()
+        await journal.stop()
+
+        # Rows from `recover --instance` come into the ledger. The next start finds them there.
+        journal, ledger = Journal(tmp_path / "journal"), Ledger(settings.ledger_url)
+        await ledger.insert_turns([lost])
+        assert journal.num_set_aside == 1
+
+        async def tell(_engine: str, _turns: list[str]) -> None: ...
+
+        await Drain(journal, ledger.insert_turns, tell, Metrics(), ledger.known).step()
+        assert await journal.set_aside_turns() == [] and journal.num_set_aside == 0
+        await reconciler_of(journal, witness, ledger.known).step(is_sweep=True)
+        assert {lost.id, f"{lost.id}.2"} <= set(witness.acked)
+        await ledger.close()
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_a_turn_that_the_drain_inserts_between_the_two_questions_is_not_named_lost(
+    tmp_path: Path,
+) -> None:
+    """The journal is asked first, since the row is in the ledger before the journal forgets it."""
+
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        await journal.close(turn)
+        rows: set[str] = set()
+
+        async def insert(turns: Sequence[object]) -> None:
+            rows.add(turn.id)
+
+        async def tell(_engine: str, _turns: list[str]) -> None: ...
+
+        drain = Drain(journal, insert, tell, Metrics())
+
+        async def known(turn_ids: Sequence[str]) -> set[str]:
+            found = rows & set(turn_ids)
+            await drain.step()
+            return found
+
+        witness = Witness(counts_of(turn.id))
+        reconciler = reconciler_of(journal, witness, known)
+        await reconciler.step(is_sweep=True)
+        assert await journal.set_aside_turns() == []
+        await drain.step()
+        await reconciler.step(is_sweep=True)
+        assert witness.acked == [turn.id] and await journal.set_aside_turns() == []
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_while_the_ledger_is_away_nothing_is_acknowledged_and_nothing_is_named(
+    tmp_path: Path,
+) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turn = record(journal, 1)
+        witness, is_away = Witness(counts_of(turn.id)), True
+
+        async def known(turn_ids: Sequence[str]) -> set[str]:
+            if is_away:
+                raise LedgerUnavailable
+            return set(turn_ids)
+
+        reconciler = reconciler_of(journal, witness, known)
+        await reconciler.step(is_sweep=True)
+        assert not witness.acked and not await journal.set_aside_turns()
+        is_away = False
+        await reconciler.step(is_sweep=True)
+        assert witness.acked == [turn.id] and not await journal.set_aside_turns()
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_turns_that_no_list_names_any_more_are_named_by_the_engines_counts_of_a_former_instance(
+    tmp_path: Path,
+) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        first, second, third = (record(journal, number) for number in range(3))
+        for turn in (first, second, third):
+            await journal.open(turn)
+        old = journal.instance
+        await journal.stop()
+        for turn in (second, third):
+            lose(tmp_path, turn.id)
+        for name in ("turns.log", "turns-copy.log"):
+            lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if third.id.encode() not in line]
+            (tmp_path / name).write_bytes(b"".join(kept))
+
+        async def known(_: Sequence[str]) -> set[str]:
+            return set()
+
+        witness = Witness(*(counts_of(turn.id) for turn in (first, second, third)))
+        for _ in range(2):  # also at a later start
+            journal = Journal(tmp_path)
+            assert journal.instance != old and old in journal.instances
+            await reconciler_of(journal, witness, known).step(is_sweep=True)
+            assert set(await journal.set_aside_turns()) == {second.id, third.id}
+            assert not witness.acked and journal.num_set_aside == 2
+            await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_an_engine_is_swept_when_it_first_answers(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        witness, stopping = Witness(counts_of(record(journal, 1).id)), asyncio.Event()
+        witness.is_ready = False
+
+        async def known(turn_ids: Sequence[str]) -> set[str]:
+            return set(turn_ids)
+
+        # The clock stands, so that no interval goes by.
+        running = asyncio.create_task(reconciler_of(journal, witness, known).run(stopping))
+        await asyncio.sleep(0.3)
+        assert not witness.acked
+        witness.is_ready = True
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not witness.acked:
+                await asyncio.sleep(0.05)
+        stopping.set()
+        await running
+        await journal.stop()
+
+    asyncio.run(check())
