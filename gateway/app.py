@@ -156,13 +156,13 @@ async def _start(
     queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.access, fleet, keyring, catalogue, clock)
-    _run_beside(stack, base.supervisor, "cached_contents", sweep.run)
     await _look_at_database(keyring, keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.access, turns, keyring, _workers(stack), catalogue)
-    _run_beside(stack, base.supervisor, "batches", runner.run)
+    for name, loop in (("cached_contents", sweep.run), ("batches", runner.run)):
+        _run_beside(stack, base.supervisor, name, loop)
     return Services(
         turns=turns,
         fleet=fleet,
