@@ -149,16 +149,15 @@ async def _start(
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
-    monotonic, known = clock.monotonic, ledgers.drain.known
-    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
+    reconciler = _reconciler(journal, ledgers.drain, fleet, base, billing)
     recovered = await reconciler.recover()
     drain = _drain(journal, ledgers.drain, fleet, metrics)
-    queries = Queries(ledgers.reads)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.access, fleet, keyring, catalogue, clock)
     await _look_at_database(keyring, keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
+    queries = Queries(ledgers.reads)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.access, turns, keyring, _workers(stack), catalogue)
     for name, loop in (("cached_contents", sweep.run), ("batches", runner.run)):
@@ -224,6 +223,13 @@ def _sweep(
 ) -> Sweep:
     contents = CachedContents(ledger, settings.cached_contents, settings.cached_content_bytes)
     return Sweep(contents, fleet, keyring, catalogue, clock)
+
+
+def _reconciler(
+    journal: Journal, ledger: Ledger, fleet: Fleet, base: Foundation, billing: Billing
+) -> Reconciler:
+    monotonic, charge = base.clock.monotonic, billing.charge
+    return Reconciler(journal, fleet.engines, base.metrics, charge, monotonic, ledger.known)
 
 
 def _drain(journal: Journal, ledger: Ledger, fleet: Fleet, metrics: Metrics) -> Drain:
