@@ -149,9 +149,8 @@ async def _start(
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
-    reconciler = _reconciler(journal, ledgers.drain, fleet, base, billing)
+    reconciler, drain = _settlers(journal, ledgers.drain, fleet, base, billing)
     recovered = await reconciler.recover()
-    drain = _drain(journal, ledgers.drain, fleet, metrics)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.access, fleet, keyring, catalogue, clock)
     await _look_at_database(keyring, keys, settings, clock)
@@ -225,15 +224,12 @@ def _sweep(
     return Sweep(contents, fleet, keyring, catalogue, clock)
 
 
-def _reconciler(
+def _settlers(
     journal: Journal, ledger: Ledger, fleet: Fleet, base: Foundation, billing: Billing
-) -> Reconciler:
-    monotonic, charge = base.clock.monotonic, billing.charge
-    return Reconciler(journal, fleet.engines, base.metrics, charge, monotonic, ledger.known)
-
-
-def _drain(journal: Journal, ledger: Ledger, fleet: Fleet, metrics: Metrics) -> Drain:
-    return Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, ledger.known)
+) -> tuple[Reconciler, Drain]:
+    metrics, known, monotonic = base.metrics, ledger.known, base.clock.monotonic
+    drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, known)
+    return Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known), drain
 
 
 def _turn_service(
