@@ -15,7 +15,6 @@ from dashboard.ui.advice import advice
 from dashboard.ui.selection import Selection
 
 NUM_MISSES = 100
-CHUNK_CHARACTERS = 8192  # the gateway names prefixes that far apart within a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +187,13 @@ def plain(word: str) -> str:
 
 
 def place(found: TurnDivergence) -> tuple[str, str | None]:
-    """Section, and the block and chunk within it, counted from 1."""
+    """Section, and the block within it and the character within that, counted from 1."""
     if found.section is None or found.block is None:
         return formats.NO_VALUE, None
-    chunk = (found.characters or 0) // CHUNK_CHARACTERS
-    return plain(found.section).capitalize(), f"block {found.block + 1}, chunk {chunk + 1}"
+    where = f"block {found.block + 1}"
+    if found.characters:
+        where += f", after {found.characters:,} characters"
+    return plain(found.section).capitalize(), where
 
 
 def draw_pair(view: View) -> None:

@@ -38,9 +38,9 @@ class TurnDivergence(msgspec.Struct, frozen=True, kw_only=True):
     as long. `earlier` is None where there is none.
 
     `segment` counts the earlier prompt's tools, system and message blocks from 0. `section` and
-    `block` are the same place, counted within tools, system or messages. `characters` is the offset
-    in the block's text, in steps of 8,192. `missed_tokens` are the earlier prompt's tokens from
-    that place on, estimated by bytes. `missed_nano` is what reading them would have saved; None
+    `block` are the same place, counted within tools, system or messages. `characters` of the
+    block's text are alike at least. `missed_tokens` are the earlier prompt's tokens from that place
+    on, estimated by bytes. `missed_nano` is what reading them would have saved; None
     where the turn has no price, or where the prompts share no named prefix: how long they are alike
     is then not known. `shared_tokens` are the tokens that both prompts begin with.
     """

@@ -122,7 +122,7 @@ _OF_TURNS: dict[str, Definition] = {
     ),
     "first_difference": _of(
         "First difference",
-        "section, block, chunk of 8,192 characters",
+        "section, block, characters of its text that are alike at least",
         "the first place where the names of both prompts' prefixes differ",
     ),
     "shared_tokens": _of(

@@ -11,6 +11,7 @@ from itertools import pairwise
 from engine.protocol import Ttl
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import Fingerprint
+from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.sketch import (
     ASSISTANT,
     CALL,
@@ -138,7 +139,9 @@ class Row:
 
 
 def observe(row: Row, printed: Fingerprint) -> Observation | None:
-    """The observation of a turn; None where its fingerprint is of a version without kinds."""
+    """The observation of a turn; None where its fingerprint is of an earlier version."""
+    if printed.rule != NAMES_RULE:
+        return None
     if not printed.points or len(printed.kinds) != len(printed.points):
         return None
     points, tokens, kinds = printed.points, printed.tokens, printed.kinds

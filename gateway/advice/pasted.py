@@ -29,6 +29,7 @@ from gateway.dialects.responses.decode import decode_responses
 from gateway.prices.price import TokenPrices
 from gateway.prompt.ask import Principal
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, points_of
+from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
 
 PastedDialect = Literal["messages", "chat", "completions", "responses", "gemini"]
@@ -95,6 +96,7 @@ def observation_of(
         kinds=kinds_at(points, plan.kinds),
         marks=[(point.segment, point.ttl) for point in plan.breakpoints],
         sketch=plan.sketch,
+        rule=NAMES_RULE,
     )
     total = printed.num_tokens
     served = Served(input=total, computed=total, begun_ms=at_ms)

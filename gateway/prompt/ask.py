@@ -25,6 +25,7 @@ from gateway.prompt.fingerprint import (
     points_of,
 )
 from gateway.prompt.ignored import NO_NOTES, Notes
+from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
 
 TurnId = NewType("TurnId", str)
@@ -138,6 +139,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             kinds=kinds_at(points, plan.kinds),
             marks=[(point.segment, point.ttl) for point in plan.breakpoints],
             sketch=plan.sketch,
+            rule=NAMES_RULE,
         )
 
     def generate_request(

@@ -18,6 +18,8 @@ from gateway.prompt.names import Prefix
 from gateway.prompt.sketch import CHUNK, Sketch
 
 MAX_POINTS = 128
+STORED_STEP = 4096
+"""Of the names inside texts those at multiples of so many characters are kept."""
 # So many of the last points always stay: a breakpoint looks 20 positions back.
 _DENSE_POINTS = 24
 # For prompts whose tokens were never counted: about what text has in a common vocabulary.
@@ -49,7 +51,8 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     `tokens` and `kinds` go with the points: the tokens up to each as the engine counted them, 0
     where it did not tell, and the letters of `sketch.py`. `marks` are the breakpoints as they went
-    to the engine. These and `sketch` are empty in turns of earlier versions.
+    to the engine. These and `sketch` are empty in turns of earlier versions. `rule` is the version
+    of the names.
     """
 
     model: str
@@ -63,6 +66,7 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     kinds: str = ""
     marks: list[tuple[int, Ttl]] = []
     sketch: Sketch | None = None
+    rule: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -110,9 +114,10 @@ def digest_parameters(parameters: bytes, scope: str) -> bytes:
 
 
 def few_of(prefixes: Sequence[Prefix], num_tools: int, num_system: int) -> list[Prefix]:
-    """The prefixes whose points `pack` keeps, found without making a point of each."""
+    """The prefixes whose points are stored, found without making a point of each."""
+    prefixes = [prefix for prefix in prefixes if (prefix.name.characters or 0) % STORED_STEP == 0]
     if len(prefixes) <= MAX_POINTS:
-        return list(prefixes)
+        return prefixes
     places = [(prefix.name.segment, prefix.name.characters) for prefix in prefixes]
     return [prefixes[ordinal] for ordinal in _kept(places, num_tools, num_system)]
 
@@ -156,6 +161,8 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
     """Where `later` first differs from `earlier`; None where it only grew, or was cut short."""
     if earlier.model != later.model:
         return _divergence("model_changed", earlier, None)
+    if earlier.rule != later.rule:
+        return Divergence("unavailable")
     known = {point.place: point for point in later.points}
     matched: Point | None = None
     shared = [point for point in earlier.points if point.place in known]
@@ -179,8 +186,11 @@ def compare(earlier: Fingerprint, later: Fingerprint) -> Divergence | None:
 
 
 def shared_bytes(earlier: Fingerprint, later: Fingerprint) -> int:
-    """How long a prefix both prompts have, as far as their points tell: 0 for different models."""
-    if earlier.model != later.model:
+    """How long a prefix both prompts have, as far as their points tell.
+
+    It is 0 for different models, and for names by different rules.
+    """
+    if (earlier.model, earlier.rule) != (later.model, later.rule):
         return 0
     known = {point.place: point.digest for point in later.points}
     found = 0

@@ -1,9 +1,18 @@
 """Names: digests of prefixes, so that gateways and engines can speak of the same one.
 
 A name is the hash of the scope and of everything before it, in order. It depends on nothing else,
-so every gateway gives one prefix the same name. It stands at segment ends, and at every 8,192
-characters of longer texts. Markers and the spelling of the JSON are not part of it. The order of
-keys inside tool inputs and schemas is part of it.
+so every gateway gives one prefix the same name. Markers and the spelling of the JSON are not part
+of it. The order of keys inside tool inputs and schemas is part of it.
+
+A name stands at each segment's end, and inside texts at multiples of a step. The step grows with
+the *depth*, the number of characters of text before: 1,024 up to a depth of 16,384, 2,048 up to
+32,768, 4,096 up to 65,536, and 8,192 behind. So two texts that part within the first tens of
+kilobytes share a name close before that place.
+
+A chain of BLAKE2b, which the scope begins, covers the headers and a digest of each piece of text
+between two such places. The pieces' digests are XXH3 of 128 bits with a seed of the scope's: it is
+five times as fast, and a name is a hint within one scope. Who does not know the scope, which is a
+secret, can't tell a text by its name.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,6 +20,7 @@ from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 from engine.protocol import (
     MAX_NAMES,
@@ -24,12 +34,16 @@ from engine.protocol import (
     ToolUsePart,
 )
 
-CHUNK_CHARACTERS = 8192
+NAMES_RULE = 2
+"""The version of this rule. Names by different versions have nothing in common."""
+MAX_STEP = 8192
+_STEPS = ((16_384, 1024), (32_768, 2048), (65_536, 4096))
+_FRONT_NAMES = 64
 _DIGEST_BYTES = 8
 # hashlib gives up the interpreter's lock for longer ones, and getting it back from another thread
-# takes longer than hashing them. A long text does not hold it all the time.
+# takes longer than hashing them.
 _UPDATE_BYTES = 2047
-_LONG_CHARACTERS = 32 * CHUNK_CHARACTERS
+_SEGMENT_END = b"\x02"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -53,16 +67,25 @@ def name_prefixes(prompt: Prompt, scope: str, keep: Collection[int] = ()) -> lis
 def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
     """All prefixes of the prompt that have a name, shallowest first."""
     chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
+    seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
-    num_bytes = 0
+    num_bytes = depth = 0
     for segment, (header, text) in enumerate(_segments(prompt)):
-        chain.update(b"\x01%d:" % len(header) + header)
+        _update(chain, b"\x01%d:" % len(header) + header)
         num_bytes += len(header)
-        for name, size in _chunks(chain, segment, text):
-            num_bytes += size
-            if name is not None:
-                prefixes.append(Prefix(name, num_bytes))
-        chain.update(b"\x02")
+        start, length = 0, len(text)
+        while start < length:
+            # A piece ends at the next multiple of its step, or with the text.
+            step = _step(depth + start)
+            end = start - start % step + step
+            data = text[start:end].encode()
+            num_bytes += len(data)
+            chain.update(b"\x03" + xxh3_128_digest(data, seed))
+            if end < length:
+                prefixes.append(Prefix(Name(chain.hexdigest(), segment, end), num_bytes))
+            start = end
+        depth += length
+        chain.update(_SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
     return prefixes
 
@@ -70,37 +93,35 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
 def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefix]:
     """At most MAX_NAMES of them, in their order.
 
-    Where there are more, the segments in `keep` stay, then the deepest segment ends, then the
-    deepest chunks.
+    Where there are more, these stay: the ends of segments in `keep`, then the first _FRONT_NAMES,
+    which other prompts are likely to share, then the deepest segment ends, then the deepest others.
     """
     if len(prefixes) <= MAX_NAMES:
         return prefixes
 
-    kept, ends, chunks = [], [], []
+    kept: list[int] = []
+    ends: list[int] = []
+    inner: list[int] = []
     for position, (name, _) in enumerate(prefixes):
-        if name.characters is not None:
-            chunks.append(position)
-        elif name.segment in keep:
+        if name.characters is None and name.segment in keep:
             kept.append(position)
-        else:
-            ends.append(position)
-    chosen = [*reversed(kept), *reversed(ends), *reversed(chunks)][:MAX_NAMES]
+        elif position >= _FRONT_NAMES:
+            (inner if name.characters is not None else ends).append(position)
+    front = [position for position in range(_FRONT_NAMES) if position not in kept]
+    chosen = [*reversed(kept), *front, *reversed(ends), *reversed(inner)][:MAX_NAMES]
     return [prefixes[position] for position in sorted(chosen)]
 
 
-def _chunks(chain: _Hash, segment: int, text: str) -> Iterator[tuple[Name | None, int]]:
-    """Each chunk's bytes, with a name where the text goes on behind it."""
-    at_once = _UPDATE_BYTES if len(text) < _LONG_CHARACTERS else 4 * CHUNK_CHARACTERS
-    for start in range(0, len(text), CHUNK_CHARACTERS):
-        end = start + CHUNK_CHARACTERS
-        # A chunk of UTF-8 never contains the bytes 0x01 and 0x02 unless the text does, so its
-        # length goes in front: no two contents give the same bytes.
-        piece = text[start:end].encode()
-        chain.update(b"\x03%d:" % len(piece))
-        for offset in range(0, len(piece), at_once):
-            chain.update(piece[offset : offset + at_once])
-        name = Name(chain.hexdigest(), segment, end) if end < len(text) else None
-        yield name, len(piece)
+def _step(depth: int) -> int:
+    for below, step in _STEPS:
+        if depth < below:
+            return step
+    return MAX_STEP
+
+
+def _update(chain: _Hash, data: bytes) -> None:
+    for offset in range(0, len(data), _UPDATE_BYTES):
+        chain.update(data[offset : offset + _UPDATE_BYTES])
 
 
 def _segments(prompt: Prompt) -> Iterator[tuple[bytes, str]]:

@@ -16,7 +16,7 @@ from gateway.prompt.fingerprint import (
     pack,
     points_of,
 )
-from gateway.prompt.names import Prefix, find_prefixes
+from gateway.prompt.names import NAMES_RULE, Prefix, find_prefixes
 from gateway.prompt.sketch import kinds_of, sketch_of
 from gateway.sample.arrivals import Arrival
 
@@ -103,6 +103,7 @@ class SamplePrompt:
                 kinds=kinds_at(points, kinds_of(self.prompt)),
                 marks=[(segments[mark.key], mark.ttl) for mark in self.marks],
                 sketch=msgspec.structs.replace(sketch, sizes=sketched),
+                rule=NAMES_RULE,
             )
         )
 

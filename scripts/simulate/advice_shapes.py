@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from engine.protocol import Message, Prompt, TextPart, Tool, Ttl
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.prompt.fingerprint import Fingerprint, kinds_at, pack, points_of, unpack
-from gateway.prompt.names import find_prefixes
+from gateway.prompt.names import NAMES_RULE, find_prefixes
 from gateway.prompt.sketch import kinds_of, sketch_of
 
 SCOPE = "scope-of-made-up-traffic"
@@ -130,5 +130,6 @@ def fingerprint(sent: Sent) -> bytes:
             kinds=kinds_at(points, kinds_of(prompt)),
             marks=list(sent.marks),
             sketch=sketch_of(prompt, SCOPE),
+            rule=NAMES_RULE,
         )
     )

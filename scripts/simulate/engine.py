@@ -23,7 +23,7 @@ SCOPE = "simulated"
 PREFILL_SECONDS, DECODE_SECONDS = 50e-6, 20e-3
 """For each token."""
 NAME_UNITS = 4
-"""A name at every so many units, besides segment ends: as the gateway's every 8,192 characters."""
+"""A name at every so many units, besides segment ends: of the traces, every 8,192 characters."""
 
 
 @dataclass(slots=True)

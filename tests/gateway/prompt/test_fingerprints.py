@@ -14,8 +14,10 @@ from gateway.prompt.fingerprint import (
     Fingerprint,
     compare,
     digest_parameters,
+    few_of,
     pack,
     points_of,
+    shared_bytes,
     unpack,
 )
 from tests.gateway.bodies import LONG, body, conversation, text, tool
@@ -151,3 +153,22 @@ def test_a_changed_block_is_never_called_equal(texts: list[str], data: st.DataOb
     found = compare(earlier, fingerprint(body(messages=[user(*changed)])))
     assert found is not None and found.kind == "messages_changed"
     assert found.segment is not None and found.segment <= place
+
+
+def test_names_by_an_earlier_rule_are_not_compared() -> None:
+    later = fingerprint(BASE)
+    earlier = msgspec.structs.replace(later, rule=later.rule + 1)
+    assert compare(earlier, later) == Divergence("unavailable")
+    assert shared_bytes(earlier, later) == 0
+
+
+def test_of_names_inside_texts_some_are_stored() -> None:
+    plan = plan_of(decode_messages(msgspec.json.encode(body(system="x" * 20_000))), "scope")
+    stored = few_of(plan.prefixes, 0, 1)
+    assert [each.name.characters for each in stored if each.name.segment == 0] == [
+        4096,
+        8192,
+        12_288,
+        16_384,
+        None,
+    ]

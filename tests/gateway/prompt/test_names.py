@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart
+from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart, Tool, ToolUsePart
 from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.segments import lay_out
-from gateway.prompt.names import CHUNK_CHARACTERS, name_prefixes
+from gateway.prompt.names import MAX_STEP, NAMES_RULE, name_prefixes
 from tests.gateway.bodies import LONG, body, conversation, text, tool
 
 
@@ -42,31 +42,69 @@ def test_another_scope_shares_no_name() -> None:
     assert not ours & {name.digest for name in names(conversation(), "theirs")}
 
 
-def test_longer_texts_are_named_at_every_chunk() -> None:
-    long = "é" * (2 * CHUNK_CHARACTERS + 1)
-    found = name_prefixes(prompt(long, "end"), "s")
+def test_names_inside_a_text_are_dense_in_front_and_sparse_behind() -> None:
+    found = name_prefixes(prompt("é" * 90_000, "end"), "s")
+    inner = [*range(1024, 16_384, 1024), *range(16_384, 32_768, 2048), *range(32_768, 65_536, 4096)]
+    inner += range(65_536, 90_000, MAX_STEP)
     assert [(n.segment, n.characters) for n in found] == [
-        (0, CHUNK_CHARACTERS),
-        (0, 2 * CHUNK_CHARACTERS),
+        *((0, characters) for characters in inner),
         (0, None),
         (1, None),
     ]
-    longer = name_prefixes(prompt(long + "more"), "s")
-    assert [n.digest for n in longer[:2]] == [n.digest for n in found[:2]]
-    assert longer[2].digest != found[2].digest
 
 
-def test_the_deepest_ends_and_the_marked_ones_survive_the_bound() -> None:
-    found = name_prefixes(prompt(*(str(number) for number in range(1000))), "s", keep={3})
+def test_the_step_grows_with_the_depth_in_the_prompt_not_in_the_segment() -> None:
+    found = name_prefixes(prompt("x" * 66_000, "y" * 20_000), "s")
+    assert [n.characters for n in found if n.segment == 1] == [MAX_STEP, 2 * MAX_STEP, None]
+
+
+def test_a_text_that_goes_on_keeps_its_names() -> None:
+    before = name_prefixes(prompt("é" * 3000), "s")
+    after = name_prefixes(prompt("é" * 3000 + "more"), "s")
+    assert [n.digest for n in before[:2]] == [n.digest for n in after[:2]]
+    assert before[2].digest != after[2].digest
+
+
+@given(st.integers(0, 40_000), st.integers(1, 9000))
+def test_texts_that_part_inside_a_segment_share_a_name_close_before(
+    alike: int, behind: int
+) -> None:
+    """At most 2,048 characters before, within the first 32,768."""
+    one = name_prefixes(prompt("x" * alike + "y" * behind), "s")
+    other = name_prefixes(prompt("x" * alike + "z" * behind), "s")
+    shared = {n.digest for n in one} & {n.digest for n in other}
+    deepest = max((n.characters or 0 for n in one if n.digest in shared), default=0)
+    assert (
+        alike - (1024 if alike < 16_384 else 2048 if alike < 32_768 else 4096) <= deepest <= alike
+    )
+
+
+def test_the_marked_ends_the_front_and_the_deepest_ends_survive_the_bound() -> None:
+    found = name_prefixes(prompt(*(str(number) for number in range(1000))), "s", keep={3, 100})
     assert len(found) == MAX_NAMES
-    assert [n.segment for n in found] == [3, *range(1000 - MAX_NAMES + 1, 1000)]
+    assert [n.segment for n in found] == [*range(64), 100, *range(1000 - MAX_NAMES + 65, 1000)]
 
 
-def test_chunks_give_way_to_segment_ends() -> None:
-    texts = ["x" * CHUNK_CHARACTERS * 8] * 200
+def test_names_inside_texts_give_way_to_segment_ends() -> None:
+    texts = ["x" * MAX_STEP * 8] * 200
     found = name_prefixes(prompt(*texts), "s")
     assert len(found) == MAX_NAMES
     assert sum(name.characters is None for name in found) == 200
+
+
+def test_every_gateway_gives_these_names() -> None:
+    """Names are compared between gateways, so they change with `NAMES_RULE` alone."""
+    tools = [Tool("look", {"type": "object"}, "Looks.")]
+    called = Message("assistant", [ToolUsePart("1", "look", {"at": "é"})])
+    said = Prompt([Message("user", [TextPart("é" * 1500)]), called], tools, [TextPart("rules")])
+    assert NAMES_RULE == 2
+    assert [name.digest for name in name_prefixes(said, "scope")] == [
+        "b590d37a91509292",
+        "e07ef8c3025f7eb7",
+        "b177702f0d57f632",
+        "3fd563b3d9ef0ab6",
+        "2aaf7df772143bb4",
+    ]
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4), st.data())
