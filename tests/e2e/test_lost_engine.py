@@ -26,17 +26,19 @@ QUICK = {
     "ENGINE_SYNTHETIC_PREFILL_US": "100",
     "ENGINE_LOG_LEVEL": "error",
 }
-SLOW = {**QUICK, "ENGINE_SYNTHETIC_PREFILL_US": "20000", "ENGINE_MAX_STEP_TOKENS": "16"}
-"""No prompt of these tests is computed before its engine is killed, however busy the machine is."""
+SLOW = {**QUICK, "ENGINE_SYNTHETIC_PREFILL_US": "60000", "ENGINE_MAX_STEP_TOKENS": "16"}
+"""No prompt is computed before its engine is killed, however busy the machine is.
+
+It takes half a minute, in steps of a second."""
 GATEWAY = {"HOLDFAST_LOG_LEVEL": "error"}
-SYSTEM = "A rule that holds. " * 1000
+SYSTEM = "A rule that holds. " * 100
 WAIT_SECONDS = 120.0
 SENT_SECONDS = 1.5
 """After so long a count has gone to a stopped engine, and no poll has given that one up."""
 
 
 class Asking:
-    """Turns of both dialects, streamed and in one piece, whose prompts take minutes to compute."""
+    """Turns of both dialects, streamed and in one piece, that all wait for their first token at one engine."""
 
     def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
         self._fleet = fleet
@@ -108,7 +110,7 @@ def test_turns_cut_before_their_first_byte_go_on_at_the_engines_next_process(
 
 def test_turns_of_an_engine_that_stays_away_are_told_to_come_again(tmp_path: Path) -> None:
     with (
-        running_fleet(tmp_path, 1, 1, SLOW, {**GATEWAY, "HOLDFAST_QUEUE_SECONDS": "2"}) as fleet,
+        running_fleet(tmp_path, 1, 1, SLOW, {**GATEWAY, "HOLDFAST_QUEUE_SECONDS": "5"}) as fleet,
         ThreadPoolExecutor() as pool,
     ):
         asking = Asking(fleet, pool)
