@@ -21,6 +21,7 @@ from engine.backends.memory import MemoryScan
 from engine.backends.prepare.composition import as_json, decode_prepared, new_preparation
 from engine.backends.prepare.pool import PreparePool
 from engine.backends.prepare.prepared import COUNT, GENERATE, Counted, Prepared
+from engine.backends.prepare.preparer import may_compile
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import SnapshotScan, entry_infos
@@ -45,6 +46,7 @@ from engine.protocol import (
 from engine.schedule.books import Books, block_stats, lease_stats
 from engine.schedule.lifecycle import Lifecycle, Publish, SequenceQueue
 from engine.schedule.loop import EngineLoop
+from engine.schedule.masks import step_back
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
@@ -56,6 +58,7 @@ log = structlog.get_logger()
 MAX_DROP_SECONDS = 10.0
 """How long a drop waits until its files are deleted."""
 MAX_THREADS = 4
+MAX_COMPILERS = 2
 """For what is bounded by the context, and for compiling grammars that a worker compiled before."""
 
 
@@ -87,6 +90,10 @@ class LoopedBackend:
         self._on_crash = on_crash
         self._events = EventLog(epoch=uuid4().hex)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="request")
+        # Compiling takes a tenth of a second of processor. It yields to the model's step.
+        self._compilers = ThreadPoolExecutor(
+            MAX_COMPILERS, thread_name_prefix="compile", initializer=step_back
+        )
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
         longest = TTL_SECONDS["1h"] * settings.ttl_scale + settings.arrival_grace_seconds
@@ -102,7 +109,8 @@ class LoopedBackend:
         self._loaded.loop.start(self._on_crash)
 
     async def stop(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._compilers):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._loaded is not None:
             await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
@@ -134,7 +142,10 @@ class LoopedBackend:
         state = RequestState(
             request=request,
             query=query,
-            parsers=await self._in_thread(partial(loaded.renderer.parsers, request)),
+            parsers=await self._event_loop.run_in_executor(
+                self._compilers if may_compile(request) else self._threads,
+                partial(loaded.renderer.parsers, request),
+            ),
             emit=generation.emit,
             submitted_at=received_at,
             spelled=loaded.renderer.spelled,

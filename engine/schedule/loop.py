@@ -88,7 +88,8 @@ class EngineLoop:
         self.scheduler.computed(chunks, self._clock.now() - begun)
         for chunk, token in zip(chunks, tokens, strict=True):
             self._advance(chunk, token)
-        self._masks.begin(self._sampled.take_late(is_shared=self.scheduler.is_shared))
+        is_shared = self.scheduler.is_shared
+        self._masks.begin(self._sampled.take_late(self._masks.is_busy, is_shared=is_shared))
         self._masks.begin(chunk.sequence for chunk in chunks)
         self.lifecycle.finish_ended(self.scheduler.running)
         if self._store is not None:

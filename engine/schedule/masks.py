@@ -4,6 +4,10 @@ A grammar's mask mostly takes microseconds, and may take a second. So threads co
 the engine goes on. A choice whose mask is not ready does not decode in this step. A mask that takes
 longer than MASK_SECONDS ends its choice, and no other. Computing frees the interpreter's lock.
 
+The choices of one request share one state of their grammar behind a lock of the library. A token
+that the grammar takes would wait for that lock, and hold the interpreter's lock meanwhile. So the
+masks of one request are computed one after another, and its grammar takes no token meanwhile.
+
 The threads step back: a step of the model that wants the processor gets most of it. So the time of
 a mask is the processor's, which a busy machine does not lengthen.
 """
@@ -12,12 +16,15 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 
 from engine.clock import Clock, MonotonicClock
 from engine.schedule.output import Mask
-from engine.schedule.request import SequenceState
+from engine.schedule.request import RequestState, SequenceState
 
 MASK_SECONDS = 1.0
 WAIT_SECONDS = 0.005
@@ -32,9 +39,10 @@ PATIENCE = 10
 
 
 class _Work:
-    """One mask to compute. Time in the queue does not count."""
+    """One mask to compute. Time in the queue does not count. `future` is done when the mask is."""
 
     def __init__(self, mask: Mask, clock: Clock) -> None:
+        self.future: Future[None] = Future()
         self._mask = mask
         self._clock = clock
         self._began_at: float | None = None
@@ -79,9 +87,13 @@ class MaskPool:
         self._clock = clock or MonotonicClock()
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(
-            MAX_THREADS, thread_name_prefix="mask", initializer=_step_back
+            MAX_THREADS, thread_name_prefix="mask", initializer=step_back
         )
-        self._pending: dict[SequenceState, tuple[Future[None], _Work]] = {}
+        self._pending: dict[SequenceState, _Work] = {}
+        # Of each request with a mask at a thread, the masks that wait behind it. The threads
+        # change this too.
+        self._lines: dict[RequestState, deque[_Work]] = {}
+        self._lock = threading.Lock()
 
     def begin(self, sequences: Iterable[SequenceState]) -> None:
         """Start computing the masks of these sequences, if a grammar binds them."""
@@ -90,6 +102,10 @@ class MaskPool:
             if mask is None or mask.is_ready or sequence.finish or sequence in self._pending:
                 continue
             self._submit(sequence, mask)
+
+    def is_busy(self, sequence: SequenceState) -> bool:
+        """Whether a thread has the grammar of this sequence's request."""
+        return sequence.request in self._lines
 
     def settle(self, *, is_brief: bool = False) -> list[SequenceState]:
         """Wait a moment for masks; a shorter one if `is_brief`.
@@ -100,8 +116,9 @@ class MaskPool:
         if not self._pending:
             return failed
         seconds = BRIEF_SECONDS if is_brief else WAIT_SECONDS
-        wait([future for future, _ in self._pending.values()], seconds)
-        for sequence, (future, work) in list(self._pending.items()):
+        wait([work.future for work in self._pending.values()], seconds)
+        for sequence, work in list(self._pending.items()):
+            future = work.future
             if not future.done() and not work.is_late(self._seconds):
                 continue
             del self._pending[sequence]
@@ -116,14 +133,43 @@ class MaskPool:
         return failed
 
     def _submit(self, sequence: SequenceState, mask: Mask) -> None:
-        work = _Work(mask, self._clock)
-        self._pending[sequence] = self._threads.submit(work.run), work
+        work = self._pending[sequence] = _Work(mask, self._clock)
+        with self._lock:
+            line = self._lines.get(sequence.request)
+            if line is not None:
+                line.append(work)
+                return
+            self._lines[sequence.request] = deque()
+        self._start(sequence.request, work)
+
+    def _start(self, request: RequestState, work: _Work) -> None:
+        running = self._threads.submit(work.run)
+        running.add_done_callback(partial(self._done, request, work))
+
+    def _done(self, request: RequestState, work: _Work, run: "Future[None]") -> None:
+        """Start the request's next mask, behind those of other requests. Mostly on a thread."""
+        with self._lock:
+            line = self._lines[request]
+            following = line.popleft() if line else None
+            if following is None:
+                del self._lines[request]
+        error = None if run.cancelled() else run.exception()
+        if error is not None:
+            work.future.set_exception(error)
+        else:
+            work.future.set_result(None)
+        if following is not None:
+            with suppress(RuntimeError):  # the pool was closed
+                self._start(request, following)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _step_back() -> None:
-    """On Linux niceness is a thread's; elsewhere it would be the process's."""
+def step_back() -> None:
+    """Lower the calling thread's priority.
+
+    On Linux niceness is a thread's; elsewhere it would be the process's.
+    """
     if sys.platform == "linux":
         os.nice(NICENESS)

@@ -176,6 +176,11 @@ def is_bound(request: GenerateRequest) -> bool:
     return request.output_schema is not None or request.tool_choice.mode in ("any", "tool")
 
 
+def may_compile(request: GenerateRequest) -> bool:
+    """Whether the request's parsers compile a grammar."""
+    return is_bound(request) or is_free(request)
+
+
 def without_texts(request: GenerateRequest) -> GenerateRequest:
     """The request with as much of its prompt as an output's parser asks for."""
     prompt = request.prompt

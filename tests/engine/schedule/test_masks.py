@@ -5,6 +5,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from llguidance import LLParserLimits
@@ -154,3 +156,49 @@ def test_a_mask_that_is_used_before_its_thread_is_done_is_computed_again() -> No
     mask.is_free.set()
     engine.finish(sent)
     assert len(sent.answer()) == 4 and mask.num_computed >= 2
+
+
+def test_the_choices_of_one_request_are_masked_one_after_another_and_others_meanwhile() -> None:
+    """They share a state behind a lock, so two threads of a request would wait for each other."""
+    engine, masks = engine_with(seconds=60), [SlowMask(), SlowMask()]
+    sent = engine.send([1, 2, 3], choices=2, max_tokens=3)
+    other, its_mask = engine.send([4, 5, 6], scope="b", max_tokens=3), SlowMask()
+    engine.step(2)
+    begun = [threading.Event(), threading.Event()]
+    for sequence, mask, event in zip(sent.state.sequences, masks, begun, strict=True):
+        sequence.parser.mask = mask  # type: ignore[misc]
+        mask.compute = partial(_tell, event, mask.compute)  # type: ignore[method-assign]
+    bind(other, its_mask)
+    its_mask.is_free.set()
+    engine.loop._masks.begin([*sent.state.sequences, other.state.leader])
+    assert begun[0].wait(60)
+    engine.finish(other)
+    assert not begun[1].is_set()
+    for mask in masks:
+        mask.is_free.set()
+    engine.finish(sent)
+    assert begun[1].is_set() and [len(sent.answer(choice)) for choice in (0, 1)] == [3, 3]
+
+
+def _tell(event: threading.Event, compute: Callable[[], None]) -> None:
+    event.set()
+    compute()
+
+
+def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> None:
+    engine, masks = engine_with(seconds=60), [SlowMask(), SlowMask()]
+    sent = engine.send([1, 2, 3], choices=2, max_tokens=3)
+    engine.step(2)
+    first, second = sent.state.sequences
+    first.parser.mask, second.parser.mask = masks  # type: ignore[misc]
+    masks[1].is_ready = True
+    engine.loop._masks.begin([first])
+    num_taken = second.num_output
+    other = engine.send([4, 5, 6], scope="b", max_tokens=10)
+    engine.step(12)
+    assert other.is_over and second.num_output == num_taken
+    assert second.num_pending == 0, "sampled, and not taken"
+    masks[0].is_free.set()
+    engine.finish(sent)
+    assert [len(sent.answer(choice)) for choice in (0, 1)] == [3, 3]
+    engine.check_idle()
