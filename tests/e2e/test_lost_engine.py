@@ -38,7 +38,7 @@ SENT_SECONDS = 1.5
 
 
 class Asking:
-    """Turns of both dialects, streamed and in one piece, that all wait for their first token at one engine."""
+    """Turns of both dialects, streamed and in one piece, that wait for their first token."""
 
     def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
         self._fleet = fleet
