@@ -207,16 +207,17 @@ def sync_seconds(directory: Path) -> float:
 
 def prompt(subject: Subject, num_bytes: int, number: int) -> dict[str, Any]:
     """A marked system prompt of that many bytes, the same for all, and a question of its own."""
-    return _prompt(subject, text(num_bytes), [f"Question {number}: when does a lease end?"])
+    return conversation_of(subject, text(num_bytes), [f"Question {number}: when does a lease end?"])
 
 
 def conversation(subject: Subject, number: int) -> dict[str, Any]:
     """400 KB, as a long session sends them; only the last message is another one each time."""
     turns = [f"Turn {turn}. {text(3000)}" for turn in range(100)]
-    return _prompt(subject, text(100_000), [*turns, f"Question {number}: and then?"])
+    return conversation_of(subject, text(100_000), [*turns, f"Question {number}: and then?"])
 
 
-def _prompt(subject: Subject, system: str, turns: list[str]) -> dict[str, Any]:
+def conversation_of(subject: Subject, system: str, turns: list[str]) -> dict[str, Any]:
+    """A marked system prompt and messages, of the user and the assistant in turn."""
     roles = ("user", "assistant")
     messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
     if not subject.speaks_messages:
