@@ -1,31 +1,40 @@
-"""HTTP to engines: aiohttp's client, with its failures as the gateway's errors.
+"""HTTP to engines: a small client of HTTP/1.1, with its failures as the gateway's errors.
 
-aiohttp is used directly. gateway/README.md, "What a request costs", has the cost of a client on top
-of it.
+It knows what the engine protocol needs, and nothing else: no redirects, cookies, compression or
+proxies. aiohttp does the same for 250 us of CPU a request, which is most of what a turn may cost
+(gateway/README.md, "What a request costs").
 """
 
 import asyncio
-import select
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
+from urllib.parse import SplitResult, urlsplit
 
-import aiohttp
+from gateway.base.errors import EngineLost
+from gateway.routing.connection import RECEIVE_BYTES, Answer, Connection
 
-from gateway.base.errors import EngineLost, EngineTimeout, GatewayError
-
-_KEEPALIVE_SECONDS = 30
-# The memory of one stream while its client does not read: one piece, what is made of it, and twice
-# as much beside it. The rest stays with the engine. A socket that holds more is read to its end.
-_PIECE_BYTES = 16 * 1024
-_RECEIVE_BYTES = 64 * 1024
-_LOOK_AGAIN_SECONDS = 0.5
-_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+_KEEPALIVE_SECONDS = 30.0
+_CLOSING_ROUNDS = 100
+"""Of the loop, in which ended connections are closed."""
+_PORTS = {"http": 80, "https": 443}
 
 
 class CannotConnect(EngineLost):
     """Nothing listens at the address, or no route leads to it. The request was not sent."""
+
+
+class _Unanswered(EngineLost):
+    """The connection ended before a byte of the answer came."""
+
+
+class Timeouts(NamedTuple):
+    """Seconds for each wait for the next bytes, and for connecting. The whole has none."""
+
+    read: float
+    connect: float
 
 
 class EngineResponse:
@@ -34,107 +43,55 @@ class EngineResponse:
     Reading raises EngineLost if the connection breaks, EngineTimeout if it falls silent.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
+    def __init__(self, http: "EngineHttp", key: "Origin", of: Connection, answer: Answer) -> None:
+        self._http = http
+        self._key = key
+        self._connection = of
+        self._answer: Answer | None = answer
+        self.status = answer.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the bytes that arrived since the last piece, until the body's end."""
-        content = self._response.content
-        silence = _Silence(self._response)
-        try:
-            while True:
-                silence.begin()
-                piece = await content.read(_PIECE_BYTES)
-                silence.end()
-                if not piece:
-                    return
-                yield piece
-        except _FAILURES as error:
-            raise _failure(error) from None
-        finally:
-            silence.close()
+        answer = self._answer
+        while answer is not None and (piece := await answer.piece()):
+            yield piece
 
     async def read(self) -> bytes:
-        try:
-            return await self._response.read()
-        except _FAILURES as error:
-            raise _failure(error) from None
+        """The whole body. Its connection is free afterwards."""
+        body = b"".join([piece async for piece in self.chunks()])
+        self.close()
+        return body
 
     def close(self) -> None:
         """Keep the connection if the body has ended.
 
         Otherwise end it, so that the engine sees that we left.
         """
-        self._response.release()
+        answer, self._answer = self._answer, None
+        if answer is not None and answer.close():
+            self._http.keep(self._key, self._connection)
 
 
-class _Silence:
-    """A stream's read timeout.
+class Origin(NamedTuple):
+    """What a connection leads to."""
 
-    A timer alone says only that time has passed. When it runs out, the socket is checked for unread
-    bytes too.
-
-    aiohttp sets a new timer for every piece, which is a tenth of the cost of relaying it. So
-    aiohttp's own timeout is switched off here.
-    """
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._content = response.content
-        self._loop = asyncio.get_running_loop()
-        self._began: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._num_bytes = self._content.total_bytes
-        connection = response.connection
-        transport = connection.transport if connection else None
-        self._socket = transport.get_extra_info("socket") if transport else None
-        protocol = connection.protocol if connection else None
-        if protocol is not None and (seconds := protocol.read_timeout):
-            self._seconds: float = seconds
-            protocol.read_timeout = None
-            protocol.start_timeout()  # which ends the one that runs
-            self._check()
-
-    def begin(self) -> None:
-        self._began = self._loop.time()
-
-    def end(self) -> None:
-        """Bytes arrived. No timeout runs until the next wait."""
-        self._began = None
-        self._num_bytes = self._content.total_bytes
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _check(self) -> None:
-        now = self._loop.time()
-        left = (now if self._began is None else self._began) + self._seconds - now
-        if left <= 0 and self._has_come():
-            # The loop was busy and has not yet read bytes that arrived meanwhile.
-            left = _LOOK_AGAIN_SECONDS
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._check)
-        else:
-            self._content.set_exception(aiohttp.SocketTimeoutError("the engine fell silent"))
-
-    def _has_come(self) -> bool:
-        """Whether bytes, or the end, wait in aiohttp's buffer or in the socket."""
-        if self._content.is_eof() or self._content.total_bytes != self._num_bytes:
-            return True
-        return self._socket is not None and has_unread(self._socket)
+    is_secure: bool
+    host: str
+    port: int
 
 
 class EngineHttp:
     """Connections to all engines.
 
-    Their number has no limit here, because admission bounds the turns.
+    Their number has no limit here, because admission bounds the turns. The one that was used last
+    is used first, so that those of a past peak become idle and end.
     """
 
     def __init__(self) -> None:
-        # Polls several times a second have connections of their own. aiohttp reuses the connection
-        # that was idle longest, so polls would keep all connections of a past peak open.
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._all: set[Connection] = set()
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,69 +105,158 @@ class EngineHttp:
         await self.aclose()
 
     async def aclose(self) -> None:
-        for session in self._sessions.values():
-            await session.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        self._idle.clear()
+        for connection in list(self._all):
+            connection.end()
+        for _ in range(_CLOSING_ROUNDS):
+            if self._all:
+                await asyncio.sleep(0)
 
     async def send(
         self,
         method: str,
         url: str,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
+        timeout: Timeouts,
     ) -> EngineResponse:
         """Return once the status line is there.
 
-        Raise CannotConnect, EngineLost or EngineTimeout.
+        Raise CannotConnect, EngineLost or EngineTimeout. A GET is sent once more where the engine
+        had closed an idle connection; a POST may have been carried out, so its sender decides.
         """
+        parts = urlsplit(url)
+        origin, head = _origin(parts), _head(method, parts, headers, body)
+        connection = self._take(origin)
+        if connection is not None:
+            try:
+                return await self._ask(connection, origin, head, body, timeout.read)
+            except _Unanswered:
+                if method != "GET":
+                    raise
+        connection = await self._connect(origin, timeout.connect)
+        return await self._ask(connection, origin, head, body, timeout.read)
+
+    def keep(self, origin: Origin, connection: Connection) -> None:
+        """Keep a connection for the next request."""
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.setdefault(origin, []).append(connection)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(_KEEPALIVE_SECONDS, self._sweep, loop)
+
+    async def _ask(
+        self,
+        connection: Connection,
+        origin: Origin,
+        head: bytes,
+        body: bytes | None,
+        read_seconds: float,
+    ) -> EngineResponse:
+        """Raise _Unanswered where the connection ended before a byte came back."""
+        answer = connection.ask(head, body or b"", read_seconds)
         try:
-            response = await self._open(is_look=method == "GET").request(
-                method, url, headers=headers, data=body, timeout=timeout, allow_redirects=False
-            )
-        except _FAILURES as error:
-            raise _failure(error) from None
-        return EngineResponse(response)
+            await answer.head()
+        except EngineLost:
+            if answer.has_begun:
+                raise
+            raise _Unanswered from None
+        finally:
+            if not answer.status:
+                answer.close()
+        return EngineResponse(self, origin, connection, answer)
 
-    def _open(self, *, is_look: bool) -> aiohttp.ClientSession:
-        """A session, made in the event loop that uses it."""
-        if is_look not in self._sessions:
-            self._sessions[is_look] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, socket_factory=_socket
-                ),
-                read_bufsize=_PIECE_BYTES,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                skip_auto_headers=("accept", "accept-encoding", "user-agent"),
-            )
-        return self._sessions[is_look]
+    def _take(self, origin: Origin) -> Connection | None:
+        """The connection that was used last, None where a new one must be made."""
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connect(self, origin: Origin, seconds: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds):
+                connected = await _connected(loop, origin)
+                secure = self._secured() if origin.is_secure else None
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, self._forget),
+                    sock=connected,
+                    ssl=secure,
+                    server_hostname=origin.host if secure else None,
+                )
+        except (OSError, TimeoutError):
+            raise CannotConnect from None
+        self._all.add(connection)
+        return connection
+
+    def _secured(self) -> ssl.SSLContext:
+        self._tls = self._tls or ssl.create_default_context()
+        return self._tls
+
+    def _forget(self, connection: Connection) -> None:
+        self._all.discard(connection)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the connections that were idle for too long, and forget those that have ended."""
+        self._sweeping = None
+        oldest = loop.time() - _KEEPALIVE_SECONDS
+        for origin, idle in list(self._idle.items()):
+            kept = [each for each in idle if each.is_open and each.idle_since > oldest]
+            for connection in idle:
+                if connection not in kept:
+                    connection.end()
+            if kept:
+                self._idle[origin] = kept
+            else:
+                del self._idle[origin]
+        if self._idle:
+            self._sweeping = loop.call_later(_KEEPALIVE_SECONDS / 2, self._sweep, loop)
 
 
-def has_unread(connection: socket.socket) -> bool:
-    """Whether bytes, or the end, wait in a socket to be read."""
-    descriptor = connection.fileno()
-    if descriptor < 0:
-        return False
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+async def _connected(loop: asyncio.AbstractEventLoop, origin: Origin) -> socket.socket:
+    """A socket to the first of the origin's addresses that takes it. Raise OSError."""
+    found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    failure = OSError("no address")
+    for family, kind, protocol, _, address in found:
+        made = socket.socket(family, kind, protocol)
+        is_connected = False
+        try:
+            made.setblocking(False)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(made, address)
+            is_connected = True
+            return made
+        except OSError as error:
+            failure = error
+        finally:
+            if not is_connected:
+                made.close()
+    raise failure
 
 
-def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-    return made
+def _origin(parts: SplitResult) -> Origin:
+    return Origin(
+        parts.scheme == "https", parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 80)
+    )
 
 
-def timeouts(read_seconds: float, connect_seconds: float) -> aiohttp.ClientTimeout:
+def _head(method: str, parts: SplitResult, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    host = parts.netloc.rpartition("@")[2]
+    lines = [f"{method} {target} HTTP/1.1", f"host: {host}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"content-length: {len(body)}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def timeouts(read_seconds: float, connect_seconds: float) -> Timeouts:
     """Timeouts for connecting and for each wait for the next bytes. The total time has none."""
-    return aiohttp.ClientTimeout(sock_connect=connect_seconds, sock_read=read_seconds)
-
-
-def _failure(error: Exception) -> GatewayError:
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return CannotConnect()
-    if isinstance(error, TimeoutError):
-        return EngineTimeout()
-    return EngineLost()
+    return Timeouts(read_seconds, connect_seconds)

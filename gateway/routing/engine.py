@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Literal, TypeVar
 
-import aiohttp
 import msgspec
 
 from engine.protocol import (
@@ -40,7 +39,7 @@ from gateway.base.errors import (
 )
 from gateway.base.logs import bound_request_id, get_logger
 from gateway.routing.breaker import Breaker
-from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, timeouts
+from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, Timeouts, timeouts
 from gateway.routing.cost import Load, Weights
 from gateway.routing.event_lines import SnapshotPart, frames_of
 from gateway.routing.generation import Generation, are_sane, refusal
@@ -286,7 +285,7 @@ class Engine:
         path: str,
         kind: type[Reply],
         body: bytes | None = None,
-        timeout: aiohttp.ClientTimeout = _CONTROL,
+        timeout: Timeouts = _CONTROL,
     ) -> Reply:
         response = await self._send(method, path, body, timeout)
         if response.status != 200:
@@ -307,7 +306,7 @@ class Engine:
         method: str,
         path: str,
         body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
+        timeout: Timeouts,
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         sent = self._headers if headers is None else {**self._headers, **headers}
