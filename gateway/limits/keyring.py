@@ -26,6 +26,8 @@ from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKe
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
 from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
+from gateway.prompt.recent import Recent
+from gateway.prompt.sketch import Sketched
 
 POLL_SECONDS = 2.0
 # The time until a change counts on every gateway whose database answers: one pause and two queries.
@@ -41,6 +43,8 @@ _MAX_LOOKUPS = 32
 LOOKUPS_PER_MINUTE = 1200
 """For each address."""
 # The resolution of a key's last use. Each interval may cost the database one write.
+_MAX_SKETCHED = 10_000
+"""Segments of all workspaces whose sketches are kept, at some 500 bytes each."""
 _LAST_USE_SECONDS = 60.0
 
 
@@ -52,6 +56,7 @@ class _Grant(NamedTuple):
     limits: Limits
     lease_share: float | None
     auto_cache: AutoCache
+    sketched: Recent[Sketched]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class KeyRing:
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
         self._log = get_logger("keys")
+        self._sketched: Recent[Sketched] = Recent(_MAX_SKETCHED)
         self._version = -1
         self._generation = 0
         self._confirmed = self._loaded = clock.monotonic()
@@ -187,6 +193,7 @@ class KeyRing:
             workspace.limits,
             workspace.lease_share,
             self._auto_cache.but(workspace.auto_cache, workspace.auto_cache_ttl),
+            self._sketched,
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -240,6 +247,7 @@ class KeyRing:
             limits=grant.limits,
             lease_share=grant.lease_share,
             auto_cache=grant.auto_cache.but(key.auto_cache, key.auto_cache_ttl),
+            sketched=grant.sketched,
         )
         return _Known(principal, key.digest, key.expires_at, grant)
 
@@ -247,7 +255,9 @@ class KeyRing:
         """Who a workspace is now, without a look at the key."""
         scope, found = self.scope_of(workspace), self.workspaces.get(workspace)
         if found is None:
-            return Principal(workspace, key_id, scope, auto_cache=self._auto_cache)
+            return Principal(
+                workspace, key_id, scope, auto_cache=self._auto_cache, sketched=self._sketched
+            )
         grant = self._grant(found)
         return Principal(
             workspace,
@@ -256,6 +266,7 @@ class KeyRing:
             limits=grant.limits,
             lease_share=grant.lease_share,
             auto_cache=grant.auto_cache,
+            sketched=grant.sketched,
         )
 
     def _note_use(self, key_id: str) -> None:

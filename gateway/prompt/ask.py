@@ -1,7 +1,7 @@
 """One turn as the gateway understands it, whatever dialect it came in."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NewType
 
 import msgspec
@@ -27,6 +27,8 @@ from gateway.prompt.fingerprint import (
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
+from gateway.prompt.recent import Recent
+from gateway.prompt.sketch import Sketched
 
 TurnId = NewType("TurnId", str)
 Dialect = Literal["anthropic", "openai", "gemini"]
@@ -42,7 +44,8 @@ class Principal:
     """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
 
     `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
-    None is no bound of its own. `auto_cache` is for requests without markers.
+    None is no bound of its own. `auto_cache` is for requests without markers. `sketched` is what
+    plans made lately (`sketch.py`), the same for all who ask.
     """
 
     workspace: str
@@ -52,6 +55,7 @@ class Principal:
     limits: Limits = NO_LIMITS
     lease_share: float | None = None
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
+    sketched: Recent[Sketched] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
-from gateway.prompt.sketch import Sketch, kinds_of, sketch_of
+from gateway.prompt.recent import Recent
+from gateway.prompt.sketch import Sketch, Sketched, kinds_of, sketch_of
 
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
@@ -70,9 +71,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    layout: Layout, automatic: Ttl | None, scope: str, policy: AutoCache | None = None
+    layout: Layout,
+    automatic: Ttl | None,
+    scope: str,
+    policy: AutoCache | None = None,
+    sketched: Recent[Sketched] | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
+
+    `sketched` has what earlier plans made of the same prefixes.
 
     With a `policy` there may be more breakpoints than the client's (`auto_cache.py`).
     """
@@ -83,6 +90,7 @@ def make_plan(
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
     prefixes = find_prefixes(layout.prompt, scope)
     named = trim_names(prefixes, marked)
+    ends = [name.digest for name, _ in prefixes if name.characters is None]
     return Plan(
         prompt=layout.prompt,
         slots=slots,
@@ -93,7 +101,7 @@ def make_plan(
         automatic=policy if len(breakpoints) > num_given else None,
         sure_bytes=sure_bytes(layout.prompt),
         kinds=kinds_of(layout.prompt),
-        sketch=sketch_of(layout.prompt, scope),
+        sketch=sketch_of(layout.prompt, scope, ends, sketched),
     )
 
 

@@ -9,8 +9,9 @@ The sizes are bounded: MAX_SEGMENTS segments, SKETCHED_BYTES of content, PIECES 
 MAX_TEXTS texts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -25,6 +26,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from gateway.prompt.recent import Recent
 
 MAX_SEGMENTS = 96
 SKETCHED_BYTES = 256 * 1024
@@ -49,6 +51,7 @@ TOOL, SYSTEM, RAW, USER, ASSISTANT, TOLD, THINKING, CALL, RESULT = "tsruamhco"
 """
 CHUNK = "."
 """Stands for a prefix that ends inside a segment."""
+_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 _TEXTS: dict[Role, str] = {"user": USER, "assistant": ASSISTANT, "system": TOLD}
 
 
@@ -77,27 +80,71 @@ def kinds_of(prompt: Prompt) -> str:
     return "".join(letters)
 
 
-def sketch_of(prompt: Prompt, scope: str) -> Sketch:
-    """The sketch of the prompt's first segments."""
+class Sketched(NamedTuple):
+    """What a sketch has of one segment. `pieces` is None where the segment has none."""
+
+    letter: str
+    own: bytes
+    size: int
+    unordered: bytes | None
+    pieces: bytes | None
+
+
+def sketch_of(
+    prompt: Prompt, scope: str, ends: Sequence[str] = (), known: Recent[Sketched] | None = None
+) -> Sketch:
+    """The sketch of the prompt's first segments.
+
+    `ends` are the names of the segments' ends (`names.py`). A name stands for the scope and for all
+    content before it, so what is `known` by it is not made again.
+    """
     base = blake2b(scope.encode(), digest_size=DIGEST_BYTES, person=b"sketch")
-    own: list[bytes] = []
-    sizes: list[int] = []
-    unordered: list[tuple[int, bytes]] = []
-    pieces: list[tuple[int, bytes]] = []
-    room, is_first_message = SKETCHED_BYTES, True
-    for index, (letter, header, values, text) in enumerate(_segments(prompt)):
-        content = text.encode()
-        room -= len(header) + len(content)
-        if index >= MAX_SEGMENTS or room < 0:
+    made: list[Sketched] = []
+    num_pieced, room, is_first_message = 0, SKETCHED_BYTES, True
+    for index, (where, item) in enumerate(_items(prompt)):
+        if index >= MAX_SEGMENTS:
             break
-        own.append(_digest(base, header, content))
-        sizes.append(len(header) + len(content))
-        if values is not None:
-            unordered.append((index, _digest(base, header[:1], _encode_sorted(values))))
-        is_first_message = is_first_message and letter not in (ASSISTANT, CALL, THINKING)
-        if is_first_message and len(pieces) < MAX_TEXTS and len(text) >= _PIECED_CHARACTERS:
-            pieces.append((index, _pieces(base, content)))
-    return Sketch(b"".join(own), sizes, unordered, pieces)
+        one = known.get(ends[index]) if known is not None else None
+        if one is None:
+            has_pieces = is_first_message and num_pieced < MAX_TEXTS
+            one = _sketched(base, where, item, room, has_pieces=has_pieces)
+            if one is None:
+                break
+            if known is not None:
+                known.put(ends[index], one)
+        room -= one.size
+        if room < 0:
+            break
+        made.append(one)
+        is_first_message = is_first_message and one.letter not in (ASSISTANT, CALL, THINKING)
+        num_pieced += one.pieces is not None
+    return Sketch(
+        b"".join(one.own for one in made),
+        [one.size for one in made],
+        [(index, one.unordered) for index, one in enumerate(made) if one.unordered is not None],
+        [(index, one.pieces) for index, one in enumerate(made) if one.pieces is not None],
+    )
+
+
+def _sketched(
+    base: blake2b, where: str, item: str | Tool | Part, room: int, *, has_pieces: bool
+) -> Sketched | None:
+    """What a sketch has of one segment; None where that has more content than `room`."""
+    letter, header, values, text = _described(where, item)
+    content = text.encode()
+    size = len(header) + len(content)
+    if size > room:
+        return None
+    has_pieces = (
+        has_pieces and letter not in (ASSISTANT, CALL, THINKING) and len(text) >= _PIECED_CHARACTERS
+    )
+    return Sketched(
+        letter,
+        _digest(base, header, content),
+        size,
+        None if values is None else _digest(base, header[:1], _encode_sorted(values)),
+        _pieces(base, content) if has_pieces else None,
+    )
 
 
 def _letter(role: Role, part: Part) -> str:
@@ -112,17 +159,30 @@ def _letter(role: Role, part: Part) -> str:
             return _TEXTS[role]
 
 
-def _segments(prompt: Prompt) -> Iterator[tuple[str, bytes, object, str]]:
-    """Each segment's letter, what it has besides its text, its JSON, and its text."""
+def _items(prompt: Prompt) -> Iterator[tuple[str, str | Tool | Part]]:
+    """All segments in order, each with its role, or with a letter for what has none."""
     if prompt.text is not None:
-        yield RAW, b"r", None, prompt.text
+        yield RAW, prompt.text
     for tool in prompt.tools:
-        yield _tool(tool)
+        yield TOOL, tool
     for block in prompt.system:
-        yield SYSTEM, _TEXT_HEADER, None, block.text
+        yield SYSTEM, block
     for message in prompt.messages:
         for part in message.parts:
-            yield _part(message.role, part)
+            yield message.role, part
+
+
+def _described(where: str, item: str | Tool | Part) -> tuple[str, bytes, object, str]:
+    """A segment's letter, what it has besides its text, its JSON, and its text."""
+    match item:
+        case str():
+            return RAW, b"r", None, item
+        case Tool():
+            return _tool(item)
+        case TextPart() if where == SYSTEM:
+            return SYSTEM, _TEXT_HEADER, None, item.text
+        case _:
+            return _part(_ROLES[where], item)
 
 
 def _tool(tool: Tool) -> tuple[str, bytes, object, str]:

@@ -66,7 +66,9 @@ def prepare(
         raise InvalidRequest(
             "input: must not end with an item of the assistant, which is not continued", "input"
         )
-    plan = make_plan(layout, NATIVE_TTL if is_implicit else None, principal.scope, policy)
+    plan = make_plan(
+        layout, NATIVE_TTL if is_implicit else None, principal.scope, policy, principal.sketched
+    )
     _note_without_effect(request, notepad)
     ask = Ask(
         dialect="responses",

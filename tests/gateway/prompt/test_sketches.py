@@ -1,5 +1,6 @@
 """What can be told from two sketches, and how large one gets."""
 
+import random
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from engine.protocol import (
     Message,
     Prompt,
+    Role,
     TextPart,
     ThinkingPart,
     Tool,
@@ -15,6 +17,7 @@ from engine.protocol import (
 )
 from gateway.prompt.fingerprint import MAX_POINTS, Fingerprint, kinds_at, pack, points_of, unpack
 from gateway.prompt.names import find_prefixes
+from gateway.prompt.recent import Recent
 from gateway.prompt.sketch import (
     DIGEST_BYTES,
     MAX_SEGMENTS,
@@ -23,6 +26,7 @@ from gateway.prompt.sketch import (
     PIECES,
     SKETCHED_BYTES,
     Sketch,
+    Sketched,
     kinds_of,
     sketch_of,
 )
@@ -135,3 +139,24 @@ def test_of_a_long_prompt_the_last_points_stay_with_their_tokens_and_kinds() -> 
         tokens == 10 * (p.segment + 1) for p, tokens in zip(found.points, found.tokens, strict=True)
     )
     assert found.marks == [(899, "5m")]
+
+
+def test_what_is_known_of_a_prefix_gives_the_sketch_that_would_be_made_anew() -> None:
+    """Conversations that grow, are edited in the middle and share beginnings, in two scopes."""
+    chance, known = random.Random(7), Recent[Sketched](40)
+    texts = ["a short one", "\n".join(LINES), "word " * 300, "x" * 200, "x" * SKETCHED_BYTES]
+    for _ in range(300):
+        scope = chance.choice(["one", "another"])
+        roles: list[Role] = ["user", "assistant", "system"]
+        prompt = Prompt(
+            [
+                Message(chance.choice(roles), [TextPart(chance.choice(texts))])
+                for _ in range(chance.randrange(1, 12))
+            ],
+            [Tool("look", {"b": 1, "a": chance.randrange(2)})],
+            [TextPart(chance.choice(texts)) for _ in range(chance.randrange(3))],
+        )
+        names = [name for name, _ in find_prefixes(prompt, scope)]
+        ends = [name.digest for name in names if name.characters is None]
+        assert sketch_of(prompt, scope, ends, known) == sketch_of(prompt, scope)
+        assert len(known) <= 80
