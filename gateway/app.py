@@ -27,7 +27,8 @@ from gateway.http import errors
 from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
-from gateway.http.connections import BodyDeadline
+from gateway.http.connections import Bodies, BodyDeadline
+from gateway.http.model_calls import put_in_front
 from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
@@ -102,6 +103,8 @@ def create_app(
             app.state.services = await _start(stack, settings, base, catalogue, prices)
             yield
 
+    held = BodyBytes(settings.bodies_bytes)
+    large = LargeBodies(settings.large_body_bytes_per_minute, time.monotonic)
     app = Litestar(
         list(CONTROLLERS),
         lifespan=[lifespan],
@@ -109,10 +112,7 @@ def create_app(
         state=State({"stopping": asyncio.Event(), "ids": Ids(), "refusals": Refusals()}),
         middleware=[
             DefineMiddleware(
-                BodyDeadline,
-                request_seconds=settings.request_seconds,
-                bodies=BodyBytes(settings.bodies_bytes),
-                large=LargeBodies(settings.large_body_bytes_per_minute, time.monotonic),
+                BodyDeadline, request_seconds=settings.request_seconds, bodies=held, large=large
             ),
         ],
         exception_handlers=errors.handlers,
@@ -123,6 +123,7 @@ def create_app(
         logging_config=None,
     )
     describe_once(app)
+    put_in_front(app, Bodies(settings.request_seconds, held, large, settings.body_limit_bytes))
     return app
 
 

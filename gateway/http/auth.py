@@ -29,6 +29,7 @@ from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
+from gateway.prompt.ask import Principal
 
 OWN_WORKSPACE = {"own_workspace": True}
 READS_BY_POST = {"own_workspace": True, "is_read": True}
@@ -86,19 +87,28 @@ class KeyAuth(AbstractAuthenticationMiddleware):
     """Sets the request's Principal, its id, and when it arrived."""
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
-        services = connection.app.state.services
-        connection.scope["state"]["arrived"] = services.clock.monotonic()
-        request_id(connection.scope)
-        key, address = _presented_key(connection), _address_of(connection)
-        principal = await services.keyring.find(key, address)
-        if principal is None:
-            raise Unauthenticated
-        _prove(connection)
-        if principal.key_scope == "read_only":
-            raise Forbidden("this API key may only read its workspace in the admin API")
-        if services.keyring.is_sample:
-            raise SampleData
-        return AuthenticationResult(user=principal, auth=None)
+        return AuthenticationResult(user=await principal_of(connection.scope), auth=None)
+
+
+async def principal_of(scope: Scope) -> Principal:
+    """Who calls a model API. Notes the request's id, and when it arrived.
+
+    Raise Unauthenticated, MissingKey, Forbidden or SampleData.
+    """
+    services = scope["litestar_app"].state.services
+    scope["state"]["arrived"] = services.clock.monotonic()
+    request_id(scope)
+    principal: Principal | None = await services.keyring.find(
+        _presented_key(scope), _address_of(scope)
+    )
+    if principal is None:
+        raise Unauthenticated
+    _prove(scope)
+    if principal.key_scope == "read_only":
+        raise Forbidden("this API key may only read its workspace in the admin API")
+    if services.keyring.is_sample:
+        raise SampleData
+    return principal
 
 
 class AdminAuth(AbstractAuthenticationMiddleware):
@@ -109,8 +119,8 @@ class AdminAuth(AbstractAuthenticationMiddleware):
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
         gate: AdminGate = connection.app.state.services.admin
-        viewer = await gate.viewer(_presented_key(connection), _address_of(connection))
-        _prove(connection)
+        viewer = await gate.viewer(_presented_key(connection.scope), _address_of(connection.scope))
+        _prove(connection.scope)
         if viewer.workspace is not None and not _shows_own_workspace(connection):
             raise Forbidden("this needs an admin key")
         return AuthenticationResult(user=viewer, auth=None)
@@ -142,34 +152,32 @@ def _is_read(method: object, opt: Mapping[str, Any]) -> bool:
     return method in _READING or bool(opt.get("is_read"))
 
 
-def _address_of(connection: Connection) -> str:
-    client = connection.scope.get("client")
+def _address_of(scope: Scope) -> str:
+    client = scope.get("client")
     return group_of(client[0]) if client else ""
 
 
-def _prove(connection: Connection) -> None:
+def _prove(scope: Scope) -> None:
     """Tell the connection, where the server counts those, that its client has a key."""
-    if (prove := connection.scope["state"].get("prove")) is not None:
+    if (prove := scope["state"].get("prove")) is not None:
         prove()
 
 
-def _presented_key(connection: Connection) -> str:
+def _presented_key(scope: Scope) -> str:
     """The key of the request's headers, or of the query where Google's clients put it.
 
     It is read from the scope, since a mapping of all headers would be made for this alone. If a
     header is there twice, the first one counts.
     """
     found: dict[bytes, bytes] = {}
-    for name, value in connection.scope["headers"]:
+    for name, value in scope["headers"]:
         if name in (b"x-api-key", b"authorization", GOOGLE_KEY_HEADER):
             found.setdefault(name, value)
     # RFC 9110, 5.5: blanks around a field's value are no part of it.
     for name in (b"x-api-key", GOOGLE_KEY_HEADER):
         if key := found.get(name, b"").strip(b" \t"):
             return key.decode("latin-1")
-    if dialect_of(connection.scope) == "gemini" and (
-        given := google_key_in_query(connection.scope)
-    ):
+    if dialect_of(scope) == "gemini" and (given := google_key_in_query(scope)):
         return given
     kind, _, token = found.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer" and token.strip():

@@ -43,18 +43,7 @@ class ChatCompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        services, arrived = services_of(request), request.scope["state"]["arrived"]
-
-        def read() -> tuple[ChatRequest, int]:
-            return services.without_nonces(decode_chat(body, services.bounds))
-
-        def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
-            ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
-            return msgspec.structs.replace(ask, num_removed=num_removed)
-
-        check_media(request)
-        ask = await prepared(request, services, len(body), read, make)
-        return await _answer(request, services, ask, ChatWriter, collect_chat)
+        return await create_chat_completion(request, body)
 
 
 class CompletionsController(Controller):
@@ -63,17 +52,38 @@ class CompletionsController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        services, arrived = services_of(request), request.scope["state"]["arrived"]
+        return await create_completion(request, body)
 
-        def read() -> tuple[CompletionRequest, int]:
-            return decode_completion(body, services.bounds), 0
 
-        def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
-            return completion_ask_of(decoded, request.user, model, arrived)
+async def create_chat_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
+    """Answer a request of Chat Completions."""
+    services, arrived = services_of(request), request.scope["state"]["arrived"]
 
-        check_media(request)
-        ask = await prepared(request, services, len(body), read, make)
-        return await _answer(request, services, ask, TextWriter, collect_completion)
+    def read() -> tuple[ChatRequest, int]:
+        return services.without_nonces(decode_chat(body, services.bounds))
+
+    def make(decoded: ChatRequest, num_removed: int, model: Model) -> Ask:
+        ask = chat_ask_of(decoded, request.user, model, arrived, services.unreadable)
+        return msgspec.structs.replace(ask, num_removed=num_removed)
+
+    check_media(request)
+    ask = await prepared(request, services, len(body), read, make)
+    return await _answer(request, services, ask, ChatWriter, collect_chat)
+
+
+async def create_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
+    """Answer a request of the older Completions API."""
+    services, arrived = services_of(request), request.scope["state"]["arrived"]
+
+    def read() -> tuple[CompletionRequest, int]:
+        return decode_completion(body, services.bounds), 0
+
+    def make(decoded: CompletionRequest, _: int, model: Model) -> Ask:
+        return completion_ask_of(decoded, request.user, model, arrived)
+
+    check_media(request)
+    ask = await prepared(request, services, len(body), read, make)
+    return await _answer(request, services, ask, TextWriter, collect_completion)
 
 
 async def _answer(

@@ -6,7 +6,8 @@ middleware (`BodyDeadline`) refuses a slow body, in the dialect's envelope like 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from gateway.base.errors import (
     HeadTooLarge,
     InvalidRequest,
     Overloaded,
+    TooLarge,
 )
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
@@ -211,6 +213,67 @@ class _GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class Bodies:
+    """Reads whole bodies, with the bounds of `BodyDeadline`. `max_bytes` bounds one body."""
+
+    def __init__(
+        self, request_seconds: float, bodies: BodyBytes, large: LargeBodies, max_bytes: int
+    ) -> None:
+        self._seconds = request_seconds
+        self._bodies = bodies
+        self._large = large
+        self._max_bytes = max_bytes
+
+    @contextmanager
+    def reading(self, scope: Scope) -> Iterator["Reading"]:
+        """The body of one request. Its bytes count until the context ends."""
+        taken = _Taken(self._bodies, self._large)
+        try:
+            yield Reading(scope, taken, self._seconds, self._max_bytes)
+        finally:
+            taken.give_back()
+
+
+class Reading:
+    """One body that is to be read. Its deadline runs from here on."""
+
+    def __init__(self, scope: Scope, taken: "_Taken", seconds: float, max_bytes: int) -> None:
+        self._scope = scope
+        self._taken = taken
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._max_bytes = max_bytes
+
+    async def whole(self, receive: Receive) -> bytes:
+        """Raise BodyTimeout, ClientGone, TooLarge, or as `BodyBytes.take`."""
+        declared = _declared_bytes(self._scope)
+        if declared > self._max_bytes:
+            raise TooLarge
+        workspace = getattr(self._scope.get("user"), "workspace", None) or ""
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout_at(self._deadline) as deadline:
+                while True:
+                    message: Any = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    if piece := message.get("body", b""):
+                        pieces.append(piece)
+                        wait = self._taken.grow(workspace, len(piece), declared)
+                        if self._taken.num_read > self._max_bytes:
+                            raise TooLarge
+                        if wait.seconds:
+                            deadline.reschedule(None)
+                            await asyncio.sleep(wait.seconds)
+                        if wait.refusal is not None:
+                            raise wait.refusal
+                        self._deadline += len(piece) / BODY_BYTES_PER_SECOND + wait.seconds
+                    if not message.get("more_body", False):
+                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                    deadline.reschedule(self._deadline)
+        except TimeoutError:
+            raise BodyTimeout from None
+
+
 class BodyDeadline:
     """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read, and one
     that there is no room for is refused there. Its bytes count until its request is over. A large
@@ -264,13 +327,13 @@ class _Taken:
         self._bodies = bodies
         self._large = large
         self._workspace = ""
-        self._num_bytes = self._num_read = 0
+        self._num_bytes = self.num_read = 0
 
     def grow(self, workspace: str, num_bytes: int, declared: int) -> Wait:
         """Raise as `BodyBytes.take`. Return how long to leave the rest in the socket."""
-        self._num_read += num_bytes
+        self.num_read += num_bytes
         before = self._num_bytes
-        more = max(declared, self._num_read) - before
+        more = max(declared, self.num_read) - before
         if more <= 0:
             return Wait()
         self._bodies.take(workspace, more)

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
+from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Message, Scope
 from structlog.contextvars import bind_contextvars
 
@@ -134,6 +135,11 @@ def _detail(error: HTTPException) -> str:
 
 def stream_error(error: GatewayError, request_id: str) -> StreamError:
     return StreamError(detail_of(error), request_id)
+
+
+def reply_of(request: Request[Any, Any, Any], error: Exception) -> ASGIResponse:
+    """As `render`, for a request that no route of Litestar's has."""
+    return render(request, error).to_asgi_response(app=None, request=request)
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

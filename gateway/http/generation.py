@@ -6,15 +6,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from litestar import Request
-from litestar.background_tasks import BackgroundTask
 from litestar.response.base import ASGIResponse
-from litestar.response.streaming import ASGIStreamingResponse
 
 from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
 from gateway.http.errors import origin_of
 from gateway.http.presence import while_present
+from gateway.http.replies import Streamed, Whole
 from gateway.http.services import Services
 from gateway.limits.workers import INLINE_BYTES
 from gateway.prompt.ask import Ask, Principal, TurnId
@@ -35,7 +34,6 @@ RequestT = TypeVar("RequestT", bound=NamesModel)
 Items = AsyncGenerator[Taken | list[Frame], None]
 
 _encode = msgspec.json.Encoder().encode
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def check_media(request: Request[Any, Any, Any]) -> None:
@@ -103,20 +101,11 @@ async def begun(request: KeyRequest, services: Services, ask: Ask) -> Begun:
 
 def answered(body: msgspec.Struct) -> ASGIResponse:
     """The whole answer, as JSON."""
-    return ASGIResponse(body=_encode(body), media_type="application/json")
+    return Whole(_encode(body))
 
 
 def streamed(
     events: AsyncGenerator[bytes, None], items: Items, media_type: str = "text/event-stream"
 ) -> ASGIResponse:
     """A stream. Afterwards the turn ends at once, also if the client stopped reading."""
-    return ASGIStreamingResponse(
-        iterator=events,
-        media_type=media_type,
-        headers=_STREAM_HEADERS,
-        background=BackgroundTask(_close, items),
-    )
-
-
-async def _close(items: Items) -> None:
-    await items.aclose()
+    return Streamed(events, items, media_type)

@@ -50,35 +50,7 @@ class MessagesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
-        check_attribution(request)
-        services, headers = services_of(request), request.headers
-        version = check_version(headers.get("anthropic-version"))
-        arrived, betas = request.scope["state"]["arrived"], headers.get("anthropic-beta", "")
-
-        def read() -> tuple[MessagesRequest, int]:
-            return services.without_nonces(decode_messages(body, services.bounds))
-
-        def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
-            return ask_of(
-                decoded,
-                request.user,
-                model,
-                version,
-                arrived,
-                comparison=compared(decoded, betas),
-                num_removed=num_removed,
-                betas=betas,
-                unreadable=services.unreadable,
-            )
-
-        ask = await prepared(request, services, len(body), read, make)
-        turn_id = services.turns.new_id()
-        items = services.turns.run(ask, turn_id, origin_of(request))
-        if not ask.stream:
-            return answered(await while_present(request, whole(items, ask, turn_id)))
-        writer = await while_present(request, _begin(items, ask, turn_id))
-        return streamed(_stream(items, writer, request_id(request.scope)), items)
+        return await create_message(request, body)
 
     @post("/count_tokens", status_code=200)
     async def count_tokens(
@@ -102,6 +74,39 @@ class MessagesController(Controller):
         with services.counting.admitted(request.user.workspace, len(body)):
             ask = await prepared(request, services, len(body), read, make)
             return TokenCount(await while_present(request, services.turns.count(ask)))
+
+
+async def create_message(request: KeyRequest, body: bytes) -> ASGIResponse:
+    """Answer a Messages request."""
+    check_media(request)
+    check_attribution(request)
+    services, headers = services_of(request), request.headers
+    version = check_version(headers.get("anthropic-version"))
+    arrived, betas = request.scope["state"]["arrived"], headers.get("anthropic-beta", "")
+
+    def read() -> tuple[MessagesRequest, int]:
+        return services.without_nonces(decode_messages(body, services.bounds))
+
+    def make(decoded: MessagesRequest, num_removed: int, model: Model) -> Ask:
+        return ask_of(
+            decoded,
+            request.user,
+            model,
+            version,
+            arrived,
+            comparison=compared(decoded, betas),
+            num_removed=num_removed,
+            betas=betas,
+            unreadable=services.unreadable,
+        )
+
+    ask = await prepared(request, services, len(body), read, make)
+    turn_id = services.turns.new_id()
+    items = services.turns.run(ask, turn_id, origin_of(request))
+    if not ask.stream:
+        return answered(await while_present(request, whole(items, ask, turn_id)))
+    writer = await while_present(request, _begin(items, ask, turn_id))
+    return streamed(_stream(items, writer, request_id(request.scope)), items)
 
 
 def check_attribution(request: KeyRequest) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from litestar import Request
+from litestar.types import Receive
 
 from gateway.base.errors import ClientGone
 
@@ -18,12 +19,17 @@ async def while_present(
     request: Request[Any, Any, Any], work: Coroutine[Any, Any, Result]
 ) -> Result:
     """Run `work`. If the client leaves first, cancel it and raise ClientGone."""
+    return await while_received(request.receive, work)
+
+
+async def while_received(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """As `while_present`, for a request whose body was read from `receive`."""
     loop = asyncio.get_running_loop()
     watcher: asyncio.Task[None] | None = None
 
     def watch() -> None:
         nonlocal watcher
-        watcher = loop.create_task(_watch(request, presence))
+        watcher = loop.create_task(_watch(receive, presence))
 
     try:
         # The timeout has no deadline yet. The watcher sets it to now.
@@ -40,7 +46,7 @@ async def while_present(
             watcher.cancel()
 
 
-async def _watch(request: Request[Any, Any, Any], presence: asyncio.Timeout) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
     presence.reschedule(0)

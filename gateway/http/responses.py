@@ -55,25 +55,7 @@ class ResponsesController(Controller):
 
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
-        check_media(request)
-        services = services_of(request)
-        arrived = request.scope["state"]["arrived"]
-
-        def read() -> tuple[Given, int]:
-            return decode_responses(body, services.bounds), 0
-
-        def make(given: Given, _: int, model: Model) -> Prepared:
-            return prepare(given, request.user, model, arrived, services.unreadable)
-
-        made = await prepared(request, services, len(body), read, make)
-        try:
-            turn_id, items, findings = await begun(request, services, made.ask)
-            writer = _writer(services, made, turn_id, findings)
-            if made.ask.stream:
-                return streamed(_stream(items, writer, request_id(request.scope)), items)
-            return answered(await while_present(request, _whole(items, writer)))
-        except (PromptTooLong, DemandRefused) as error:
-            raise in_own_names(error, [slot.path for slot in made.ask.plan.slots]) from None
+        return await create_response(request, body)
 
     @get("/{response_id:str}")
     async def retrieve(self, response_id: FromPath[str]) -> None:
@@ -84,6 +66,29 @@ class ResponsesController(Controller):
     async def remove(self, response_id: FromPath[str]) -> None:
         """No response is kept."""
         raise NotFound(f"Response with id '{response_id[:64]}' not found: responses are not kept.")
+
+
+async def create_response(request: KeyRequest, body: bytes) -> ASGIResponse:
+    """Answer a request of the Responses API."""
+    check_media(request)
+    services = services_of(request)
+    arrived = request.scope["state"]["arrived"]
+
+    def read() -> tuple[Given, int]:
+        return decode_responses(body, services.bounds), 0
+
+    def make(given: Given, _: int, model: Model) -> Prepared:
+        return prepare(given, request.user, model, arrived, services.unreadable)
+
+    made = await prepared(request, services, len(body), read, make)
+    try:
+        turn_id, items, findings = await begun(request, services, made.ask)
+        writer = _writer(services, made, turn_id, findings)
+        if made.ask.stream:
+            return streamed(_stream(items, writer, request_id(request.scope)), items)
+        return answered(await while_present(request, _whole(items, writer)))
+    except (PromptTooLong, DemandRefused) as error:
+        raise in_own_names(error, [slot.path for slot in made.ask.plan.slots]) from None
 
 
 def _writer(

@@ -126,9 +126,7 @@ async def _each_message(subject: Subject, server: PinnedServer, number: int) -> 
     return (seconds[_LONG] - seconds[_SHORT]) / (_LONG - _SHORT)
 
 
-def _session(
-    subject: Subject, server: PinnedServer, first: int, name: str
-) -> Iterator[RawRequest]:
+def _session(subject: Subject, server: PinnedServer, first: int, name: str) -> Iterator[RawRequest]:
     """A conversation that grows by two messages a turn."""
     said = [f"{name}: message {n}. {text(380)}" for n in range(first + 2 * _SESSION_TURNS)]
     for turn in range(_SESSION_TURNS):
