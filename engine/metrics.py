@@ -100,6 +100,11 @@ def _work(stats: Stats) -> Iterable[Metric]:
             stats.counters.leases_yielded_idle,
         ),
         (
+            "holdfast_engine_leases_lowered",
+            "Leases that moved from the device to the store",
+            stats.counters.leases_lowered,
+        ),
+        (
             "holdfast_engine_preempted_requests",
             "Sequences preempted",
             stats.counters.preempted_requests,

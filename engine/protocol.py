@@ -345,6 +345,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     `folded` are the segments of system messages that the chat template can't take where they
     stand: they are told in the user's turn beside it. `inexact` are the breakpoints' segments whose
     last tokens depend on the text behind them: their boundary lies before their text's end.
+
+    `read_tier` is the lowest tier that `usage.cache_read_tokens` came from; None without a read.
+    `bring_back_seconds` are those from admission until all of it was on the device; 0 where it was.
     """
 
     request_id: str
@@ -358,6 +361,8 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     unheld: list[UnheldTool] = []
     folded: list[int] = []
     inexact: list[int] = []
+    read_tier: Tier | None = None
+    bring_back_seconds: float = 0.0
 
 
 class TokenProb(msgspec.Struct, frozen=True):
@@ -576,7 +581,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     before they started, as `FinalCounts` tells them. `evicted_entries` were best-effort and lost a
     block for room. `evicted_blocks` with content were reused on the device; `demoted_blocks` were
     copied to the host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle`
-    are those of `leases_yielded` that were idle beyond the bound of these.
+    are those of `leases_yielded` that were idle beyond the bound of these. `leases_lowered` left
+    the device for the store, and did not end.
     """
 
     requests: int = 0
@@ -598,6 +604,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     leases_sacrificed: int = 0
     leases_yielded: int = 0
     leases_yielded_idle: int = 0
+    leases_lowered: int = 0
     leases_dropped: int = 0
     leases_damaged: int = 0
 

@@ -351,7 +351,7 @@ class LoopedBackend:
             counters=loaded.books.counters(cache, scheduler),
             leases=lease_stats(cache),
             num_entries=len(cache.entries),
-            num_leases=len(cache.entries.leases),
+            num_leases=cache.entries.num_leases,
             unacknowledged=loaded.books.num_unacknowledged,
             prefill_seconds=loaded.books.prefill_seconds,
             distributions=loaded.books.distributions.report(),

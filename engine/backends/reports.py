@@ -63,7 +63,7 @@ class SnapshotScan:
         if self._store is not None and block.tier == "disk":
             return _stored_chain(self._store, block, self._now())
         names = [HeldName(digest, tokens) for digest, tokens in block.names.items()]
-        num_leased = len(names) if block.lease_count else 0
+        num_leased = len(names) if block.is_promised else 0
         return ChainHeld(seq=0, names=names, tier=block.tier, num_leased=num_leased)
 
 

@@ -87,6 +87,11 @@ class Block:
         return self.home.tier != "device"
 
     @property
+    def is_promised(self) -> bool:
+        """Whether a lease holds the block, or the store's copy of it."""
+        return self.lease_count > 0 or any(entry.is_leased for entry in self.dependents)
+
+    @property
     def has_content(self) -> bool:
         return self.digest is not None or bool(self.dependents)
 

@@ -12,6 +12,12 @@ class Copies:
         self.store = store
         self._leases = leases
 
+    @property
+    def num_leases(self) -> int:
+        """Leases that the store alone holds."""
+        held = self.store.holds.entries() if self.store is not None else []
+        return sum(entry.is_leased and entry.lease_tier == "disk" for entry in held)
+
     def keep(self, entry: Entry) -> None:
         """Have the store keep a copy, or note what has changed of the entry."""
         if self.store is not None and not entry.is_lapsed and not entry.is_broken:
@@ -45,33 +51,31 @@ class Copies:
         if entry.lease_tier == "device":
             self._leases.end(entry, reason)
             return
-        assert self.store is not None
+        assert self.store is not None and entry.stored is not None
         entry.is_leased = False
         names = [
             name
-            for block in entry.blocks
-            if not any(other.is_leased for other in self.store.holds.of(block))
+            for block, mine in zip(entry.blocks, entry.stored, strict=True)
+            if not block.is_promised
+            and not any(other.is_leased for other in self.store.holds.of(mine))
             for name in block.names
         ]
         self._leases.ended_elsewhere(entry, reason, names)
 
-    def lease_above(self, entry: Entry, blocks: Sequence[Block]) -> list[Entry]:
-        """Lease the device's blocks in place of the store's. Without room nothing changes.
-
-        Return the entries that yielded for it.
-        """
-        before = entry.blocks
-        entry.blocks = list(blocks[: len(before)])
-        yielded = self._leases.take(entry)
-        if yielded is None:
-            entry.blocks = before
-        return yielded or []
+    def lease(self, entry: Entry) -> bool:
+        """Lease an entry in the store. False if that has no whole copy of it."""
+        if self.store is None or entry.stored is None or entry.is_lapsed:
+            return False
+        entry.is_leased, entry.lease_tier = True, "disk"
+        entry.was_sacrificed, entry.why_unleased = False, None
+        self.store.note(entry)
+        return True
 
     def check(self, entries: Sequence[Entry]) -> None:
         """Prove that holds, leases and these entries agree; raises AssertionError."""
         for entry in entries:
             if entry.is_leased and entry.lease_tier == "disk":
-                assert entry.stored is not None and entry.blocks == entry.stored
+                assert entry.stored is not None, "leased, and nothing holds it"
         if self.store is not None:
             held = set(self.store.holds.entries())
             assert held <= set(entries), "the store holds an ended entry"

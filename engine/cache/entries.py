@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from engine.cache.block import Block, Entry
 from engine.cache.copies import Copies
+from engine.cache.dependents import check_entries, depend, requeue, undepend
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
 from engine.cache.dues import Dues
 from engine.cache.ids import Digest
@@ -79,8 +80,13 @@ class Entries:
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
-        """Lapsed entries do not count, since no new request can read them."""
+        """Without lapsed ones, which no new request can read."""
         return len(self._by_key) - self._num_lapsed
+
+    @property
+    def num_leases(self) -> int:
+        """Of all tiers."""
+        return len(self.leases) + self._copies.num_leases
 
     # Reading.
 
@@ -104,7 +110,6 @@ class Entries:
         """A read, or a breakpoint at the entry.
 
         Its own TTL starts again, unless it has a lifetime of its own. A lost lease is taken again.
-
         The refresh holds at once, and stays unless it is taken back.
         """
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
@@ -112,7 +117,7 @@ class Entries:
         entry.refreshed_until.append(refresh.until)
         self._set_expiry(entry)
         self._use(entry, now)
-        if not entry.is_leased and not entry.is_lapsed:
+        if not entry.is_lapsed and not (entry.is_leased and entry.lease_tier == "device"):
             self._try_lease(entry)
         self._copies.keep(entry)
         return refresh
@@ -195,10 +200,6 @@ class Entries:
             return
         if not entry.is_partly_away:
             return
-        if entry.is_leased:
-            for other in self._copies.lease_above(entry, blocks):
-                self._depend(other)
-            return
         self._undepend(entry)
         entry.blocks = list(blocks[: len(entry.blocks)])
         if not self._try_lease(entry):
@@ -230,8 +231,7 @@ class Entries:
 
         Entries that are idle by now are marked so.
         """
-        broken = self._host.take_broken() if self._host is not None else []
-        for entry in self._pool.take_broken() + broken:
+        for entry in self._pool.take_broken() + (self._host.take_broken() if self._host else []):
             if self._by_key.get(entry.key) is entry:
                 self._evict(entry, now)
         while (due := self.next_expiry()) is not None and due <= now:
@@ -249,22 +249,15 @@ class Entries:
         self._find_idle(now)
 
     def sacrifice(self) -> bool:
-        """Make the entry whose lease would end first best-effort. False if there is none."""
-        entry = min(self.leases, key=lambda entry: entry.expires_at, default=None)
-        if entry is None:
-            return False
-        self.leases.end(entry, "sacrificed")
-        entry.was_sacrificed = True
-        self._depend(entry)
-        return True
+        """Lower a lease, or else end the one that would end first. False if there is none."""
+        is_done = self.leases.lower_one() or self.leases.sacrifice()
+        self._take_left()
+        return is_done
 
     def drop(self, scope: str, key: Digest | None = None) -> int:
         """End a scope's entry, or all of them, for an operator. Return their number."""
-        doomed = [
-            entry
-            for entry in self._by_key.values()
-            if entry.scope == scope and key in (None, entry.key)
-        ]
+        every = self._by_key.values()
+        doomed = [one for one in every if one.scope == scope and key in (None, one.key)]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._copies.of(entry)
@@ -278,8 +271,7 @@ class Entries:
         self._num_lapsed -= entry.is_lapsed
         if entry.is_leased:
             self._copies.end_lease(entry, reason or "expired")
-        else:
-            self._undepend(entry)
+        self._undepend(entry)
         self._copies.end(entry)
         self._tombstones[entry.key] = why
         if len(self._tombstones) > MAX_TOMBSTONES:
@@ -307,15 +299,40 @@ class Entries:
             self._expiries.push(entry.expires_at, entry)
 
     def _try_lease(self, entry: Entry) -> bool:
+        """Lease on the device, else in the store. False if it is not leased on the device.
+
+        No other lease ends for one that the store keeps.
+        """
         is_away = entry.is_partly_away
-        yielded = None if is_away else self.leases.take(entry)
-        if yielded is None:
+        if not is_away and self.leases.take(entry, may_end=entry.stored is None):
+            self._undepend(entry)
+            self._take_left()
+            return True
+        self._take_left()
+        if not entry.is_leased and not self._copies.lease(entry):
             entry.why_unleased = entry.away_in if is_away else "over_budget"
-            return False
-        self._undepend(entry)
-        for other in yielded:
+        return False
+
+    def lease_below(self, entry: Entry) -> None:
+        """The store has the entry's copy now: it is leased there if nothing else holds it."""
+        if self._by_key.get(entry.key) is entry and not entry.is_leased and not entry.is_broken:
+            self._copies.lease(entry)
+
+    def lose_copy(self, entry: Entry, reason: EndReason) -> None:
+        """The store's copy of an entry goes, whose content is above: what it held must be."""
+        if not entry.is_leased or entry.lease_tier == "device":
+            return
+        if not entry.is_partly_away and self.leases.take(entry, may_end=False):
+            self._undepend(entry)
+        else:
+            self._copies.end_lease(entry, reason)
+            entry.why_unleased = "yielded" if reason == "yielded" else "over_budget"
+            self._depend(entry)
+        self._take_left()
+
+    def _take_left(self) -> None:
+        for other in self.leases.take_left():
             self._depend(other)
-        return True
 
     def _use(self, entry: Entry, now: float) -> None:
         """Note a read, refresh or second write. Requests need not arrive here in order."""
@@ -324,7 +341,7 @@ class Entries:
             entry.is_idle = False
             self.leases.wake(entry)
             self._watch(entry)
-            self._requeue(entry)
+            requeue(entry)
 
     def _watch(self, entry: Entry) -> None:
         if entry.ttl != SHORTEST_TTL:
@@ -341,26 +358,18 @@ class Entries:
             entry.is_idle = True
             if entry.is_leased and entry.lease_tier == "device":
                 self.leases.rest(entry)
-            self._requeue(entry)
-        for entry in self.leases.trim():
-            self._depend(entry)
-
-    def _requeue(self, entry: Entry) -> None:
-        for block in reversed(entry.blocks):
-            block.home.requeue(block)
+            requeue(entry)
+        # While the pool has empty blocks, idle leases keep nothing from anybody.
+        self.leases.trim(may_end=not self._pool.num_empty)
+        self._take_left()
 
     def _depend(self, entry: Entry) -> None:
         self._copies.note(entry)
-        for block in reversed(entry.blocks):
-            block.dependents.add(entry)
-            block.home.requeue(block)
+        depend(entry)
 
     def _undepend(self, entry: Entry) -> None:
         self._copies.note(entry)
-        for block in reversed(entry.blocks):
-            if entry in block.dependents:
-                block.dependents.remove(entry)
-                block.home.requeue(block)
+        undepend(entry)
 
     def _lapse(self, entry: Entry) -> None:
         """The entry's time is over. From now on only requests that arrived before can read it."""
@@ -379,22 +388,13 @@ class Entries:
         if entry.is_lapsed:
             self.end(entry, "ttl_expired")
             return
-        last_use = entry.expires_at - self.seconds(entry.ttl, entry.seconds)
-        self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(now - last_use, 0.0))
+        rest = now - entry.expires_at + self.seconds(entry.ttl, entry.seconds)
+        self.lifetimes.evicted(max(now - entry.ready_at, 0.0), max(rest, 0.0))
         self.end(entry, entry.why_broken)
 
     def check(self) -> None:
         """Prove that entries, leases and dependents agree; raises AssertionError."""
         self.leases.check()
-        for key, entry in self._by_key.items():
-            assert entry.key == key
-            assert entry.expires_at == max([entry.kept_until, *entry.refreshed_until])
-            for index, block in enumerate(entry.blocks):
-                assert entry.is_broken or block.index == index
-                if not entry.is_leased and not entry.is_broken:
-                    assert entry in block.dependents
-            assert not (entry.is_leased and entry.is_broken), "a leased block was reused"
+        check_entries(self._by_key, set(self.leases))
         assert self._num_lapsed == sum(entry.is_lapsed for entry in self._by_key.values())
-        leased = {entry for entry in self._by_key.values() if entry.is_leased}
-        assert set(self.leases) == {entry for entry in leased if entry.lease_tier == "device"}
         self._copies.check(list(self._by_key.values()))

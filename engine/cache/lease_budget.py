@@ -1,15 +1,23 @@
-"""Leases: entries' references on their blocks, the budget for them, and the order of yielding.
+"""Leases: entries' references on device blocks, the budget for them, and the order of yielding.
+
+A lease whose entry has a whole copy in the store is *lowered* where its room is needed: the store
+holds the copy, and the entry stays leased. Leases without a copy end instead.
 
 A scope may lease the whole budget until another scope needs its share. An entry that was not used
 for the shortest TTL is *idle*. Idle entries with a longer TTL keep their leases within a budget of
-their own. So unused content can't take the place of used content for an hour.
+their own as soon as others need the room. So unused content can't take the place of used content
+for an hour.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from engine.cache.block import Entry
 from engine.cache.pool import BlockPool
+
+MAX_LOOKED_AT = 64
+"""Idle leases that one step looks at for one with a copy."""
 
 EndReason = Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
 
@@ -38,7 +46,7 @@ class _Scope:
 
 
 class Leases:
-    """All leases on one pool. `take` and `trim` may end other leases, and return them."""
+    """All leases on one pool. `take` and `trim` may lower or end other leases."""
 
     def __init__(
         self,
@@ -53,6 +61,8 @@ class Leases:
         self.scope_blocks = int(self.max_blocks * scope_lease_share)
         self.max_idle_blocks = int(self.max_blocks * idle_lease_share)
         self.num_idle_yielded = 0
+        self.num_lowered = 0
+        self._left: list[Entry] = []
         self._shares: dict[str, int] = {}
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[EndedLease] = []
@@ -71,18 +81,23 @@ class Leases:
         else:
             self._shares[scope] = int(self.max_blocks * share)
 
-    def take(self, entry: Entry) -> list[Entry] | None:
-        """Lease this entry's blocks.
+    def take(self, entry: Entry, *, may_end: bool = True) -> bool:
+        """Lease this entry's blocks. False if there is no room.
 
-        Return the entries that yielded for it, or None if there is no room.
+        Leases with a copy make way first, then idle ones beyond their budget, then those of scopes
+        above their share. Only the first do if `may_end` is false.
         """
+        if len(entry.blocks) > self.max_blocks:
+            return False
+        if self._excess(entry) > 0:
+            self._lower_for(entry)
+        if self._excess(entry) > 0 and may_end:
+            self._claim_idle(entry)
         new = self._pool.num_unleased(entry.blocks)
-        excess = self._pool.num_leased + new - self.max_blocks
-        yielded: list[Entry] = []
-        if excess > 0:
-            if not self._may_claim(entry.scope, new, excess):
-                return None
-            yielded = self._claim(new)
+        if (excess := self._excess(entry)) > 0:
+            if not may_end or not self._may_claim(entry.scope, new, excess):
+                return False
+            self._claim(new)
         scope = self._scopes.setdefault(entry.scope, _Scope())
         idle = self._pool.num_idle
         self._pool.lease(entry.blocks)
@@ -94,20 +109,58 @@ class Leases:
         if entry.is_idle:
             # The entry was found long ago and is brought back only now.
             self.rest(entry)
-        return yielded
+        return True
 
     def end(self, entry: Entry, reason: EndReason) -> None:
-        self.wake(entry)
-        scope, leased, idle = self._scopes[entry.scope], self._pool.num_leased, self._pool.num_idle
+        names = self._release(entry)
         entry.is_leased = False
         entry.why_unleased = reason if reason in ("sacrificed", "yielded") else None
+        self._ended.append(EndedLease(entry, reason, names))
+
+    def lower_one(self) -> bool:
+        """Lower the least recently used lease that has a copy. False if there is none."""
+        stored = (entry for entry in self if entry.stored is not None)
+        entry = min(stored, key=lambda entry: entry.used_at, default=None)
+        if entry is not None:
+            self._lower(entry)
+        return entry is not None
+
+    def sacrifice(self) -> bool:
+        """End the lease that would end first. False if there is none."""
+        entry = min(self, key=lambda entry: entry.expires_at, default=None)
+        if entry is not None:
+            self.end(entry, "sacrificed")
+            entry.was_sacrificed = True
+            self._left.append(entry)
+        return entry is not None
+
+    def take_left(self) -> list[Entry]:
+        """The entries whose leases left the device since the last call, and did not just end."""
+        left, self._left = self._left, []
+        return left
+
+    def _lower(self, entry: Entry) -> None:
+        """The store holds the entry's copy from now on. Its names stay leased."""
+        self._release(entry)
+        entry.lease_tier = "disk"
+        self.num_lowered += 1
+        self._left.append(entry)
+
+    def _yield(self, entry: Entry) -> None:
+        self.end(entry, "yielded")
+        self._left.append(entry)
+
+    def _release(self, entry: Entry) -> list[str]:
+        """Give a lease's references back. Return the names that no lease here holds any more."""
+        self.wake(entry)
+        scope, leased, idle = self._scopes[entry.scope], self._pool.num_leased, self._pool.num_idle
         names = self._pool.end_lease(entry.blocks)
         scope.num_blocks -= leased - self._pool.num_leased
         scope.num_idle += self._pool.num_idle - idle
         del scope.entries[entry]
         if not scope.entries:
             del self._scopes[entry.scope]
-        self._ended.append(EndedLease(entry, reason, names))
+        return names
 
     def ended_elsewhere(self, entry: Entry, reason: EndReason, names: list[str]) -> None:
         """Tell the end of a lease that held blocks of the store alone."""
@@ -126,19 +179,18 @@ class Leases:
             del scope.idle[entry]
             self._count_idle(scope, entry, -1)
 
-    def trim(self) -> list[Entry]:
-        """End idle leases beyond their budget. Return the entries.
+    def trim(self, *, may_end: bool) -> None:
+        """Lower idle leases beyond their budget, and end those without a copy if `may_end`.
 
-        The scope whose idle leases hold the most yields first, its least recently used entry first.
+        The scope whose idle leases hold the most is first, its least recently used entry first.
         """
-        yielded: list[Entry] = []
         while self._pool.num_idle > self.max_idle_blocks:
             scope = max(self._scopes.values(), key=lambda scope: scope.num_idle)
-            entry = next(iter(scope.idle))
-            self.end(entry, "yielded")
-            self.num_idle_yielded += 1
-            yielded.append(entry)
-        return yielded
+            first = islice(scope.idle, MAX_LOOKED_AT)
+            entry = next((one for one in first if may_end or one.stored is not None), None)
+            if entry is None:
+                return
+            self._trim(entry)
 
     def take_ended(self) -> list[EndedLease]:
         """The leases that ended since the last call."""
@@ -149,6 +201,42 @@ class Leases:
         before = self._pool.num_idle
         self._pool.count_idle(entry.blocks, change)
         scope.num_idle += self._pool.num_idle - before
+
+    def _trim(self, entry: Entry) -> None:
+        if entry.stored is not None:
+            self._lower(entry)
+        else:
+            self._yield(entry)
+            self.num_idle_yielded += 1
+
+    def _excess(self, entry: Entry) -> int:
+        """Blocks beyond the budget with this lease. Others of its scope may share blocks with it,
+        so their end may cost it some."""
+        new = self._pool.num_unleased(entry.blocks)
+        return self._pool.num_leased + new - self.max_blocks
+
+    def _lower_for(self, needy: Entry) -> None:
+        """Lower leases until a new one fits: idle ones, the scope's own, and of scopes above their
+        share; the least recently used first."""
+        able = [
+            entry
+            for name, kept in self._scopes.items()
+            for entry in kept.entries
+            if entry.stored is not None
+            and (entry.is_idle or name == needy.scope or kept.num_blocks > self._share_of(name))
+        ]
+        for entry in sorted(able, key=lambda entry: (not entry.is_idle, entry.used_at)):
+            if self._excess(needy) <= 0:
+                return
+            self._lower(entry)
+
+    def _claim_idle(self, needy: Entry) -> None:
+        """End idle leases beyond their budget, if that is enough."""
+        if self._excess(needy) > self._pool.num_idle - self.max_idle_blocks:
+            return
+        while self._excess(needy) > 0 and self._pool.num_idle > self.max_idle_blocks:
+            scope = max(self._scopes.values(), key=lambda scope: scope.num_idle)
+            self._trim(next(iter(scope.idle)))
 
     def _may_claim(self, scope: str, new: int, excess: int) -> bool:
         """Whether a scope may claim blocks.
@@ -161,12 +249,11 @@ class Leases:
         above = (kept.num_blocks - self._share_of(name) for name, kept in self._scopes.items())
         return sum(blocks for blocks in above if blocks > 0) >= excess
 
-    def _claim(self, new: int) -> list[Entry]:
+    def _claim(self, new: int) -> None:
         """End leases of scopes above their share, the soonest expiry first.
 
         No scope ends below its share by more than its last lease.
         """
-        yielded: list[Entry] = []
         above = [
             entry
             for name, scope in self._scopes.items()
@@ -177,9 +264,7 @@ class Leases:
             if self._pool.num_leased + new <= self.max_blocks:
                 break
             if self._scopes[entry.scope].num_blocks > self._share_of(entry.scope):
-                self.end(entry, "yielded")
-                yielded.append(entry)
-        return yielded
+                self._yield(entry)
 
     def _share_of(self, scope: str) -> int:
         return self._shares.get(scope, self.scope_blocks)

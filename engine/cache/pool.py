@@ -79,6 +79,11 @@ class BlockPool:
         shares = self._shares
         return self._num_empty.size + shares.cached.size + shares.best_effort.size
 
+    @property
+    def num_empty(self) -> int:
+        """Blocks with nothing of use in them."""
+        return self._num_empty.size
+
     def allocate(self, index: int = 0, owner: Digest = NOBODY) -> Block:
         """A block with one reference and no content, for this place in a chain.
 

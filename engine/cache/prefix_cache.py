@@ -25,6 +25,7 @@ from engine.protocol import (
     InputUsage,
     MissReason,
     Receipt,
+    Tier,
 )
 
 
@@ -73,6 +74,7 @@ class CacheResult:
     receipt: Receipt
     held: ChainHeld | None
     miss_reason: MissReason | None
+    read_tier: Tier | None = None
 
 
 class PrefixCache:
@@ -219,6 +221,7 @@ class PrefixCache:
             receipt=receipt,
             held=held,
             miss_reason=reason,
+            read_tier=table.origin(found.read) if found.read else None,
         )
 
     # Inside.
@@ -321,7 +324,7 @@ class PrefixCache:
             block = self.pool.canonical(query.digests.full[full - 1], table.blocks[full - 1])
             is_news |= self.pool.anchor(name.digest, block, full * size)
             held.append(HeldName(name.digest, full * size))
-            if block.lease_count:
+            if block.is_promised:
                 num_leased = len(held)
         lease = self._lease_seconds(query, now) if num_leased else None
         receipt = Receipt(

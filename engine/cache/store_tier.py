@@ -60,7 +60,8 @@ class StoreTier:
         self.num_loaded = 0
         self.num_unsaved = 0
         self.num_displaced = 0
-        self.on_displaced: Callable[[Entry], None] | None = None
+        self.on_displaced: Callable[[Entry], None] = _nothing
+        self.on_held: Callable[[Entry], None] = _nothing
         for pool in lower_than:
             self._attach(pool)
 
@@ -130,8 +131,7 @@ class StoreTier:
     def promote(self, table: BlockTable) -> Load | None:
         """The first block that this table waits for, if its content is here. None if it is not."""
         block = table.next_incoming
-        payload = self.reads.take(block)
-        if payload is None:
+        if (payload := self.reads.take(block)) is None:
             return None
         if block.names:
             self._tell_moved("device", block.names)
@@ -148,7 +148,7 @@ class StoreTier:
     def copy_of(self, entry: Entry) -> list[Block]:
         """The blocks of an entry's copy, as far as there is one."""
         job = self._jobs.get(entry)
-        return list(entry.stored or (job.blocks if job is not None else ()))
+        return list(entry.stored or (job.blocks if job else ()))
 
     def note(self, entry: Entry) -> None:
         """An entry's times, lease or names have changed."""
@@ -157,8 +157,7 @@ class StoreTier:
 
     def end(self, entry: Entry) -> list[str]:
         """An entry has ended. Return the names that the store no longer keeps for anybody."""
-        job = self._jobs.get(entry)
-        if job is not None:
+        if (job := self._jobs.get(entry)) is not None:
             self._drop_job(job)
         if entry.stored is None:
             return []
@@ -187,8 +186,7 @@ class StoreTier:
 
     def install(self, key: BlockKey) -> Block | None:
         """A file that was found in the directory. None where there is no room for it."""
-        found = self.files.block_of(key.name)
-        if found is not None:
+        if (found := self.files.block_of(key.name)) is not None:
             return found
         if self.pool.counts().free == 0:
             return None
@@ -338,8 +336,9 @@ class StoreTier:
             self._give_up(job)
             return
         self.holds.add(entry, list(job.blocks))
-        self._say(entry, "put")
         self._drop_job(job)
+        self.on_held(entry)
+        self._say(entry, "put")
 
     def _give_up(self, job: SaveJob) -> None:
         self.num_unsaved += 1
@@ -352,8 +351,7 @@ class StoreTier:
     def _displace(self, entry: Entry) -> None:
         """An entry's hold makes way for another scope's."""
         self.num_displaced += 1
-        if self.on_displaced is not None:
-            self.on_displaced(entry)
+        self.on_displaced(entry)
         if entry.stored is not None:
             self._say(entry, "end")
             self.holds.end(entry)
@@ -371,13 +369,11 @@ class StoreTier:
                 mine.dependents.add(entry)
                 block.dependents.discard(entry)
         found = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
-        if found is None:
-            return not block.dependents and not block.names
-        if block.names:
+        if found is not None and block.names:
             found.names.update(block.names)
             self._tell_moved("disk", block.names)
             block.names.clear()
-        return not block.dependents
+        return not block.dependents and not block.names
 
     def _note_forgotten(self, block: Block) -> None:
         name = self.files.remove(block)
@@ -398,3 +394,7 @@ class StoreTier:
             assert block.digest is None or block in self.files, "content without a file"
         for entry in self.holds.entries():
             assert all(block in self.files for block in entry.stored or ())
+
+
+def _nothing(entry: Entry) -> None:
+    """Nobody is told of an entry's hold."""

@@ -13,6 +13,7 @@ class StoredEntries:
         self.entries = entries
         self._store = store
         store.on_displaced = self._displaced
+        store.on_held = entries.lease_below
 
     def restore(self, entry: Entry, keys: Sequence[BlockKey]) -> bool:
         """Take in an entry of an earlier epoch whose files are all there.
@@ -37,6 +38,7 @@ class StoredEntries:
                 self.entries.lifetimes.evicted(max(now - entry.ready_at, 0.0), 0.0)
                 self.entries.end(entry, "damaged", "damaged")
             else:
+                self.entries.lose_copy(entry, "damaged")
                 self._store.end(entry)
                 self._store.want(entry)
         self._store.forget(block)
@@ -45,3 +47,5 @@ class StoredEntries:
         """The store's hold of an entry makes way: one that is partly there alone ends."""
         if any(block.tier == "disk" for block in entry.blocks):
             self.entries.end(entry, "best_effort_evicted", "yielded")
+        else:
+            self.entries.lose_copy(entry, "yielded")

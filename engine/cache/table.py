@@ -14,6 +14,7 @@ from engine.cache.block import Block
 from engine.cache.digests import TOKEN_BYTES, ChainHasher, pack
 from engine.cache.ids import BlockId, Digest, TokenId
 from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.protocol import Tier
 
 
 class BlockCopy(NamedTuple):
@@ -47,6 +48,8 @@ class BlockTable:
         # quadratic.
         self._order: deque[int] = deque()
         self._arrivals: deque[int] = deque()
+        # Where arrived blocks came from, by logical index.
+        self._origins: dict[int, Tier] = {}
         self.blocks: list[Block] = []
         self._ids = array("q")
         self.num_tokens = 0
@@ -152,9 +155,16 @@ class BlockTable:
             self._pool.index(block, self._known[index])
             self._pool.canonical(self._known[index], block).names.update(source.names)
             source.names.clear()
+        self._origins[index] = source.tier
         source.home.release(source)
         self._pass_over()
         return BlockCopy(source.block_id, block.block_id)
+
+    def origin(self, num_tokens: int) -> Tier:
+        """The lowest tier from which blocks of the first `num_tokens` were brought back."""
+        num_blocks = -(-num_tokens // self._pool.block_size)
+        tiers = {tier for index, tier in self._origins.items() if index < num_blocks}
+        return "disk" if "disk" in tiers else "host" if "host" in tiers else "device"
 
     def fork(self, num_tokens: int) -> "BlockTable":
         """A table that shares the first `num_tokens`. A write to the tail copies it first.
@@ -220,6 +230,7 @@ class BlockTable:
         self.incoming = {}
         self._order.clear()
         self._arrivals.clear()
+        self._origins = {}
         self.blocks = []
         self._digests = []
         del self._ids[:]

@@ -78,6 +78,7 @@ class Books:
             evicted_blocks=cache.pool.num_evicted,
             evicted_entries=cache.entries.lifetimes.num_evicted,
             leases_yielded_idle=cache.entries.leases.num_idle_yielded,
+            leases_lowered=cache.entries.leases.num_lowered,
             preempted_requests=scheduler.num_preempted,
             demoted_blocks=cache.host.num_demoted if cache.host is not None else 0,
             promoted_blocks=cache.host.num_promoted if cache.host is not None else 0,

@@ -195,6 +195,8 @@ class Lifecycle:
                 unheld=list(request.unheld),
                 folded=list(request.folded),
                 inexact=list(request.inexact),
+                read_tier=written.read_tier,
+                bring_back_seconds=request.seconds_to_bring_back(written.read_tier),
             )
         )
         if request.request.sampling.max_tokens == 0:

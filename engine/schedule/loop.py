@@ -104,6 +104,8 @@ class EngineLoop:
         self._runner.promote(arrivals.promotions)
         if arrivals.loads:
             self._runner.load(arrivals.loads)
+        if arrivals.promotions or arrivals.loads:
+            self.scheduler.note_arrived(self._clock.now())
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
 
     def _advance(self, chunk: PrefillChunk, token: TokenId | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
 from engine.cache.table import BlockTable
-from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, UnheldTool
+from engine.protocol import FinishReason, Frame, GenerateRequest, InputUsage, Tier, UnheldTool
 from engine.schedule.logprobs import LogProbs, Spelled, unspelled
 from engine.schedule.output import OutputParser
 from engine.schedule.ranges import Ranges
@@ -116,12 +116,19 @@ class RequestState:
     boundaries: list[int] = field(default_factory=list)
     began_at: float | None = None
     started_at: float | None = None
+    brought_at: float | None = None
     usage: InputUsage | None = None
     computed: Ranges = field(default_factory=Ranges)
     is_forked: bool = False
     num_finished: int = 0
     thinking_tokens: int = 0
     output_tokens: int = 0
+
+    def seconds_to_bring_back(self, tier: Tier | None) -> float:
+        """From admission until all that a read needed from this tier was on the device."""
+        if tier in (None, "device") or self.began_at is None or self.brought_at is None:
+            return 0.0
+        return max(self.brought_at - self.began_at, 0.0)
 
     @property
     def request_id(self) -> str:

@@ -136,6 +136,13 @@ class Scheduler:
         """What comes back to the device now, of a bounded number, the longest running first."""
         return take_arrivals(self._cache, self.running, max_loads)
 
+    def note_arrived(self, now: float) -> None:
+        """The content of `take_arrivals` is on the device by now."""
+        for sequence in self.running:
+            request = sequence.request
+            if request.started_at is None and not sequence.table.incoming:
+                request.brought_at = request.brought_at or now
+
     # Inside.
 
     def _look_up_again(self) -> None:

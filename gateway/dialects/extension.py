@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import Started, Ttl
+from engine.protocol import Started, Tier, Ttl
 from gateway.base.grants import AutoCache
 from gateway.prompt.ignored import Ignored
 
@@ -52,7 +52,9 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     the dialect's own usage can't say so. `miss_reason` None: read in full, or the prefix grew.
     `ignored` is there if a field of the request was not done, `auto_cache` if breakpoints are the
     server's own. `folded` are the paths of system messages that the model's chat template can't
-    take where they stand: the engine told them in the user's turn beside it.
+    take where they stand: the engine told them in the user's turn beside it. `read_tier` is the
+    lowest tier that the read came from, there with a read; `bring_back_seconds` are those until all
+    of it was on the device, there where it was not.
     """
 
     engine: str
@@ -64,6 +66,8 @@ class Holdfast(msgspec.Struct, frozen=True, kw_only=True):
     ignored: Sequence[Ignored] | UnsetType = UNSET
     auto_cache: AutoCache | UnsetType = UNSET
     folded: Sequence[str] | UnsetType = UNSET
+    read_tier: Tier | UnsetType = UNSET
+    bring_back_seconds: float | UnsetType = UNSET
 
 
 def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfast:
@@ -88,4 +92,6 @@ def extension_of(started: Started, found: Found, paths: Sequence[str]) -> Holdfa
         ignored=found.ignored or UNSET,
         auto_cache=found.auto_cache or UNSET,
         folded=[paths[segment] for segment in started.folded] or UNSET,
+        read_tier=started.read_tier or UNSET,
+        bring_back_seconds=started.bring_back_seconds or UNSET,
     )

@@ -47,6 +47,15 @@ def lease(engine: Engine) -> int:
     return entry.blocks
 
 
+def fill(engine: Engine) -> None:
+    """Plain content takes every empty block, so that others need the room."""
+    for _ in range(NUM_BLOCKS):
+        if not engine.stats().blocks.free:
+            return
+        engine.ask(prompt(engine.text(15)), engine.scope())
+    raise AssertionError("the pool has empty blocks")
+
+
 def test_the_budget_what_is_leased_of_it_and_what_of_that_is_idle() -> None:
     with running_engine("synthetic", SETTINGS) as engine:
         empty = {"holdfast_engine_leased_blocks": 0, "holdfast_engine_idle_leased_blocks": 0}
@@ -54,6 +63,7 @@ def test_the_budget_what_is_leased_of_it_and_what_of_that_is_idle() -> None:
         assert told(engine) == {**BUDGET, **empty}
         first, second = lease(engine), lease(engine)
         assert told(engine) == {**BUDGET, **empty, "holdfast_engine_leased_blocks": first + second}
+        fill(engine)
         engine.advance(300)  # both are idle, which is more than may be: one yields
         (kept,) = [e for e in engine.get("entries", list[EntryInfo]) if e.state == "leased"]
         assert told(engine) == {

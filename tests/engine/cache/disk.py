@@ -12,6 +12,7 @@ from engine.cache.block import Block, Entry
 from engine.cache.ids import Digest
 from engine.cache.store_files import BlockKey
 from engine.protocol import Ttl
+from tests.engine.cache.lease_rules import note_new_leases
 from tests.engine.cache.lives import Expected, Life, Prefix
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def _note_displaced(world: "World") -> None:
     for ended in world.entries.leases.take_ended():
         assert ended.reason == "yielded" and ended.entry.lease_tier == "disk"
         world.expected[world.meaning[ended.entry.key]].is_promised = False
+    note_new_leases(world)
 
 
 def queue_notes(world: "World") -> None:
@@ -128,7 +130,9 @@ def damage(world: "World", index: int, *, is_torn: bool) -> None:
         entry = world.entries.get(world.key_of[prefix])
         if entry is None or world.store is None:
             continue
+        is_kept = entry.is_leased and entry.lease_tier == "disk"
         mine = [block for block in entry.blocks if block.tier == "disk"]
+        mine += (entry.stored or []) if is_kept else []
         if any(world.store.files.key_of(block).name == name for block in mine):
             known.is_promised = False
 
@@ -181,7 +185,11 @@ def _read(world: "World", key: BlockKey) -> None:
         world.stored.damaged(block, world.now)
         for ended in world.entries.leases.take_ended():
             assert ended.reason == "damaged"
-            del world.expected[world.meaning[ended.entry.key]]
+            prefix = world.meaning[ended.entry.key]
+            if world.entries.get(ended.entry.key) is ended.entry:  # its content is above
+                world.expected[prefix].is_promised = False
+            else:
+                del world.expected[prefix]
         queue_notes(world)
 
 

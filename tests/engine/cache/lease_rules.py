@@ -25,8 +25,13 @@ def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
     budget = int(world.num_blocks * world.lease_share)
     shares = {name: int(budget * share) for name, share in world.used_shares.items()}
     ended = [end.entry for end in world.entries.leases.take_ended() if end.reason == "yielded"]
-    kept = [entry for entry in world.entries.live() if entry.is_leased]
+    kept = [e for e in world.entries.live() if e.is_leased and e.lease_tier == "device"]
     for entry in ended:
+        assert entry.stored is None, "it could have moved down"
+        known = world.expected[world.meaning[entry.key]]
+        if _is_idle(world, known) and world.idle_lease_share < 1:
+            known.is_promised = False
+            continue
         assert entry.scope != scope and before[entry.scope] > shares[entry.scope]
         assert all(e.expires_at >= entry.expires_at for e in kept if e.scope == entry.scope)
         world.expected[world.meaning[entry.key]].is_promised = False
@@ -34,13 +39,14 @@ def note_yielded(world: "World", scope: str, before: dict[str, int]) -> None:
 
 
 def note_rested(world: "World") -> None:
-    """Idle leases alone yield, no more than their budget asks for, and it is kept."""
+    """Idle leases alone yield, no more than their budget asks for; it is kept in a full pool."""
     budget = int(int(world.num_blocks * world.lease_share) * world.idle_lease_share)
     world.ended = world.entries.leases.take_ended()
     ended = [end.entry for end in world.ended if end.reason == "yielded"]
     for entry in ended:
         known = world.expected[world.meaning[entry.key]]
         assert _is_idle(world, known), "a lease in use yielded"
+        assert not world.pool.num_empty, "nobody needs the room"
         known.is_promised = False
     awake: set[Block] = set()
     idle: set[Block] = set()
@@ -55,8 +61,12 @@ def note_rested(world: "World") -> None:
             gone = world.meaning[other.key]
             if gone[0] == entry.scope and gone in world.expected:
                 assert world.expected[gone].used_at <= known.used_at, "used later, yielded first"
-    assert len(idle - awake) <= budget
-    assert not ended or len((idle | set(ended[-1].blocks)) - awake) > budget, "in vain"
+    assert len(idle - awake) <= budget or world.pool.num_empty
+    is_lowered = world.entries.leases.num_lowered > world.num_lowered
+    world.num_lowered = world.entries.leases.num_lowered
+    assert not ended or is_lowered or len((idle | set(ended[-1].blocks)) - awake) > budget, (
+        "in vain"
+    )
 
 
 def _is_idle(world: "World", known: Expected) -> bool:

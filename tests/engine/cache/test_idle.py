@@ -17,6 +17,13 @@ def plain(world: World, *segments: tuple[int, ...]) -> Life:
     return life
 
 
+def fill(world: World) -> None:
+    """Plain content takes every empty block, so that others need the room."""
+    for number in range(world.pool.num_empty):
+        plain(world, (1000 + number, 1, 2))  # a block with what the world puts behind it
+    assert not world.pool.num_empty
+
+
 def states(world: World, *wanted: tuple[str, int]) -> list[str]:
     entries = [world.entry_at(scope, eight(start)) for scope, start in wanted]
     return [entry.state if entry else "none" for entry in entries]
@@ -27,11 +34,35 @@ def test_idle_leases_keep_to_their_budget_the_least_recently_used_goes_first() -
     for start in (10, 20, 30):
         finished(world, "red", eight(start), ttl="1h")
         world.wait(1)
+    fill(world)
     world.wait(297)
     assert states(world, ("red", 10), ("red", 20), ("red", 30)) == ["leased"] * 3
     world.wait(10)
     assert states(world, ("red", 10), ("red", 20), ("red", 30)) == ["best_effort"] + ["leased"] * 2
     assert [ended.reason for ended in world.ended] == ["yielded"]
+    world.check()
+
+
+def test_idle_leases_stay_while_nobody_needs_their_room() -> None:
+    world = World(num_blocks=20, lease_share=0.6, idle_lease_share=0.0)
+    for start in (10, 20, 30):
+        finished(world, "red", eight(start), ttl="1h")
+    world.wait(400)
+    assert states(world, ("red", 10), ("red", 20), ("red", 30)) == ["leased"] * 3
+    fill(world)
+    world.wait(1)
+    assert states(world, ("red", 10), ("red", 20), ("red", 30)) == ["best_effort"] * 3
+
+
+def test_idle_leases_beyond_their_budget_end_for_a_new_one() -> None:
+    world = World(num_blocks=20, lease_share=0.2, scope_lease_share=0.0, idle_lease_share=0.5)
+    finished(world, "red", eight(10), ttl="1h")
+    world.wait(1)
+    finished(world, "red", eight(20), ttl="1h")
+    world.wait(400)
+    finished(world, "blue", eight(30))
+    wanted = ("red", 10), ("red", 20), ("blue", 30)
+    assert states(world, *wanted) == ["best_effort", "leased", "leased"]
     world.check()
 
 
@@ -42,6 +73,7 @@ def test_what_is_used_now_and_then_is_not_idle() -> None:
         world.wait(299)
         finished(world, "red", eight(10), ttl="1h")
     assert states(world, ("red", 10)) == ["leased"]
+    fill(world)
     world.wait(300)
     assert states(world, ("red", 10)) == ["best_effort"]
     finished(world, "red", eight(10), ttl="1h")
@@ -57,6 +89,7 @@ def test_what_was_idle_and_used_again_is_not_the_first_to_yield() -> None:
     finished(world, "red", eight(10), ttl="1h")
     world.wait(1)
     finished(world, "red", eight(30), ttl="1h")
+    fill(world)
     world.wait(301)
     assert states(world, ("red", 20)) == ["best_effort"]
     assert states(world, ("red", 10), ("red", 30)) == ["leased"] * 2
@@ -69,6 +102,7 @@ def test_the_scope_whose_idle_leases_hold_the_most_yields() -> None:
     world.wait(1)
     for start in (10, 20, 30):
         finished(world, "red", eight(start), ttl="1h")
+    fill(world)
     world.wait(300)
     assert states(world, ("blue", 10), ("red", 20), ("red", 30)) == ["leased"] * 3
     assert states(world, ("red", 10)) == ["best_effort"]

@@ -68,7 +68,7 @@ class World:
         self.host = HostTier(self.pool, self.host_blocks, self.max_copies)
         if not self.host_blocks:
             self.pool.demote = None
-        self.store = None
+        self.store, self.num_lowered = None, 0
         if self.store_blocks:
             above = [self.pool, self.host.pool]
             self.store = StoreTier(

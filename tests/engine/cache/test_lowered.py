@@ -1,0 +1,144 @@
+"""Leases that move down to the store: kept, slower, and never told as ended."""
+
+from engine.cache.block import Entry
+from tests.engine.cache.disk import damage, save, work
+from tests.engine.cache.test_entries import finished
+from tests.engine.cache.test_idle import eight, plain
+from tests.engine.cache.world import World
+
+
+def stored(world: World) -> None:
+    """All that is wanted of the store is in its files."""
+    save(world)
+    work(world)
+    world.check()
+
+
+def flood(world: World) -> None:
+    """Plain content takes the whole pool, as far as no lease holds it."""
+    room = world.pool.num_reclaimable * world.block_size
+    plain(world, tuple(range(2000, 2000 + room - 1)))
+
+
+def entry(world: World, start: int, scope: str = "red") -> Entry:
+    found = world.entry_at(scope, eight(start))
+    assert found is not None
+    return found
+
+
+def place(world: World, start: int, scope: str = "red") -> tuple[str, str]:
+    found = entry(world, start, scope)
+    return found.state, found.lease_tier
+
+
+def test_an_idle_lease_moves_down_and_is_still_leased() -> None:
+    world = World(num_blocks=20, store_blocks=40, idle_lease_share=0.0)
+    finished(world, "red", eight(10), ttl="1h")
+    stored(world)
+    assert place(world, 10) == ("leased", "device")
+    world.wait(301)
+    assert place(world, 10) == ("leased", "disk") and world.pool.num_leased == 0
+    assert not world.ended and world.entries.leases.num_lowered == 1
+    flood(world)
+    assert [block.tier for block in entry(world, 10).blocks] == ["disk", "disk"]
+    world.check()
+    life = world.run("red", [eight(10), (1,)], {0: "1h"})
+    assert life.found is not None and life.found.read == 8
+    assert place(world, 10) == ("leased", "device"), "a read brings it back up"
+    world.end(life)
+    world.check()
+
+
+def test_what_moved_down_and_is_still_on_the_device_is_read_there() -> None:
+    world = World(num_blocks=20, store_blocks=40, idle_lease_share=0.0)
+    finished(world, "red", (1, 2, 3, 4, 5, 6), ttl="1h")
+    stored(world)
+    world.wait(301)
+    life = world.arrive("red", [(1, 2, 3, 4, 5, 6), (7,)], {0: "1h"})
+    assert world.begin(life) and not life.table.incoming
+    world.end(life)
+    world.check()
+
+
+def test_what_is_over_the_budget_is_leased_once_the_store_has_it() -> None:
+    world = World(num_blocks=20, lease_share=0.0, store_blocks=40)
+    finished(world, "red", eight(10))
+    assert entry(world, 10).state == "best_effort"
+    stored(world)
+    assert place(world, 10) == ("leased", "disk") and entry(world, 10).why_unleased is None
+    flood(world)
+    assert place(world, 10) == ("leased", "disk")
+    world.check()
+
+
+def test_a_new_lease_takes_the_room_of_one_that_can_move_down() -> None:
+    world = World(num_blocks=20, lease_share=0.1, store_blocks=40)
+    finished(world, "red", eight(10))
+    stored(world)
+    finished(world, "red", eight(20))
+    assert place(world, 10) == ("leased", "disk") and place(world, 20) == ("leased", "device")
+    world.check()
+
+
+def test_a_scope_within_its_share_is_not_moved_down_for_another() -> None:
+    world = World(num_blocks=20, lease_share=0.1, scope_lease_share=1.0, store_blocks=40)
+    finished(world, "red", eight(10))
+    stored(world)
+    finished(world, "blue", eight(20))
+    assert place(world, 10) == ("leased", "device")
+    assert entry(world, 20, "blue").state == "best_effort"
+
+
+def test_a_request_that_needs_the_room_moves_leases_down_before_any_ends() -> None:
+    world = World(num_blocks=20, store_blocks=40)
+    finished(world, "red", eight(10))
+    stored(world)
+    finished(world, "red", eight(20))
+    assert world.sacrifice()
+    assert place(world, 10) == ("leased", "disk") and place(world, 20) == ("leased", "device")
+    assert world.sacrifice()
+    assert entry(world, 20).state == "best_effort" and entry(world, 10).is_leased
+    world.check()
+
+
+def test_a_lease_whose_copy_is_damaged_is_held_on_the_device_or_ends_and_says_so() -> None:
+    for lease_share, state in ((0.5, "leased"), (0.0, "best_effort")):
+        world = World(num_blocks=20, lease_share=lease_share, store_blocks=40, idle_lease_share=0.0)
+        finished(world, "red", eight(10), ttl="1h")
+        stored(world)
+        world.wait(301)
+        assert place(world, 10) == ("leased", "disk")
+        damage(world, 0, is_torn=False)
+        copy = entry(world, 10).stored
+        assert copy is not None and world.stored is not None
+        damaged = [b for b in copy if world.store and world.store.files.name_of(b)]
+        world.stored.damaged(damaged[0], world.now)
+        found = entry(world, 10)
+        assert found.state == state and (not found.is_leased or found.lease_tier == "device")
+        reasons = [ended.reason for ended in world.entries.leases.take_ended()]
+        assert reasons == ([] if state == "leased" else ["damaged"])
+        world.entries.check()
+
+
+def test_a_drop_ends_what_moved_down() -> None:
+    world = World(num_blocks=20, store_blocks=40, idle_lease_share=0.0)
+    finished(world, "red", eight(10), ttl="1h")
+    stored(world)
+    world.wait(301)
+    world.drop("red")
+    assert [ended.reason for ended in world.entries.leases.take_ended()] == ["dropped"]
+    assert world.store is not None and not len(world.store.holds)
+    plain(world, eight(50))
+    world.check()
+
+
+def test_what_the_store_keeps_takes_no_room_from_leases_without_a_copy() -> None:
+    world = World(num_blocks=20, lease_share=0.1, scope_lease_share=0.5, store_blocks=40)
+    finished(world, "blue", (1, 2, 3, 4))
+    stored(world)
+    world.sacrifice()
+    assert world.entry_at("blue", (1, 2, 3, 4)).lease_tier == "disk"  # type: ignore[union-attr]
+    finished(world, "red", eight(20))
+    finished(world, "blue", (1, 2, 3, 4), (5,))
+    assert place(world, 20) == ("leased", "device")
+    world.check()
