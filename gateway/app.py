@@ -50,6 +50,7 @@ from gateway.limits.large_bodies import LargeBodies
 from gateway.limits.reading import EXPORT_REST, EXPORTS_PER_KEY, ReadLimit
 from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
+from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
 from gateway.routing.client import EngineHttp
 from gateway.routing.cost import Weights
@@ -179,6 +180,7 @@ async def _start(
         inspection=_inspect(stack, base, ledgers.inspection),
         reading=ReadLimit(),
         exporting=ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
+        planners=Planners(),
         clock=clock,
         workers=runner.workers,
         counting=Counting(settings.load_bounds, clock.monotonic),

@@ -179,7 +179,7 @@ class Gathering:
     def take(self, rows: Sequence[Any]) -> None:
         for row in rows:
             self._num_turns += 1
-            turn = observe(_row(row, self._prices), unpack(row.fingerprint))
+            turn = observe(row_of(row, self._prices), unpack(row.fingerprint))
             if turn is None:
                 self._num_without += 1
             else:
@@ -219,7 +219,7 @@ class Gathering:
         return text + "."
 
 
-def _row(row: Any, prices: PriceSheets) -> Row:
+def row_of(row: Any, prices: PriceSheets) -> Row:
     price = prices.with_id(row.price) if row.price else None
     prompt = row.input_tokens + row.cache_read_tokens
     prompt += row.cache_write_5m_tokens + row.cache_write_1h_tokens

@@ -9,6 +9,7 @@ from gateway.admin.leases import LeasesController
 from gateway.admin.live import LiveController
 from gateway.admin.openapi.controller import OpenApiController
 from gateway.admin.overview import OverviewController
+from gateway.admin.plan import PlanController
 from gateway.admin.refusals import RefusalsController
 from gateway.admin.report import ReportController
 from gateway.admin.usage import UsageController
@@ -38,6 +39,7 @@ CONTROLLERS = (
     OverviewController,
     AboutController,
     AdviseController,
+    PlanController,
     DivergenceController,
     EnginesController,
     LiveController,

@@ -138,7 +138,11 @@ class _Reading:
             await self._app(scope, receive, send)
             return
         services = scope["litestar_app"].state.services
-        limit = services.exporting if opt.get("is_export") else services.reading
+        limit = services.reading
+        if opt.get("is_export"):
+            limit = services.exporting
+        elif opt.get("is_plan"):
+            limit = services.planning
         async with limit.taken(scope["user"].key_id):
             await self._app(scope, receive, send)
 

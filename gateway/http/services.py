@@ -1,6 +1,6 @@
 """What handlers may use: built once by the composition root, the same for every request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import litestar
@@ -23,8 +23,9 @@ from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import ReadLimit
+from gateway.limits.reading import PLANS_PER_KEY, ReadLimit
 from gateway.limits.workers import Workers
+from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
 from gateway.prompt.media import Unreadable
 from gateway.routing.fleet import Fleet
@@ -50,6 +51,8 @@ class Services:
     inspection: Inspection
     reading: ReadLimit
     exporting: ReadLimit
+    planning: ReadLimit = field(default_factory=lambda: ReadLimit(PLANS_PER_KEY))
+    planners: Planners
     clock: Clock
     workers: Workers
     counting: Counting

@@ -15,6 +15,7 @@ from gateway.base.errors import RateLimited
 
 READS_PER_KEY = 6
 EXPORTS_PER_KEY = 1
+PLANS_PER_KEY = 1
 READ_REST = 2.0
 EXPORT_REST = 6.0
 """How many times the time of a read its place rests."""

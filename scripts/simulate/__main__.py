@@ -15,11 +15,11 @@ import sys
 import time
 from pathlib import Path
 
+from planner.engine import Capacities, SimulatedEngine, SimulatedRequest
+from planner.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.bench.report import percentile
 from scripts.bench.routing_load import Workload
 from scripts.setup.options import new_parser
-from scripts.simulate.engine import SimulatedEngine, SimulatedRequest
-from scripts.simulate.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.simulate.traces import (
     TENANT_UNIT,
     TRACE_UNIT,
@@ -46,10 +46,8 @@ def main() -> int:
 def simulate(args: argparse.Namespace, policy: str) -> Result:
     clockwork = Clockwork()
     unit = TENANT_UNIT if args.workload == "tenants" else TRACE_UNIT
-    engines = [
-        SimulatedEngine(args.capacity, unit, clockwork.at, lease_share=args.lease_share)
-        for _ in range(args.engines)
-    ]
+    capacities = Capacities(device=args.capacity, lease_share=args.lease_share)
+    engines = [SimulatedEngine(capacities, unit, clockwork.at) for _ in range(args.engines)]
     gateway = SimulatedGateway(args.engines, args.capacity if policy == "learned" else None)
     in_flight = args.in_flight if args.workload == "tenants" else None
     simulation = Simulation(engines, clockwork, policy, gateway, in_flight)

@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from engine.backends.synthetic import BYTES_PER_TOKEN
+from planner.engine import SimulatedRequest
 from scripts.bench.routing_load import QUESTION_BYTES, SYSTEM_BYTES, Workload
-from scripts.simulate.engine import SimulatedRequest
 
 TRACE_UNIT, TENANT_UNIT = 512, 16
 """Tokens of a unit of a prompt: in the published traces, and in conversations made up here."""

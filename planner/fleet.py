@@ -12,7 +12,7 @@ import msgspec
 from engine.protocol import Event, InputUsage, Started
 from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
-from scripts.simulate.engine import SimulatedEngine, SimulatedRequest, SimulatedTurn
+from planner.engine import SimulatedEngine, SimulatedRequest, SimulatedTurn
 
 HONOURED_SECONDS = 300.0
 EVENT_SECONDS = 0.02

@@ -1,0 +1,180 @@
+"""How much memory keeps which promise: POST /admin/v1/plan, simulated in a process of its own."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from litestar import get, post
+from litestar.di import NamedDependency
+from litestar.response import Stream
+
+from gateway.admin.advise import row_of
+from gateway.admin.bodies import JsonBody
+from gateway.admin.controller import AdminController
+from gateway.admin.ranges import Span, range_of
+from gateway.advice.observation import Observation, observe
+from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.http.auth import OWN_WORKSPACE, READS_BY_POST, AdminRequest, Viewer
+from gateway.http.presence import while_present
+from gateway.http.services import Services
+from gateway.ledger.reads.observed import observed
+from gateway.ledger.reads.ranges import Range
+from gateway.limits.workers import INLINE_BYTES
+from gateway.planning.asked import DTYPES, MAX_TURNS, PlanRequest
+from gateway.planning.families import family_names
+from gateway.planning.report import Plan, PlanFailed, Planned, Progress
+from gateway.planning.traffic import Job, Numbers, Thinned, Turn
+from gateway.prices.sheets import PriceSheets
+from gateway.prompt.fingerprint import unpack
+
+_LINES = "application/x-ndjson"
+_LINE = "plan"
+MAX_PREFIXES = 2_000_000
+"""Of all turns together; older turns are left out beyond it."""
+
+
+class PlanChoices(msgspec.Struct, frozen=True, kw_only=True):
+    """The families whose shapes are known, and the types of keys and values."""
+
+    models: list[str]
+    kv_dtypes: list[str]
+
+
+class PlanController(AdminController):
+    path = "/admin/v1/plan"
+
+    @get(operation_id="planChoices", summary="What a plan can be asked for.", opt=OWN_WORKSPACE)
+    async def choices(self) -> PlanChoices:
+        return PlanChoices(models=family_names(), kv_dtypes=list(DTYPES))
+
+    @post(
+        operation_id="plan",
+        summary="What memory, tiers and engines would give, simulated.",
+        status_code=200,
+        opt=READS_BY_POST | {"is_plan": True},
+        dependencies={"asked": JsonBody(PlanRequest)},
+    )
+    async def plan(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[PlanRequest],
+        services: NamedDependency[Services],
+    ) -> Plan:
+        job = await while_present(request, _job(services, asked, request.user))
+        return await while_present(request, services.planners.plan(job))
+
+    @post(
+        "/progress",
+        operation_id="planWithProgress",
+        summary="The same as lines of JSON: `progress`, and at last `plan` or `error`.",
+        status_code=200,
+        media_type=_LINES,
+        opt=READS_BY_POST | {"is_plan": True},
+        dependencies={"asked": JsonBody(PlanRequest)},
+    )
+    async def plan_with_progress(
+        self,
+        request: AdminRequest,
+        asked: NamedDependency[PlanRequest],
+        services: NamedDependency[Services],
+    ) -> Stream:
+        job = await while_present(request, _job(services, asked, request.user))
+        lines = services.planners.lines(job)
+        # A request that can't be planned is an error, and not the beginning of a stream.
+        first = await while_present(request, _first(lines))
+        return Stream(_told(first, lines), media_type=_LINES)
+
+
+async def _first(lines: AsyncGenerator[Progress | Planned, None]) -> Progress | Planned:
+    return await anext(lines)
+
+
+async def _told(
+    first: Progress | Planned, rest: AsyncGenerator[Progress | Planned, None]
+) -> AsyncIterator[bytes]:
+    yield msgspec.json.encode(first) + b"\n"
+    try:
+        async for line in rest:
+            yield msgspec.json.encode(line) + b"\n"
+    except GatewayError as error:
+        told = PlanFailed(message=str(error), is_asked=isinstance(error, InvalidRequest))
+        yield msgspec.json.encode(told) + b"\n"
+    finally:
+        # Closing it ends the process.
+        await rest.aclose()
+
+
+async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
+    own = viewer.confine(asked.workspace)
+    if sum(each is not None for each in (asked.trace, asked.made)) == 2:
+        raise InvalidRequest("trace: give either `trace` or `made`")
+    if asked.trace is not None or asked.made is not None:
+        return Job(asked=asked)
+    span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
+    of = range_of(services, span, own, model=asked.served_model)
+    gathering = TrafficGathering(services.prices.own)
+    async for rows in observed(services.queries.ledger, of, asked.key, MAX_TURNS):
+        await _in_thread(services, gathering.take, rows)
+        if gathering.is_full:
+            break
+    job: Job = await _in_thread(services, gathering.job, asked)
+    return job
+
+
+async def _in_thread(services: Services, work: Any, *arguments: Any) -> Any:
+    return await services.workers.run(_LINE, INLINE_BYTES + 1, work, *arguments, line=_LINE)
+
+
+class TrafficGathering:
+    """Turns of the ledger as the planner needs them. Rows come the newest first."""
+
+    def __init__(self, prices: PriceSheets) -> None:
+        self._prices = prices
+        self._numbers = Numbers()
+        self._scopes = Numbers()
+        self._turns: list[Turn] = []
+        self._num_prefixes = 0
+        self._seconds = 0.0
+        self._tokens = self._num_timed = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_prefixes >= MAX_PREFIXES
+
+    def take(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            turn = observe(row_of(row, self._prices), unpack(row.fingerprint))
+            if turn is None or self.is_full:
+                continue
+            self._num_prefixes += len(turn.digests)
+            self._turns.append(self._turn(turn, row.output_tokens))
+            if turn.served.prefill_seconds and turn.served.computed:
+                self._seconds += turn.served.prefill_seconds
+                self._tokens += turn.served.computed
+                self._num_timed += 1
+
+    def _turn(self, turn: Observation, output: int) -> Turn:
+        return Turn(
+            at=turn.at_ms / 1000,
+            scope=self._scopes.of((turn.workspace, turn.model)),
+            ids=[self._numbers.of(digest) for digest in turn.digests],
+            ends=turn.tokens,
+            segments=list(range(len(turn.digests))),
+            marks=turn.marks,
+            output=output,
+        )
+
+    def job(self, asked: PlanRequest) -> Job:
+        thinned = Thinned()
+        return Job(
+            asked=asked,
+            turns=[thinned.of(turn) for turn in reversed(self._turns)],
+            prefill_us=self._seconds / self._tokens * 1e6 if self._tokens else None,
+            timed_turns=self._num_timed,
+        )
+
+
+def all_of(asked: PlanRequest, since_ms: int, until_ms: int) -> Range:
+    return Range(
+        since_ms=since_ms, until_ms=until_ms, workspace=asked.workspace, model=asked.served_model
+    )

@@ -1,0 +1,104 @@
+"""Runs the planner in a process group of its own, with a deadline; ends it with its caller.
+
+The event loop only moves bytes. A plan that nobody waits for any more is killed.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from gateway.base.errors import InvalidRequest, Overloaded
+from gateway.planning.report import Line, Plan, PlanFailed, Planned, Progress
+from gateway.planning.traffic import Job
+
+DEADLINE_SECONDS = 170.0
+MAX_PLANS = 2
+WAIT_SECONDS = 60.0
+_ROOT = Path(__file__).resolve().parents[2]
+_MAX_LINE = 16 * 2**20
+
+
+class PlanTimeout(Overloaded):
+    status = 504
+    type = "timeout_error"
+    default = f"the plan took longer than {DEADLINE_SECONDS:.0f} seconds: give it less traffic"
+
+
+class Planners:
+    """At most MAX_PLANS plans run at one time. Others wait in order, WAIT_SECONDS at most."""
+
+    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self._places = asyncio.Semaphore(MAX_PLANS)
+        self._deadline_seconds = deadline_seconds
+
+    async def lines(self, job: Job) -> AsyncGenerator[Progress | Planned, None]:
+        """Progress, and the plan as the last. Raise InvalidRequest, Overloaded or PlanTimeout."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Overloaded("too many plans are being made") from None
+        try:
+            async with _process(await asyncio.to_thread(msgspec.msgpack.encode, job)) as output:
+                ends = asyncio.get_running_loop().time() + self._deadline_seconds
+                while True:
+                    line = await _line(output, ends)
+                    yield line
+                    if isinstance(line, Planned):
+                        return
+        finally:
+            self._places.release()
+
+    async def plan(self, job: Job) -> Plan:
+        async for line in self.lines(job):
+            if isinstance(line, Planned):
+                return line.plan
+        raise Overloaded("the planner has ended early")
+
+
+async def _line(output: asyncio.StreamReader, ends: float) -> Progress | Planned:
+    try:
+        async with asyncio.timeout_at(ends):
+            text = await output.readline()
+    except TimeoutError:
+        raise PlanTimeout from None
+    if not text:
+        raise Overloaded("the planner has ended early: it may have had too little memory")
+    line: Line = msgspec.json.decode(text, type=Line)
+    if isinstance(line, PlanFailed):
+        raise InvalidRequest(line.message)
+    return line
+
+
+@asynccontextmanager
+async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "planner"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=_ROOT,
+        start_new_session=True,
+        limit=_MAX_LINE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    feeding = asyncio.create_task(_feed(process.stdin, given))
+    try:
+        yield process.stdout
+    finally:
+        feeding.cancel()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _feed(stdin: asyncio.StreamWriter, given: bytes) -> None:
+    with suppress(ConnectionError):
+        stdin.write(given)
+        await stdin.drain()
+        stdin.close()

@@ -1,0 +1,188 @@
+"""Turns as the simulation needs them: where prompts are equal, how long they are, when they came.
+
+No content. A turn's prefixes have numbers: equal numbers are equal prefixes.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from engine.protocol import Ttl
+from gateway.base.errors import InvalidRequest
+from gateway.planning.asked import MAX_MADE_TURNS, MAX_TURNS, MadeTraffic, PlanRequest
+
+TRACE_UNIT = 512
+MAX_MADE_BLOCKS = 2_000_000
+_TTLS: dict[str, Ttl] = {"5m": "5m", "1h": "1h"}
+
+
+class Turn(msgspec.Struct, array_like=True):
+    """`ids` and `ends` (tokens) are of the prompt's prefixes, the shortest first; the last is the
+    whole prompt. `segments` are the places among them where a content block ends, and `marks` those
+    of breakpoints. `at` is in seconds, `scope` a workspace."""
+
+    at: float
+    scope: int
+    ids: list[int]
+    ends: list[int]
+    segments: list[int]
+    marks: list[tuple[int, Ttl]]
+    output: int
+
+
+class Numbers:
+    """Numbers of what is equal."""
+
+    def __init__(self) -> None:
+        self._of: dict[object, int] = {}
+
+    def of(self, thing: object) -> int:
+        return self._of.setdefault(thing, len(self._of) + 1)
+
+
+class _TraceLine(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def of_trace(lines: Iterable[str]) -> list[Turn]:
+    """Mooncake's format: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of 512-token
+    blocks. Every prompt is marked at its end. Raise InvalidRequest by the line."""
+    decoder = msgspec.json.Decoder(_TraceLine)
+    chains: dict[tuple[int, int], int] = {}
+    turns: list[Turn] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if len(turns) == MAX_TURNS:
+            raise InvalidRequest(f"trace: line {number}: {MAX_TURNS:,} requests at most")
+        try:
+            row = decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise InvalidRequest(f"trace: line {number}: {error}") from None
+        turns.append(_of_line(row, number, chains))
+    if not turns:
+        raise InvalidRequest("trace: it has no request")
+    return sorted(turns, key=lambda turn: turn.at)
+
+
+def _of_line(row: _TraceLine, number: int, chains: dict[tuple[int, int], int]) -> Turn:
+    if not 1 <= row.input_length <= 10_000_000 or not 0 <= row.output_length <= 1_000_000:
+        raise InvalidRequest(
+            f"trace: line {number}: input_length must be 1 to 10,000,000 and output_length at most"
+            " 1,000,000"
+        )
+    count = -(-row.input_length // TRACE_UNIT)
+    if len(row.hash_ids) < count:
+        raise InvalidRequest(
+            f"trace: line {number}: hash_ids: {count} ids are needed for {row.input_length} tokens"
+        )
+    parent, ids, known = 0, [], 0
+    for place, piece in enumerate(row.hash_ids[:count]):
+        found = chains.get((parent, piece))
+        if found is None:
+            found = chains[parent, piece] = len(chains) + 1
+        elif known == place:
+            known = place + 1
+        parent = found
+        ids.append(parent)
+    ends = [min((n + 1) * TRACE_UNIT, row.input_length) for n in range(count)]
+    segments = sorted({max(known - 1, 0), count - 1})
+    return Turn(
+        at=row.timestamp / 1e3,
+        scope=0,
+        ids=ids,
+        ends=ends,
+        segments=segments,
+        marks=[(count - 1, "5m")],
+        output=row.output_length,
+    )
+
+
+def made_up(asked: MadeTraffic) -> list[Turn]:
+    """Raise InvalidRequest where these are too many turns."""
+    if asked.num_turns > MAX_MADE_TURNS:
+        raise InvalidRequest(
+            f"made: {asked.num_turns:,} turns (tenants x conversations x turns);"
+            f" {MAX_MADE_TURNS:,} at most"
+        )
+    if asked.num_turns * (asked.turns + 1) // 2 > MAX_MADE_BLOCKS:
+        raise InvalidRequest(
+            f"made.turns: {asked.turns:,} are too many for so many conversations:"
+            f" {MAX_MADE_BLOCKS:,} messages in all prompts together at most"
+        )
+    chance, numbers = random.Random(asked.seed), Numbers()  # noqa: S311 (no secret)
+    turns = []
+    grown = asked.question_tokens + asked.answer_tokens
+    for tenant in range(asked.tenants):
+        head = [numbers.of(tenant)] if asked.system_tokens else []
+        for talk in range(asked.conversations):
+            at = chance.uniform(0, asked.hours * 3600)
+            for turn in range(asked.turns):
+                tail = [numbers.of((tenant, talk, n)) for n in range(turn + 1)]
+                ends = [asked.system_tokens] * len(head)
+                first = asked.system_tokens + asked.question_tokens
+                ends += [first + n * grown for n in range(turn + 1)]
+                places = [] if asked.ttl == "none" else sorted({0, len(ends) - 1})
+                marks = [(place, _TTLS[asked.ttl]) for place in places]
+                segments = list(range(len(ends)))
+                made = Turn(at, tenant, head + tail, ends, segments, marks, asked.answer_tokens)
+                turns.append(made)
+                at += chance.expovariate(1 / asked.gap_seconds)
+    return sorted(turns, key=lambda turn: turn.at)
+
+
+_LONG, _EVERY = 64, 8
+
+
+class Thinned:
+    """Leaves out ends of very long prompts, so that all of a range fit into memory.
+
+    What was ever marked stays, so that every entry can be found again.
+    """
+
+    def __init__(self) -> None:
+        self._marked: set[int] = set()
+
+    def of(self, turn: Turn) -> Turn:
+        marked = {place for place, _ in turn.marks}
+        self._marked.update(turn.ids[place] for place in marked)
+        last = len(turn.ids) - 1
+        if last < _LONG:
+            return turn
+        kept = [
+            place
+            for place, number in enumerate(turn.ids)
+            if place in marked or place % _EVERY == 0 or place == last or number in self._marked
+        ]
+        at = {place: index for index, place in enumerate(kept)}
+        return Turn(
+            at=turn.at,
+            scope=turn.scope,
+            ids=[turn.ids[place] for place in kept],
+            ends=[turn.ends[place] for place in kept],
+            segments=list(range(len(kept))),
+            marks=[(at[place], ttl) for place, ttl in turn.marks],
+            output=turn.output,
+        )
+
+
+def total_tokens(turns: Sequence[Turn]) -> int:
+    return sum(turn.ends[-1] for turn in turns)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner's process is given.
+
+    `turns` are those of the ledger; the process makes those of a trace or a rule by itself.
+    `prefill_us` is the time of a computed token as `timed_turns` of them took it, None where no
+    turn was timed.
+    """
+
+    asked: PlanRequest
+    turns: list[Turn] = []
+    prefill_us: float | None = None
+    timed_turns: int = 0

@@ -1,0 +1,56 @@
+"""`python -m planner`: one plan. Standard input is a Job in MessagePack, output lines of JSON.
+
+The gateway starts it as a process of its own, with a deadline, and ends its whole group.
+"""
+
+import os
+import resource
+import signal
+import sys
+from time import monotonic
+
+import msgspec
+
+from gateway.base.errors import InvalidRequest
+from gateway.planning.report import Line, PlanFailed, Planned, Progress
+from gateway.planning.traffic import Job
+from planner.plan import plan
+
+_TOLD_SECONDS = 0.2
+MAX_SECONDS = 200
+MAX_BYTES = 6 * 2**30
+"""Of each process. The gateway's own deadline is sooner; these hold when the gateway is gone."""
+
+
+class Told:
+    """Says how far the plan is, now and then."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+
+    def __call__(self, share: float) -> None:
+        now = monotonic()
+        if now - self._at >= _TOLD_SECONDS:
+            self._at = now
+            say(Progress(share=round(share, 3)))
+
+
+def say(line: Line) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    os.nice(5)
+    signal.alarm(MAX_SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
+    try:
+        say(Planned(plan=plan(job, Told())))
+    except InvalidRequest as error:
+        say(PlanFailed(message=str(error), is_asked=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The exact curve against a memory that is really kept, and units against exact tokens."""
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from gateway.planning.asked import MadeTraffic
+from gateway.planning.traffic import made_up, total_tokens
+from planner.distances import distances
+from planner.requests import PlannedRequest, Requests
+
+TRAFFIC = MadeTraffic(tenants=3, conversations=5, turns=6, hours=0.2, system_tokens=640, seed=4)
+
+
+def requests(unit: int = 32) -> list[PlannedRequest]:
+    made = Requests(unit, with_names=False)
+    return [made.of(turn) for turn in made_up(TRAFFIC)]
+
+
+def kept(found: list[PlannedRequest], size: int) -> float:
+    """What a memory of this many units gives, by keeping it."""
+    memory: OrderedDict[int, None] = OrderedDict()
+    read = 0
+    for request in found:
+        depth = next((n for n, u in enumerate(request.units) if u not in memory), None)
+        read += request.tokens_of(0, len(request.units) if depth is None else depth)
+        for unit in reversed(request.units):
+            memory[unit] = None
+            memory.move_to_end(unit)
+        while len(memory) > size:
+            memory.popitem(last=False)
+    return read / sum(request.tokens for request in found)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 100, 300, 10_000])
+def test_the_curve_is_what_a_memory_of_that_size_gives(size: int) -> None:
+    found = requests()
+    exact = distances(found, sum(len(request.units) for request in found))
+    assert exact.curve([size]) == pytest.approx([kept(found, size)])
+
+
+def test_the_knee_is_the_smallest_memory_with_its_share() -> None:
+    found = requests()
+    exact = distances(found, sum(len(request.units) for request in found))
+    size = exact.size_for(0.9)
+    most = kept(found, 10**9)
+    assert kept(found, size) >= 0.9 * most > kept(found, size - 1)
+
+
+@pytest.mark.parametrize("unit", [16, 100, 333])
+def test_units_are_right_on_average_and_tokens_exact(unit: int) -> None:
+    turns = made_up(TRAFFIC)
+    made = Requests(unit, with_names=False)
+    found = [made.of(turn) for turn in turns]
+    num_units = sum(len(request.units) for request in found)
+    assert num_units * unit == pytest.approx(total_tokens(turns), rel=0.05)
+    for turn, request in zip(turns, found, strict=True):
+        assert request.tokens_of(0, len(request.units)) == turn.ends[-1]
+        assert request.ends == sorted(set(request.ends)) and request.ends[-1] == len(request.units)
+
+
+def test_equal_prefixes_have_equal_units_and_others_have_none_in_common() -> None:
+    by_scope: dict[int, set[int]] = {}
+    for request in requests():
+        by_scope.setdefault(request.scope_number, set()).update(request.units)
+    first, *others = by_scope.values()
+    assert all(not first & other for other in others)
+    order = random.Random(1).sample(requests(), 10)
+    assert order[0].units != order[1].units
