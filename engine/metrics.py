@@ -77,6 +77,21 @@ def _work(stats: Stats) -> Iterable[Metric]:
     """What was done since the start."""
     for name, text, value in (
         ("holdfast_engine_requests", "Requests whose response began", stats.counters.requests),
+        (
+            "holdfast_engine_sampling_steps",
+            "Steps that drew tokens, counted for each choice",
+            stats.counters.sampling_steps,
+        ),
+        (
+            "holdfast_engine_draft_tokens",
+            "Tokens that speculation proposed",
+            stats.counters.draft_tokens,
+        ),
+        (
+            "holdfast_engine_accepted_draft_tokens",
+            "Those that were drawn",
+            stats.counters.accepted_draft_tokens,
+        ),
         ("holdfast_engine_copied_blocks", "Blocks copied on write", stats.counters.copied_blocks),
         (
             "holdfast_engine_evicted_blocks",

@@ -583,6 +583,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     copied to the host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle`
     are those of `leases_yielded` that were idle beyond the bound of these. `leases_lowered` left
     the device for the store, and did not end.
+
+    `sampling_steps` count a step once for each choice that it drew tokens of; 0: not counted. With
+    speculation `draft_tokens` were proposed there, of which `accepted_draft_tokens` were drawn.
     """
 
     requests: int = 0
@@ -594,6 +597,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int = 0
     prefilled_tokens: int = 0
     output_tokens: int = 0
+    sampling_steps: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     copied_blocks: int = 0
     evicted_blocks: int = 0
     evicted_entries: int = 0

@@ -95,6 +95,14 @@ class Settings(BaseSettings):
         description="Tokens computed in one step at most; default: 256 on a CPU, 2048 on a GPU",
     )
     max_running: int = Field(32, ge=1, description="Sequences computed together at most")
+    speculation: Literal["off", "ngram"] = Field(
+        "off",
+        description="What proposes tokens, which one forward verifies, so that answers stay the "
+        "same (native engine): `ngram`, what followed the same tokens earlier in prompt and answer",
+    )
+    speculation_tokens: int = Field(
+        8, ge=1, le=32, description="Tokens that are proposed at once at most"
+    )
     max_waiting: int = Field(256, ge=1, description="Requests that may wait; more are refused")
     prepare_workers: int | None = Field(
         None,
@@ -220,6 +228,15 @@ class Settings(BaseSettings):
     def _store_needs_own_memory(self) -> "Settings":
         if self.store and self.backend not in ("native", "synthetic"):
             raise ValueError("ENGINE_STORE works with ENGINE_BACKEND native or synthetic")
+        return self
+
+    @model_validator(mode="after")
+    def _speculation_needs_own_model(self) -> "Settings":
+        if self.speculation != "off" and self.backend != "native":
+            raise ValueError(
+                "ENGINE_SPECULATION works with ENGINE_BACKEND native; vLLM takes "
+                "`speculative_config` in ENGINE_VLLM_ARGS"
+            )
         return self
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ from engine.protocol import (
 )
 from engine.schedule.logprobs import Spelled
 from engine.schedule.output import OutputParser
+from engine.schedule.request import Drafter
 from engine.schedule.runner import Runner
 from engine.text.days import KnownDays
 from engine.text.rendered import RenderedPrompt
@@ -101,7 +102,8 @@ class Parts:
     `step_tokens` is the default of tokens computed in one step. Decoding and cancelling wait for a
     step, so it should take about 0.1 s. A copy of one block moves `block_bytes`. `worker` says how
     a worker process makes the same renderer; None if it can't. `facts` are what a block's content
-    depends on besides its tokens; None if its blocks can't be stored.
+    depends on besides its tokens; None if its blocks can't be stored. `new_drafter` makes what
+    proposes a choice's next tokens; None without speculation.
     """
 
     runner: Runner
@@ -111,3 +113,4 @@ class Parts:
     block_bytes: int
     worker: WorkerSpec | None = None
     facts: Mapping[str, str] | None = None
+    new_drafter: Callable[[], Drafter] | None = None

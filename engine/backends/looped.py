@@ -50,6 +50,7 @@ from engine.schedule.masks import step_back
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.speculation import Speculation
 from engine.settings import Settings
 
 T = TypeVar("T")
@@ -248,11 +249,7 @@ class LoopedBackend:
         settings = self._settings
         memory = new_memory(settings, parts, description, self._clock)
         cache, store = memory.cache, memory.store
-        scheduler = Scheduler(
-            cache,
-            max_step_tokens=settings.max_step_tokens or parts.step_tokens,
-            max_running=settings.max_running,
-        )
+        scheduler = _new_scheduler(settings, parts, description, cache)
         books = Books()
         lifecycle = self._new_lifecycle(
             cache,
@@ -378,6 +375,25 @@ class Loaded:
     @property
     def store(self) -> OpenStore | None:
         return self.memory.store
+
+
+def _new_scheduler(
+    settings: Settings, parts: Parts, description: Description, cache: PrefixCache
+) -> Scheduler:
+    max_step_tokens = settings.max_step_tokens or parts.step_tokens
+    speculation = None
+    if parts.new_drafter is not None:
+        speculation = Speculation(
+            parts.new_drafter,
+            max_step_tokens=max_step_tokens,
+            max_context_tokens=description.max_context_tokens,
+        )
+    return Scheduler(
+        cache,
+        max_step_tokens=max_step_tokens,
+        max_running=settings.max_running,
+        speculation=speculation,
+    )
 
 
 def _wake(loop: Loop) -> None:

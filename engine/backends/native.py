@@ -1,5 +1,7 @@
 """The native engine: torch runs a Hugging Face model on our paged blocks."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.backends.base import Parts, Progress
@@ -7,7 +9,9 @@ from engine.backends.prepare.composition import chat_worker
 from engine.backends.prepare.renderers import chat_renderer
 from engine.compute.fingerprint import model_facts
 from engine.compute.loading import LoadedModel, load_model
+from engine.compute.speculate import NgramDrafter
 from engine.protocol import Capability, Description
+from engine.schedule.request import Drafter
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.longest import longest_token_bytes
@@ -39,6 +43,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         renderer=renderer,
         worker=worker,
         facts=_facts(loaded, renderer, settings) if settings.store else None,
+        new_drafter=_new_drafter(settings),
         step_tokens=STEP_TOKENS[loaded.device.type],
         block_bytes=loaded.layout.bytes_per_block(settings.block_size),
         description=Description(
@@ -63,6 +68,12 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             longest_token_bytes=longest_token_bytes(renderer.tokenizer),
         ),
     )
+
+
+def _new_drafter(settings: Settings) -> Callable[[], Drafter] | None:
+    if settings.speculation == "off":
+        return None
+    return partial(NgramDrafter, settings.speculation_tokens)
 
 
 def _facts(loaded: LoadedModel, renderer: ChatRenderer, settings: Settings) -> dict[str, str]:

@@ -205,6 +205,12 @@ class BlockTable:
             self.blocks.append(self._pool.allocate(len(self.blocks), self._root))
         return copies
 
+    @property
+    def can_commit(self) -> bool:
+        """Whether the next position's block is there and is this table's alone."""
+        tail, offset = divmod(self.num_tokens, self._pool.block_size)
+        return tail < len(self.blocks) and self._pool.can_append(self.blocks[tail], offset)
+
     def commit(self, tokens: Sequence[TokenId]) -> None:
         """Record tokens whose keys and values were written. Full blocks become findable."""
         packed, taken = pack(tokens), 0

@@ -64,7 +64,8 @@ class SharedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`slots` (tokens) are where the new keys and values go; `sampled` indexes the last tokens.
+    """`slots` (tokens) are where the new keys and values go; `sampled` indexes the tokens
+    behind which is drawn.
 
     Either there are `tiles` for the paged kernel, or chunks and groups.
     """
@@ -113,7 +114,7 @@ def build_batch(
         slots.append(torch.from_numpy(table[span // block_size] * block_size + span % block_size))
         token_ids.extend(work.token_ids)
         if work.sample is not None:
-            sampled.append(begin + count - 1)
+            sampled.extend(range(begin + count - 1 - len(work.drafts), begin + count))
         if count == 1:
             decoding.append(_Decode(begin, work.start, table))
         else:

@@ -1,6 +1,6 @@
 """The model behind the scheduler: one step in, the next tokens out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -13,7 +13,7 @@ from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
 from engine.compute.sampler import biased, sample, tell_probs
-from engine.schedule.runner import Stop, Work
+from engine.schedule.runner import SampleParams, Stop, Work
 
 
 class Kernel(Protocol):
@@ -54,15 +54,7 @@ class TorchRunner:
             return None
         tokens: list[TokenId | None] = []
         for work in works:
-            if work.sample is None:
-                tokens.append(None)
-            else:
-                position = work.start + len(work.token_ids)
-                row = next(rows)
-                token = sample(biased(row, work.bias), work.sample, position, work.allowed)
-                if work.probs is not None:
-                    tell_probs(row, token, work.probs)
-                tokens.append(token)
+            tokens.append(None if work.sample is None else _draw(work, work.sample, rows))
         return tokens
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
@@ -81,7 +73,7 @@ class TorchRunner:
         self.pool.load(loads)
 
     def logits(self, works: Sequence[Work]) -> torch.Tensor:
-        """Compute a step; the logits (sampling works, vocabulary) after their last tokens."""
+        """Compute a step; the logits (draws, vocabulary), work by work."""
         return self.visit(works)[0]
 
     @torch.inference_mode()
@@ -114,3 +106,22 @@ class TorchRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits, step.visited
+
+
+def _draw(work: Work, params: SampleParams, rows: Iterator[torch.Tensor]) -> TokenId:
+    """Take the work's rows of logits; draw its token, and those behind the proposed ones drawn."""
+    position = work.start + len(work.token_ids) - len(work.drafts)
+    row = next(rows)
+    first = token = sample(biased(row, work.bias), params, position, work.allowed)
+    if work.probs is not None:
+        tell_probs(row, token, work.probs)
+    is_right = True
+    for proposed, draft in zip(work.proposed, work.drafts, strict=True):
+        row, position = next(rows), position + 1
+        is_right = is_right and token == proposed
+        if is_right:
+            token = sample(biased(row, draft.bias), params, position, draft.allowed)
+            draft.token = token
+            if draft.probs is not None:
+                tell_probs(row, token, draft.probs)
+    return first

@@ -44,6 +44,13 @@ class Books:
         ):
             self._add(name, getattr(usage, name))
 
+    def drew(self, num_proposed: int, num_accepted: int) -> None:
+        """A step drew tokens of one choice, `num_accepted` of the proposed ones among them."""
+        self._add("sampling_steps", 1)
+        if num_proposed:
+            self._add("draft_tokens", num_proposed)
+            self._add("accepted_draft_tokens", num_accepted)
+
     def lease_ended(self, reason: EndReason) -> None:
         self._add(f"leases_{reason}", 1)
 

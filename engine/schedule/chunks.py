@@ -1,8 +1,9 @@
 """The pieces of a prompt that one step computes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.cache.ids import TokenId
 from engine.schedule.request import RequestState, SequenceState
 
 
@@ -10,13 +11,15 @@ from engine.schedule.request import RequestState, SequenceState
 class PrefillChunk:
     """`count` tokens of a sequence from `start` on; `is_last` when nothing is pending after them.
 
-    A step may have several chunks of one sequence, with content in memory between them.
+    A step may have several chunks of one sequence, with content in memory between them. `draft` are
+    tokens that may follow, to be computed too.
     """
 
     sequence: SequenceState
     start: int
     count: int
     is_last: bool
+    draft: Sequence[TokenId] = ()
 
 
 def prefill_chunks(sequence: SequenceState, budget: int) -> Iterator[PrefillChunk]:

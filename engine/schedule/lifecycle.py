@@ -202,6 +202,10 @@ class Lifecycle:
         if request.request.sampling.max_tokens == 0:
             sequence.finish = "length"
 
+    def drew(self, num_proposed: int, num_accepted: int) -> None:
+        """A step drew tokens of one choice: one, and so many that had been proposed."""
+        self._accounts.drew(num_proposed, num_accepted)
+
     def take_token(self, sequence: SequenceState, token: TokenId) -> None:
         """Take one sampled token: parse it, emit its deltas, decide whether it was the last."""
         request = sequence.request

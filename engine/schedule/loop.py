@@ -6,7 +6,7 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -15,9 +15,11 @@ from engine.clock import Clock
 from engine.schedule.chunks import PrefillChunk
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.masks import MaskPool
+from engine.schedule.request import SequenceState
 from engine.schedule.runner import Runner, Work
-from engine.schedule.sampled import SampledTokens
+from engine.schedule.sampled import Drawn, SampledTokens
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.speculation import draws_behind
 
 T = TypeVar("T")
 
@@ -86,10 +88,11 @@ class EngineLoop:
             # An interactive request came. Nothing was computed, so there is nothing to take back.
             return
         self.scheduler.computed(chunks, self._clock.now() - begun)
-        for chunk, token in zip(chunks, tokens, strict=True):
-            self._advance(chunk, token)
+        for chunk, work, token in zip(chunks, works, tokens, strict=True):
+            self._advance(chunk, work, token)
         is_shared = self.scheduler.is_shared
-        self._masks.begin(self._sampled.take_late(self._masks.is_busy, is_shared=is_shared))
+        self._foresee(self._sampled.take_late(self._masks.is_busy, is_shared=is_shared))
+        self._foresee(chunk.sequence for chunk in chunks if chunk.sequence.parser.mask is None)
         self._masks.begin(chunk.sequence for chunk in chunks)
         self.lifecycle.finish_ended(self.scheduler.running)
         if self._store is not None:
@@ -108,8 +111,15 @@ class EngineLoop:
             self.scheduler.note_arrived(self._clock.now())
         self._num_arrived = len(arrivals.promotions) + len(arrivals.loads) + arrivals.num_missed
 
-    def _advance(self, chunk: PrefillChunk, token: TokenId | None) -> None:
-        """Account for a computed chunk: its KV, perhaps the response's beginning, one token."""
+    def _foresee(self, sequences: Iterable[SequenceState]) -> None:
+        """Propose what comes next, and begin to find out what may."""
+        for sequence in sequences:
+            if self.scheduler.speculation is not None:
+                self.scheduler.speculation.propose(sequence)
+            self._masks.begin([sequence])
+
+    def _advance(self, chunk: PrefillChunk, work: Work, token: TokenId | None) -> None:
+        """Account for a computed chunk: its KV, perhaps the response's beginning, its tokens."""
         sequence = chunk.sequence
         assert sequence.table.num_tokens == chunk.start
         sequence.table.commit(sequence.tokens[chunk.start : chunk.start + chunk.count])
@@ -119,19 +129,26 @@ class EngineLoop:
         if chunk.is_last:
             self.lifecycle.start_if_first(sequence)
             if token is not None:
-                self._sampled.add(sequence, token)
+                drawn = [Drawn(token, work.probs)]
+                drawn += [Drawn(d.token, d.probs) for d in work.drafts if d.token is not None]
+                self.lifecycle.drew(len(chunk.draft), len(drawn) - 1)
+                if chunk.draft and sequence.drafter is not None:
+                    sequence.drafter.verified(len(chunk.draft), len(drawn) - 1)
+                self._sampled.add(sequence, drawn)
 
     def _work(self, chunk: PrefillChunk) -> Work:
         sequence, start = chunk.sequence, chunk.start
         samples = chunk.is_last and sequence.request.request.sampling.max_tokens != 0
+        token_ids = sequence.tokens[start : start + chunk.count]
         return Work(
-            token_ids=sequence.tokens[start : start + chunk.count],
+            token_ids=[*token_ids, *chunk.draft] if chunk.draft else token_ids,
             start=start,
             block_table=sequence.table.block_ids,
             sample=sequence.sample if samples else None,
             allowed=sequence.parser.allowed if samples else None,
             bias=sequence.bias if samples else None,
             probs=sequence.logprobs.probs if samples and sequence.logprobs else None,
+            drafts=draws_behind(sequence, chunk.draft) if chunk.draft else (),
         )
 
     # The thread.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.cache.ids import TokenId
 from engine.cache.prefix_cache import CacheQuery, Found
@@ -11,6 +12,19 @@ from engine.schedule.logprobs import LogProbs, Spelled, unspelled
 from engine.schedule.output import OutputParser
 from engine.schedule.ranges import Ranges
 from engine.schedule.runner import SampleParams
+
+
+class Drafter(Protocol):
+    """Of one choice. It must be fast: it is called on the engine's thread, once a step."""
+
+    def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
+        """What may follow these tokens, which begin with those of the call before."""
+        ...
+
+    def verified(self, num_proposed: int, num_accepted: int) -> None:
+        """The first `num_accepted` of the proposed tokens were drawn."""
+        ...
+
 
 Emit = Callable[[Frame], None]
 """Takes a frame to its reader. It is called on the engine's thread and must not block."""
@@ -23,7 +37,8 @@ class SequenceState:
     `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
     is what penalties and biases make of the logits; None where there are none. Then `sampled` are
     the tokens that it counts. `last_output_at` is when its last token came; None before the first.
-    `logprobs` are there where the request wants them.
+    `logprobs` are there where the request wants them. `draft` are tokens that may come next,
+    as the `drafter` says, which is there with speculation.
     """
 
     request: "RequestState"
@@ -37,6 +52,8 @@ class SequenceState:
     bias: dict[TokenId, float] | None = None
     sampled: set[TokenId] = field(default_factory=set)
     logprobs: LogProbs | None = None
+    draft: list[TokenId] = field(default_factory=list)
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         num_top = self.request.request.sampling.logprobs
@@ -48,11 +65,38 @@ class SequenceState:
     def append(self, token: TokenId) -> None:
         """Add a sampled token, and lower its logit for the next ones."""
         if self.bias is not None:
-            is_new = token not in self.sampled
-            lowered = self.sample.frequency_penalty + self.sample.presence_penalty * is_new
-            self.bias[token] = self.bias.get(token, 0.0) - lowered
-            self.sampled.add(token)
+            self._lower(self.bias, self.sampled, token)
         self.tokens.append(token)
+        self.draft = []
+
+    def biases_behind(self, draft: Sequence[TokenId]) -> list[dict[TokenId, float] | None]:
+        """`bias` as it will be behind each of these tokens."""
+        if self.bias is None:
+            return [None for _ in draft]
+        bias, sampled = dict(self.bias), set(self.sampled)
+        biases: list[dict[TokenId, float] | None] = []
+        for token in draft:
+            self._lower(bias, sampled, token)
+            biases.append(dict(bias))
+        return biases
+
+    def commit_draft(self) -> bool:
+        """Record the last token, whose keys and values were computed while it was only proposed.
+
+        False where they can't be kept: another request holds their block since. Then they are
+        computed again.
+        """
+        if not self.table.can_commit:
+            return False
+        self.table.commit(self.tokens[-1:])
+        return True
+
+    def _lower(self, bias: dict[TokenId, float], sampled: set[TokenId], token: TokenId) -> None:
+        """Note in `bias` and `sampled` that the choice has one more of this token."""
+        is_new = token not in sampled
+        lowered = self.sample.frequency_penalty + self.sample.presence_penalty * is_new
+        bias[token] = bias.get(token, 0.0) - lowered
+        sampled.add(token)
 
     @property
     def scope(self) -> str:

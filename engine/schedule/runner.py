@@ -44,6 +44,19 @@ class DrawnProbs:
     top: list[tuple[TokenId, float]] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
+class DraftDraw:
+    """How to draw behind a proposed token, as `Work` has it, and what was drawn there.
+
+    `token` None: the proposed token was not drawn, so nothing is drawn behind it.
+    """
+
+    allowed: bytes | None = None
+    bias: Mapping[TokenId, float] | None = None
+    probs: DrawnProbs | None = None
+    token: TokenId | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One sequence's share of a step.
@@ -53,6 +66,9 @@ class Work:
     all of them. `sample` None means that the last token's logits are not needed. `allowed` are the
     tokens to draw from, a bit per token id, lowest first; beyond it none is allowed; None: all.
     `bias` is added to the logits of its tokens. Where there are `probs`, the runner fills them.
+
+    The last `len(drafts)` of `token_ids` are only proposed. The runner draws behind the token
+    before them. As long as it drew what was proposed, it draws behind that too, and fills `drafts`.
     """
 
     token_ids: Sequence[TokenId]
@@ -62,6 +78,12 @@ class Work:
     allowed: bytes | None = None
     bias: Mapping[TokenId, float] | None = None
     probs: DrawnProbs | None = None
+    drafts: Sequence[DraftDraw] = ()
+
+    @property
+    def proposed(self) -> Sequence[TokenId]:
+        """The proposed tokens, one for each of `drafts`."""
+        return self.token_ids[len(self.token_ids) - len(self.drafts) :]
 
 
 Stop = Callable[[], bool]
@@ -79,8 +101,8 @@ class Runner(Protocol):
     ) -> list[TokenId | None] | None:
         """Compute one step; the next token of each work that samples, None for the others.
 
-        None where `stop` ended it. Then nothing was sampled, and the keys and values at the works'
-        positions are undefined.
+        Behind proposed tokens it draws as `Work` says. None where `stop` ended it. Then nothing was
+        sampled, and the keys and values at the works' positions are undefined.
         """
         ...
 

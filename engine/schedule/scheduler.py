@@ -24,6 +24,7 @@ from engine.schedule.chunks import PrefillChunk, prefill_chunks
 from engine.schedule.classes import BatchShare, WaitingClasses
 from engine.schedule.pace import StepPace, StepRoom
 from engine.schedule.request import SequenceState, Twin
+from engine.schedule.speculation import Speculation
 from engine.schedule.twins import find_twin
 from engine.schedule.yielding import Yielding
 
@@ -41,9 +42,17 @@ SPARE_SHARE = 8
 
 
 class Scheduler:
-    def __init__(self, cache: PrefixCache, *, max_step_tokens: int, max_running: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        max_step_tokens: int,
+        max_running: int,
+        speculation: Speculation | None = None,
+    ) -> None:
         """`max_step_tokens` bounds a step's prefill, and so the time for which decoding waits."""
         self._cache = cache
+        self.speculation = speculation
         self._pace = StepPace(max_step_tokens)
         self._yielding = Yielding(self._pace)
         self._max_running = max_running
@@ -98,6 +107,8 @@ class Scheduler:
                 room = self._pace.new_room(0) if is_overdue else self._pace.new_part()
             chunks += self._prefills(room, now, is_batch=True)
         self.may_stop = not num_interactive and not self._batch_share.is_overdue(now)
+        if self.speculation is not None:
+            chunks = self.speculation.extended(chunks, self._cache.pool, self.copies)
         self._charge(chunks[:num_interactive], is_batch=False)
         self._charge(chunks[num_interactive:], is_batch=True)
         return chunks
@@ -113,7 +124,7 @@ class Scheduler:
     def _charge(self, chunks: Sequence[PrefillChunk], *, is_batch: bool) -> None:
         computed: Counter[str] = Counter()
         for chunk in chunks:
-            computed[chunk.sequence.scope] += chunk.count
+            computed[chunk.sequence.scope] += chunk.count + len(chunk.draft)
         self.waiting.charge(computed, is_batch=is_batch)
 
     def computed(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:

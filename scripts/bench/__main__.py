@@ -36,6 +36,8 @@ BENCHMARKS = {
     "queries": Benchmark("time of each query of the dashboard",
                          ("gateway", "postgres", "test")),
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
+    "speculation": Benchmark("whether speculation answers alike, and how much faster",
+                             ("engine", "test")),
     "store": Benchmark("what a store on disk costs and gives", ("engine", "test")),
     "throughput": Benchmark("throughput on a shared prefix, ours and other engines",
                             ("engine", "test", "bench")),

@@ -44,9 +44,10 @@ from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.schedule.loop import EngineLoop, StoreWork
 from engine.schedule.output import Mask
-from engine.schedule.request import RequestState
+from engine.schedule.request import Drafter, RequestState
 from engine.schedule.runner import Runner, SampleParams, Stop, Work
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.speculation import Speculation
 
 NUM_WORDS = 1000
 
@@ -123,9 +124,15 @@ class FakeRunner:
     def _answer(self, work: Work) -> TokenId | None:
         if work.sample is None:
             return None
-        end = work.start + len(work.token_ids)
-        seen = [slot for block in work.block_table for slot in self.memory[block]][:end]
-        return next_token(seen, work.sample.seed)
+        end = work.start + len(work.token_ids) - len(work.drafts)
+        memory = [slot for block in work.block_table for slot in self.memory[block]]
+        first = token = next_token(memory[:end], work.sample.seed)
+        for proposed, draft in zip(work.proposed, work.drafts, strict=True):
+            end += 1
+            if token != proposed:
+                break
+            token = draft.token = next_token(memory[:end], work.sample.seed)
+        return first
 
 
 class Words:
@@ -196,6 +203,7 @@ class Harness:
         max_copies: int = 4,
         cache: PrefixCache | None = None,
         store: StoreWork | None = None,
+        new_drafter: Callable[[], Drafter] | None = None,
     ) -> None:
         """`cache`, where it is given, has the tiers and entries; `store` does the store's work."""
         self.clock = clock or ManualClock()
@@ -210,8 +218,18 @@ class Harness:
         hasher = ChainHasher(b"key", block_size)
         self.cache = cache or PrefixCache(self.pool, self.entries, hasher, self.host)
         self.pool, self.entries, self.host = self.cache.pool, self.cache.entries, self.cache.host
+        speculation = None
+        if new_drafter is not None:
+            speculation = Speculation(
+                new_drafter,
+                max_step_tokens=max_step_tokens,
+                max_context_tokens=max_context_tokens,
+            )
         self.scheduler = Scheduler(
-            self.cache, max_step_tokens=max_step_tokens, max_running=max_running
+            self.cache,
+            max_step_tokens=max_step_tokens,
+            max_running=max_running,
+            speculation=speculation,
         )
         self.books = Books()
         self.events: list[Event] = []

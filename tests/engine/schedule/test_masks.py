@@ -5,12 +5,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 from llguidance import LLParserLimits
 
+from engine.cache.ids import TokenId
 from engine.clock import MonotonicClock
 from engine.protocol import Finished
 from engine.schedule.loop import EngineLoop
@@ -25,6 +26,10 @@ class SlowMask:
         self.is_ready = False
         self.is_failed = False
         self.is_free = threading.Event()
+        self.ahead: list[bytes] = []
+
+    def foresee(self, draft: Sequence[TokenId]) -> None:
+        """Nothing is asked ahead here."""
 
     def compute(self) -> None:
         self.is_free.wait(60)

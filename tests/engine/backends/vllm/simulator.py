@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -66,9 +66,15 @@ class Simulator:
         max_seqs: int = 8,
         max_len: int = 2048,
         is_bound: bool = True,
+        drafter: str | None = None,
         **extra: Any,
     ) -> None:
-        """`window`: tokens that a second group of layers attends to; `extra`: our own settings."""
+        """`window`: tokens that a second group of layers attends to; `extra`: our own settings.
+
+        `drafter` is vLLM's `method` of a speculative config. Some methods need a model or a package
+        that is not here, so the name is set once the configuration was made.
+        """
+        self.num_accepted = 0
         config = EngineArgs(
             model=str(model),
             dtype="float32",
@@ -78,7 +84,10 @@ class Simulator:
             max_num_seqs=max_seqs,
             max_num_batched_tokens=step_tokens,
             kv_transfer_config=transfer_config(is_multi=is_multi, **extra),
+            speculative_config=drafter and {"method": "ngram", "num_speculative_tokens": 4},
         ).create_engine_config()
+        if drafter is not None:
+            config.speculative_config.method = drafter
         config.cache_config.num_gpu_blocks = num_blocks
         shape = {"num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
         groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=BLOCK, **shape))]
@@ -187,6 +196,11 @@ class Simulator:
         while len(self._in_flight) >= self._depth:
             self._take_in()
 
+    def propose(self) -> None:
+        """What vLLM's drafters do after a step; half of it is accepted in the next."""
+        names = [r.request_id for r in self.scheduler.running if r.num_output_tokens]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[1, 2, 3, 4] for _ in names]))
+
     def drain(self, max_idle_steps: int = 3) -> None:
         """Step until no request is left. Fail if steps pass in which nothing was scheduled."""
         while self.scheduler.has_requests():
@@ -251,10 +265,13 @@ class Simulator:
         """One sampled token for each request whose prompt this step completes, or who decodes."""
         names = list(output.num_scheduled_tokens)
         requests = [self.scheduler.requests[name] for name in names]
-        sampled = [
-            [] if request.is_prefill_chunk else [request.num_computed_tokens % 97]
-            for request in requests
-        ]
+        sampled: list[list[int]] = []
+        for name, request in zip(names, requests, strict=True):
+            drafts = output.scheduled_spec_decode_tokens.get(name, [])
+            accepted = drafts[: len(drafts) // 2]
+            self.num_accepted += len(accepted)
+            drawn = [*accepted, request.num_computed_tokens % 97]
+            sampled.append([] if request.is_prefill_chunk else drawn)
         return ModelRunnerOutput(names, {name: index for index, name in enumerate(names)}, sampled)
 
     def _take_in(self) -> None:

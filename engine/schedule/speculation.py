@@ -1,0 +1,103 @@
+"""Speculation without loss: several tokens of a choice in one step.
+
+A drafter proposes the next tokens of a choice. The step computes them behind the last token, and
+the runner draws at each position as it would have drawn one step later. The tokens are kept up to
+the first that was not proposed. Draws depend on logits, seed and position alone, so they are those
+of an engine without a drafter (Leviathan et al., arXiv 2211.17192, with a drafter that gives one
+token all the probability).
+
+Keys and values of proposed tokens are written behind the block table's frontier. They become part
+of the sequence only when their tokens have been taken. So no block is found, shared, copied or
+stored by a token that was not drawn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from engine.cache.ids import TokenId
+from engine.cache.pool import BlockPool
+from engine.cache.table import BlockCopy
+from engine.schedule.chunks import PrefillChunk
+from engine.schedule.request import Drafter, SequenceState
+from engine.schedule.runner import DraftDraw, DrawnProbs
+
+MAX_STEP_SHARE = 4
+"""A quarter of a step's tokens may be proposed ones."""
+
+
+class Speculation:
+    """Of one engine. Used from the engine's thread alone."""
+
+    def __init__(
+        self,
+        new_drafter: Callable[[], Drafter],
+        *,
+        max_step_tokens: int,
+        max_context_tokens: int,
+    ) -> None:
+        self._new_drafter = new_drafter
+        self._max_step_tokens = max_step_tokens // MAX_STEP_SHARE
+        self._max_context_tokens = max_context_tokens
+
+    def propose(self, sequence: SequenceState) -> None:
+        """Note what may follow the sequence's tokens. Called before its mask is computed."""
+        parser = sequence.parser
+        if sequence.finish is not None or sequence.num_pending != 1:
+            return
+        if parser.mask is None and parser.allowed is not None:
+            return  # bound by something that can't be asked ahead
+        if sequence.drafter is None:
+            sequence.drafter = self._new_drafter()
+        sequence.draft = sequence.drafter.propose(sequence.tokens)
+        if parser.mask is not None:
+            parser.mask.foresee(sequence.draft)
+
+    def extended(
+        self, chunks: Sequence[PrefillChunk], pool: BlockPool, copies: list[BlockCopy]
+    ) -> list[PrefillChunk]:
+        """The step's chunks with proposed tokens behind those that decode, as far as there is room.
+
+        No sequence is preempted for them, and a block is left for each chunk's next token.
+        """
+        left = self._max_step_tokens
+        extended = []
+        for chunk in chunks:
+            draft = _usable(chunk.sequence, self._max_context_tokens)[:left]
+            if chunk.count == 1 and chunk.is_last and draft:
+                table = chunk.sequence.table
+                needed = table.blocks_needed(1 + len(draft))
+                if not needed or needed + len(chunks) <= pool.num_reclaimable:
+                    copies.extend(table.prepare(1 + len(draft)))
+                    left -= len(draft)
+                    chunk = replace(chunk, draft=draft)
+            extended.append(chunk)
+        return extended
+
+
+def draws_behind(sequence: SequenceState, draft: Sequence[TokenId]) -> list[DraftDraw]:
+    """How the token behind each proposed one is drawn: as if the proposed ones had been taken."""
+    mask = sequence.parser.mask
+    num_top = None if sequence.logprobs is None else sequence.logprobs.probs.num_top
+    return [
+        DraftDraw(
+            allowed=None if mask is None else mask.ahead[index],
+            bias=bias,
+            probs=None if num_top is None else DrawnProbs(num_top),
+        )
+        for index, bias in enumerate(sequence.biases_behind(draft))
+    ]
+
+
+def _usable(sequence: SequenceState, max_context_tokens: int) -> Sequence[TokenId]:
+    """The part of its draft that may be computed now.
+
+    One token more than proposed is drawn, so neither the output's limit nor the context is passed.
+    What the grammar refuses is cut, and what it was not yet asked about.
+    """
+    room = max_context_tokens - len(sequence.tokens) - 1
+    max_tokens = sequence.request.request.sampling.max_tokens
+    if max_tokens is not None:
+        room = min(room, max_tokens - sequence.num_output - 1)
+    if sequence.parser.mask is not None:
+        room = min(room, len(sequence.parser.mask.ahead))
+    return sequence.draft[: max(room, 0)]

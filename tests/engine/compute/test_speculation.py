@@ -1,0 +1,164 @@
+"""Speculation by a real model: every request is answered as it is without."""
+
+import random
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from engine.backends.native import load_native
+from engine.protocol import (
+    Breakpoint,
+    DrawnToken,
+    GenerateRequest,
+    Message,
+    Prompt,
+    Sampling,
+    TextPart,
+    Tool,
+    ToolChoice,
+    ToolUseStart,
+)
+from engine.settings import Settings
+from engine.text.grammar import Constraint
+from engine.text.renderer import ChatRenderer
+from tests.engine.compute.answers import Answered, ask_all, engine
+
+KINDS = ("text", "stop", "logprobs", "logprobs", "penalties", "choices", "call", "schema")
+BATCH = 8
+NUM_REQUESTS = 3 * BATCH
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Oslo"]},
+        "days": {"type": "array", "items": {"enum": ["Monday", "Tuesday"]}, "maxItems": 5},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+SENTENCES = (
+    "A lease holds a prefix until its time is over. ",
+    "The cache is read to the token, and written to the token. ",
+    "An entry without a lease is best-effort. ",
+    '{"city": "Paris", "days": ["Monday", "Tuesday", "Monday"]} ',
+)
+
+
+def new_request(rng: random.Random, name: str) -> GenerateRequest:
+    """A prompt that repeats itself, and any of what a request may ask."""
+    text = "".join(rng.choice(SENTENCES) for _ in range(rng.randint(2, 6)))
+    kind = rng.choice(KINDS)
+    greedy = rng.random() < 0.5
+    sampling = Sampling(
+        max_tokens=rng.randint(1, 40),
+        temperature=0.0 if greedy else rng.choice([0.3, 0.8, 1.3]),
+        top_p=rng.choice([0.5, 0.95, 1.0]),
+        top_k=rng.choice([0, 3, 40]),
+        seed=rng.randrange(1000),
+        ignore_eos=rng.random() < 0.3 and kind not in ("call", "schema"),
+        stop_sequences=["lease", " to the"] if kind == "stop" else [],
+        logprobs=rng.randint(0, 3) if kind == "logprobs" else None,
+        presence_penalty=0.7 if kind == "penalties" else 0.0,
+        frequency_penalty=0.3 if kind == "penalties" else 0.0,
+        logit_bias={5: -2.0, 77: 1.5} if kind == "penalties" else {},
+        num_choices=3 if kind == "choices" else 1,
+    )
+    return GenerateRequest(
+        request_id=name,
+        scope="s" * 32,
+        prompt=Prompt(
+            [Message("user", [TextPart(f"{text}What is a lease?")])],
+            [Tool("get_weather", CITY)] if kind == "call" else [],
+            [TextPart(rng.choice(SENTENCES) * 3)],
+        ),
+        sampling=sampling,
+        breakpoints=[Breakpoint(1 if kind == "call" else 0)],
+        tool_choice=ToolChoice("tool", "get_weather") if kind == "call" else ToolChoice(),
+        output_schema=CITY if kind == "schema" else None,
+        service_class=rng.choice(["interactive", "interactive", "batch"]),
+    )
+
+
+def test_a_draft_is_cut_where_the_grammar_refuses_it() -> None:
+    settings = Settings(secret="x" * 16, num_blocks=8, threads=1)  # type: ignore[arg-type]
+    renderer = load_native(settings, lambda _stage, _fraction: None).renderer
+    assert isinstance(renderer, ChatRenderer)
+    asked = GenerateRequest(
+        request_id="r",
+        scope="s",
+        prompt=Prompt([Message("user", [TextPart("?")])]),
+        sampling=Sampling(max_tokens=5),
+        output_schema=CITY,
+    )
+    first, *rest = renderer.tokenizer.encode('{"city": "Paris", "days"').ids
+    wrong = renderer.tokenizer.encode("]").ids
+    for draft, num_right in ((rest, len(rest)), ([*rest[:2], *wrong], 2), (wrong, 0)):
+        mask = renderer.parser(asked).mask
+        assert isinstance(mask, Constraint)
+        mask.take(first)
+        mask.foresee(draft)
+        mask.compute()
+        assert len(mask.ahead) == num_right
+        for token, allowed in zip(draft, list(mask.ahead), strict=False):
+            mask.take(token)
+            assert mask.ahead == [], "of tokens that were not foreseen nothing is known"
+            assert mask.allowed == allowed
+
+
+async def answers(seed: int, num: int, **settings: object) -> tuple[list[Answered], dict[str, int]]:
+    """The answers to `num` requests, BATCH at a time, and what was drafted."""
+    rng, given = random.Random(seed), list[Answered]()
+    async with engine(num_blocks=200, min_cache_tokens=16, **settings) as backend:
+        for first in range(0, num, BATCH):
+            some = [new_request(rng, f"r{first + index}") for index in range(BATCH)]
+            given += await ask_all(backend, some)
+        counted = (await backend.stats()).counters
+    drafted = {
+        "steps": counted.sampling_steps,
+        "proposed": counted.draft_tokens,
+        "accepted": counted.accepted_draft_tokens,
+        "output": counted.output_tokens,
+    }
+    return given, drafted
+
+
+@pytest.fixture(scope="module", params=[1])
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[list[Answered], list[Answered]]]:
+    plain, nothing = anyio.run(answers, request.param, NUM_REQUESTS)
+    with_it = anyio.run(lambda: answers(request.param, NUM_REQUESTS, speculation="ngram"))
+    speculated, drafted = with_it
+    assert nothing["proposed"] == 0 and nothing["steps"] == nothing["output"]
+    assert drafted["accepted"] > 40, "nothing was tried"
+    assert drafted["steps"] + drafted["accepted"] >= drafted["output"] == nothing["output"]
+    yield plain, speculated
+
+
+def test_frames_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
+    """Texts token by token, calls, reasons, stop strings, counts of tokens: greedy and seeded."""
+    for plain, speculated in zip(*both, strict=True):
+        assert speculated.output_tokens == plain.output_tokens
+        assert speculated.choices.keys() == plain.choices.keys()
+        for choice, told in speculated.choices.items():
+            wanted = plain.choices[choice].frames
+            assert [unnamed(frame) for frame in told.frames] == [unnamed(one) for one in wanted]
+
+
+def test_log_probabilities_are_the_same(both: tuple[list[Answered], list[Answered]]) -> None:
+    num_compared = 0
+    for plain, speculated in zip(*both, strict=True):
+        for choice, told in speculated.choices.items():
+            wanted = plain.choices[choice].logprobs
+            assert [probs(one) for one in told.logprobs] == [
+                (token, pytest.approx(value, abs=1e-3)) for token, value in map(probs, wanted)
+            ]
+            num_compared += len(wanted)
+    assert num_compared > 20
+
+
+def unnamed(frame: object) -> object:
+    """A call's id is made up anew each time."""
+    return (frame.name, frame.choice) if isinstance(frame, ToolUseStart) else frame
+
+
+def probs(told: DrawnToken) -> tuple[int, float]:
+    return told.drawn.token_id, told.drawn.logprob
