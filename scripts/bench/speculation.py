@@ -12,7 +12,7 @@ memory before. Decoding seconds are those of the requests, from first token to l
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +79,7 @@ def main() -> int:
         for name in SAMPLINGS
         for speculation in ("off", "ngram")
     ]
-    columns = {
+    columns: dict[str, str | Callable[[Run], str]] = {
         "sampling": "{0.sampling}",
         "speculation": "{0.speculation}",
         "tokens/s a client": "{0.tokens_a_second:.1f}",
@@ -100,7 +100,7 @@ def main() -> int:
 
 def agent_prompts(rng: random.Random, num: int) -> list[str]:
     """Raw prompts as the chat template writes them, up to where an answer begins."""
-    prompts = []
+    prompts: list[str] = []
     while len(prompts) < num:
         box = turns.toolbox(rng)
         text = turns.tools_block([task.tool for task in box])

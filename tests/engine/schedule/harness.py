@@ -218,19 +218,15 @@ class Harness:
         hasher = ChainHasher(b"key", block_size)
         self.cache = cache or PrefixCache(self.pool, self.entries, hasher, self.host)
         self.pool, self.entries, self.host = self.cache.pool, self.cache.entries, self.cache.host
-        speculation = None
+        self.scheduler = Scheduler(
+            self.cache, max_step_tokens=max_step_tokens, max_running=max_running
+        )
         if new_drafter is not None:
-            speculation = Speculation(
+            self.scheduler.speculation = Speculation(
                 new_drafter,
                 max_step_tokens=max_step_tokens,
                 max_context_tokens=max_context_tokens,
             )
-        self.scheduler = Scheduler(
-            self.cache,
-            max_step_tokens=max_step_tokens,
-            max_running=max_running,
-            speculation=speculation,
-        )
         self.books = Books()
         self.events: list[Event] = []
         self.lifecycle = Lifecycle(

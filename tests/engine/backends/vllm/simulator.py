@@ -71,8 +71,7 @@ class Simulator:
     ) -> None:
         """`window`: tokens that a second group of layers attends to; `extra`: our own settings.
 
-        `drafter` is vLLM's `method` of a speculative config. Some methods need a model or a package
-        that is not here, so the name is set once the configuration was made.
+        `drafter` is vLLM's `method`, set afterwards: some need a model or package to be configured.
         """
         self.num_accepted = 0
         config = EngineArgs(
@@ -89,16 +88,14 @@ class Simulator:
         if drafter is not None:
             config.speculative_config.method = drafter
         config.cache_config.num_gpu_blocks = num_blocks
-        shape = {"num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
-        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=BLOCK, **shape))]
-        if window is not None:
-            spec = SlidingWindowSpec(block_size=BLOCK, sliding_window=window, **shape)
-            groups.append(KVCacheGroupSpec(["window"], spec))
-        retention = 0 if window is not None else None
+        groups = _groups(window)
         self.scheduler = (Scheduler if depth == 1 else AsyncScheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
-                num_blocks, [], groups, prefix_cache_retention_interval=retention
+                num_blocks,
+                [],
+                groups,
+                prefix_cache_retention_interval=None if window is None else 0,
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK,
@@ -279,6 +276,15 @@ class Simulator:
         for batch in self.scheduler.update_from_output(output, result).values():
             for one in batch.outputs:
                 self.tokens[one.request_id.removesuffix("-internal")] += one.new_token_ids
+
+
+def _groups(window: int | None) -> list[KVCacheGroupSpec]:
+    shape = {"num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(block_size=BLOCK, **shape))]
+    if window is not None:
+        spec = SlidingWindowSpec(block_size=BLOCK, sliding_window=window, **shape)
+        groups.append(KVCacheGroupSpec(["window"], spec))
+    return groups
 
 
 def tokens_of(name: str, length: int) -> list[int]:
