@@ -25,6 +25,7 @@ from engine.backends.prepare.preparer import may_compile
 from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import SnapshotScan, entry_infos
+from engine.backends.scheduling import new_scheduler
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import PrefixCache
@@ -50,7 +51,6 @@ from engine.schedule.masks import step_back
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.speculation import Speculation
 from engine.settings import Settings
 
 T = TypeVar("T")
@@ -249,7 +249,7 @@ class LoopedBackend:
         settings = self._settings
         memory = new_memory(settings, parts, description, self._clock)
         cache, store = memory.cache, memory.store
-        scheduler = _new_scheduler(settings, parts, description, cache)
+        scheduler = new_scheduler(settings, parts, description, cache)
         books = Books()
         lifecycle = self._new_lifecycle(
             cache,
@@ -375,25 +375,6 @@ class Loaded:
     @property
     def store(self) -> OpenStore | None:
         return self.memory.store
-
-
-def _new_scheduler(
-    settings: Settings, parts: Parts, description: Description, cache: PrefixCache
-) -> Scheduler:
-    max_step_tokens = settings.max_step_tokens or parts.step_tokens
-    speculation = None
-    if parts.new_drafter is not None:
-        speculation = Speculation(
-            parts.new_drafter,
-            max_step_tokens=max_step_tokens,
-            max_context_tokens=description.max_context_tokens,
-        )
-    return Scheduler(
-        cache,
-        max_step_tokens=max_step_tokens,
-        max_running=settings.max_running,
-        speculation=speculation,
-    )
 
 
 def _wake(loop: Loop) -> None:
