@@ -33,7 +33,7 @@ _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _PAGE = 1000
 EXPORT_SECONDS = 300.0
-"""An export whose client takes longer to read is cut off."""
+"""An export that takes longer is cut off, also if its client is what is slow."""
 _DAY_MS = DAY_SECONDS * 1000
 _WEEK_MS = 7 * _DAY_MS
 _SUMS = Totals.__struct_fields__
@@ -74,16 +74,19 @@ async def check_rows(ledger: Ledger, of: Range, step_seconds: int | None, most: 
                 )
 
 
-async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIterator[str]:
+async def usage_lines(
+    ledger: Ledger, of: Range, step_seconds: int, seconds: float = EXPORT_SECONDS
+) -> AsyncIterator[str]:
     """One line for each interval, workspace, key, engine, model and price, the header first.
 
     All lines show one moment. One week at a time is in memory. Weeks before the first turn and
-    after the last one cost nothing. Three years take 158 statements at most.
+    after the last one cost nothing. Three years take 158 statements at most. Raise
+    LedgerUnavailable after `seconds`.
     """
     yield line(
         ("starting_at", "workspace", "key", "engine", "model", "price", *_SUMS, "saved_nano")
     )
-    async with ledger.snapshot(EXPORT_SECONDS) as connection:
+    async with ledger.snapshot(seconds) as connection:
         of = await _with_turns(connection, await widen_to_days(connection, of))
         for since in range(of.since_ms // _DAY_MS * _DAY_MS, of.until_ms, _WEEK_MS):
             part = replace(
@@ -95,12 +98,17 @@ async def usage_lines(ledger: Ledger, of: Range, step_seconds: int) -> AsyncIter
                 yield line((moment(start), *keys, *sums, totals.saved_nano))
 
 
-async def turn_lines(ledger: Ledger, of: Range) -> AsyncIterator[str]:
-    """The header and one line for each turn, the newest first. All lines show one moment."""
+async def turn_lines(
+    ledger: Ledger, of: Range, seconds: float = EXPORT_SECONDS
+) -> AsyncIterator[str]:
+    """The header and one line for each turn, the newest first. All lines show one moment.
+
+    Raise LedgerUnavailable after `seconds`.
+    """
     names = [name for name in Turn.__struct_fields__ if name != "opened_ms"]
     yield line(("opened_at", *names))
     after: Cursor | None = None
-    async with ledger.snapshot(EXPORT_SECONDS) as connection:
+    async with ledger.snapshot(seconds) as connection:
         while True:
             found = await page_of(connection, of, TurnFilter(), _PAGE, after)
             for turn in found.turns:
