@@ -56,6 +56,23 @@ MONEY: dict[Theme, Palette] = {
     "light": {"Cost": "#475569", "Saved": "#0f766e", "Lost": "#b42318"},
     "dark": {"Cost": "#94a3b8", "Saved": "#2dd4bf", "Lost": "#ff8a7a"},
 }
+# What a plan read, what it reused in all, and what one memory without leases would have.
+PLANS: dict[Theme, Palette] = {
+    "light": {
+        "LRU, no leases (exact)": "#64748b",
+        "Read (simulated)": "#0f766e",
+        "Reused (simulated)": "#b45309",
+    },
+    "dark": {
+        "LRU, no leases (exact)": "#94a3b8",
+        "Read (simulated)": "#2dd4bf",
+        "Reused (simulated)": "#fbbf24",
+    },
+}
+WAITS: dict[Theme, Palette] = {
+    "light": {"p50": "#0f766e", "p95": "#b45309"},
+    "dark": {"p50": "#2dd4bf", "p95": "#fbbf24"},
+}
 # Marks without a meaning of their own.
 PLAIN: dict[Theme, str] = {"light": "#2563eb", "dark": "#60a5fa"}
 TEXT: dict[Theme, str] = {"light": "#17212b", "dark": "#e6edf3"}

@@ -25,6 +25,7 @@ SECTIONS = {
         PageEntry("prefixes", "Prefixes and leases"),
         PageEntry("memory", "Memory", frozenset({"engine"})),
         PageEntry("fleet", "Fleet", frozenset({"range", "engine", "model"})),
+        PageEntry("plan", "Plan", frozenset({"range", "workspace", "model"})),
     ],
     "Requests": [
         PageEntry("latency", "Latency"),

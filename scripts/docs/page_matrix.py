@@ -186,7 +186,12 @@ def drawn(
 
 
 def checked(page: Page, name: str, width: int) -> list[str]:
-    """What is wrong with the page. The playground sends twice first, so that it has all to show."""
+    """What is wrong with the page. The playground sends twice first, so that it has all to show,
+    and a plan is made."""
+    plan = page.get_by_role("button", name="Plan", exact=True)
+    if name == "plan" and plan.count() and not page.get_by_text("What each purchase").count():
+        plan.first.click()
+        page.wait_for_selector("text=/What each purchase|There is no plan/", timeout=180_000)
     send = page.get_by_role("button", name="Send", exact=True)
     if name == "playground" and send.count() and not page.get_by_text("What became of").count():
         for number in (1, 2):
