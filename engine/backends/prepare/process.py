@@ -23,11 +23,17 @@ log = structlog.get_logger()
 
 
 class WorkerProcess:
-    """Works on one message at a time. Nothing here is safe for two callers at once."""
+    """Works on one message at a time. Nothing here is safe for two callers at once.
+
+    A start goes on when its request leaves. It costs half a second of processor, and clients that
+    leave early would cost a start each.
+    """
 
     def __init__(self, start: Start) -> None:
         self._start = start
         self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+        self._is_asked = False
         self.num_started = 0
 
     async def run(self, kind: Kind, body: bytes, days: KnownDays | None = None) -> Answer:
@@ -36,12 +42,15 @@ class WorkerProcess:
         Cancelled, it makes the worker stop; `recover` must be called before the next `run`.
         """
         process = await self._ready()
+        self._is_asked = True
         try:
             async with asyncio.timeout(self._start.seconds):
                 if days is not None:
                     _write(process, DAYS, msgspec.msgpack.encode(days))
                 await _send(process, kind, body)
-                return await _receive(process)
+                answer = await _receive(process)
+                self._is_asked = False
+                return answer
         except TimeoutError:
             await self._end()
             raise TooCostly(f"more than {self._start.seconds:g} seconds") from None
@@ -52,25 +61,37 @@ class WorkerProcess:
 
     async def recover(self) -> None:
         """After a cancelled `run`: the worker is free again when this returns."""
+        if self._starting is not None:
+            with suppress(NotReady):
+                await asyncio.shield(self._starting)
         process = self._process
-        if process is None:
+        if process is None or not self._is_asked:
             return
         try:
             process.send_signal(signal.SIGUSR1)
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await _receive(process)
+            self._is_asked = False
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError, ProcessLookupError):
             await self._end()
 
     async def close(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
         await self._end()
 
     async def _ready(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        self._process = process = await _spawn()
-        self.num_started += 1
+        if self._starting is None:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            self._starting = asyncio.create_task(self._begin())
+        return await asyncio.shield(self._starting)
+
+    async def _begin(self) -> asyncio.subprocess.Process:
         try:
+            self._process = process = await _spawn()
+            self.num_started += 1
             async with asyncio.timeout(START_SECONDS):
                 await _send(process, START, msgspec.msgpack.encode(self._start))
                 await _receive(process)
@@ -81,10 +102,12 @@ class WorkerProcess:
         except asyncio.CancelledError:
             await self._end()
             raise
+        finally:
+            self._starting = None
         return process
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._is_asked = self._process, None, False
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()

@@ -325,12 +325,42 @@ async def test_what_a_client_cancels_between_submission_and_stream_is_cancelled_
 
 
 def children() -> list[int]:
-    """The worker processes of this one."""
+    """The worker processes of this one. There must be one."""
+    found = all_children()
+    assert found
+    return found
+
+
+def all_children() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             status = (path.parent / "stat").read_text().rsplit(")", 1)[1].split()
             if b"prepare.worker" in path.read_bytes() and int(status[1]) == os.getpid():
                 found.append(int(path.parent.name))
-    assert found
     return found
+
+
+async def test_clients_that_leave_while_a_worker_starts_do_not_start_it_again_and_again() -> None:
+    async with backend() as engine:
+        for number in range(6):
+            opening = asyncio.ensure_future(engine.open(ask(request_id=f"left-{number}")))
+            await asyncio.sleep(0.02)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        begun = set(children())
+        assert begun
+        await finish(engine, ask(request_id="stays"))
+        assert set(children()) == begun
+        preparation = engine._loaded.preparation  # type: ignore[union-attr]
+        assert {worker.num_started for worker in preparation._workers} == {1}  # type: ignore[attr-defined]
+
+
+async def test_a_backend_that_stops_while_a_worker_starts_leaves_no_process() -> None:
+    async with backend() as engine:
+        opening = asyncio.ensure_future(engine.open(ask()))
+        while not all_children():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    assert not all_children()
