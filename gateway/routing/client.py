@@ -9,8 +9,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from ipaddress import ip_address
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
 
 from gateway.base.errors import EngineLost
@@ -180,10 +181,10 @@ class EngineHttp:
 
     async def _connect(self, origin: Origin, seconds: float) -> Connection:
         loop = asyncio.get_running_loop()
+        secure = self._secured() if origin.is_secure else None
         try:
+            connected = await _connected(loop, origin, seconds)
             async with asyncio.timeout(seconds):
-                connected = await _connected(loop, origin)
-                secure = self._secured() if origin.is_secure else None
                 _, connection = await loop.create_connection(
                     lambda: Connection(loop, self._forget),
                     sock=connected,
@@ -219,26 +220,45 @@ class EngineHttp:
             self._sweeping = loop.call_later(_KEEPALIVE_SECONDS / 2, self._sweep, loop)
 
 
-async def _connected(loop: asyncio.AbstractEventLoop, origin: Origin) -> socket.socket:
-    """A socket to the first of the origin's addresses that takes it. Raise OSError."""
-    found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+async def _connected(
+    loop: asyncio.AbstractEventLoop, origin: Origin, seconds: float
+) -> socket.socket:
+    """A socket to the first of the origin's addresses that takes it. Raise OSError.
+
+    Each address has `seconds`.
+    """
     failure = OSError("no address")
-    for family, kind, protocol, _, address in found:
-        made = socket.socket(family, kind, protocol)
+    for family, address in await _addresses(loop, origin):
+        made = socket.socket(family, socket.SOCK_STREAM)
         is_connected = False
         try:
             made.setblocking(False)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(made, address)
+            async with asyncio.timeout(seconds):
+                await loop.sock_connect(made, address)
             is_connected = True
             return made
-        except OSError as error:
+        except OSError as error:  # TimeoutError is one
             failure = error
         finally:
             if not is_connected:
                 made.close()
     raise failure
+
+
+async def _addresses(
+    loop: asyncio.AbstractEventLoop, origin: Origin
+) -> list[tuple[socket.AddressFamily, Any]]:
+    """The origin's addresses. Only a name is looked up, in a thread."""
+    try:
+        version = ip_address(origin.host).version
+    except ValueError:
+        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        return [(family, address) for family, _, _, _, address in found]
+    if version == 4:
+        return [(socket.AF_INET, (origin.host, origin.port))]
+    return [(socket.AF_INET6, (origin.host, origin.port))]
 
 
 def _origin(parts: SplitResult) -> Origin:
