@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, select, tuple_, update
+from sqlalchemy import bindparam, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
@@ -55,12 +55,15 @@ async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None
 
 
 @cache
-def _neighbours() -> Any:
+def neighbours() -> Any:
     """The query. It is made once, since making it costs more than running it."""
     other = aliased(TurnRow)
     place = tuple_(TurnRow.opened_ms, TurnRow.id)
+    # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
+    # each of its turns.
     near = select(other.id).where(
-        other.workspace_id == TurnRow.workspace_id, other.prefix == TurnRow.prefix
+        func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
+        other.prefix == TurnRow.prefix,
     )
     there = tuple_(other.opened_ms, other.id)
     before = near.where(there < place).order_by(other.opened_ms.desc(), other.id.desc()).limit(1)
@@ -76,7 +79,7 @@ def _neighbours() -> Any:
 
 
 async def _added(connection: AsyncConnection, turn_ids: Sequence[str]) -> dict[str, _Added]:
-    rows: Any = await connection.execute(_neighbours(), {"turn_ids": turn_ids})
+    rows: Any = await connection.execute(neighbours(), {"turn_ids": turn_ids})
     return {row.id: _Added(*row) for row in rows}
 
 

@@ -29,6 +29,7 @@ from gateway.ledger.schema import (
     TurnRollupRow,
     TurnRow,
 )
+from gateway.ledger.sums.gaps import neighbours
 from gateway.ledger.sums.rollups import DIMENSIONS
 from gateway.ledger.upkeep import rebuild, retain, sum_once
 from gateway.ledger.workspaces import Workspaces
@@ -367,3 +368,30 @@ def test_latency_is_shown_for_short_ranges_whose_turns_were_deleted(
         assert found.misses.p50 is not None and found.series and found.cells
 
     loop.run(with_ledger(ledger_url, check))
+
+
+def test_neighbours_are_found_by_their_prefix_whatever_index_was_made_last(
+    tmp_path: Path, loop: asyncio.Runner
+) -> None:
+    """SQLite without statistics prefers the newest of the indexes that could serve."""
+    made = DatabaseSettings(data=tmp_path, database_url="")
+    migrate(made)
+
+    async def plan() -> str:
+        ledger = Ledger(made.ledger_url)
+        try:
+            async with ledger.transaction() as connection:
+                await connection.exec_driver_sql("DROP INDEX ix_turns_workspace_opened")
+                await connection.exec_driver_sql(
+                    "CREATE INDEX ix_turns_workspace_opened ON turns (workspace_id, opened_ms, id)"
+                )
+                query = str(neighbours().compile(dialect=connection.dialect))
+                query = query.replace("(__[POSTCOMPILE_turn_ids])", "('a', 'b')")
+                values = (1,) * query.count("?")
+                rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
+                return "\n".join(str(row[3]) for row in rows)
+        finally:
+            await ledger.close()
+
+    found = loop.run(plan())
+    assert found.count("USING INDEX ix_turns_prefix") == 2, found
