@@ -669,6 +669,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     too few blocks. All else is 0 then.
 
     `held_blocks` of the `used_blocks` are of entries; `leases` of the `entries` are leased.
+    Of other engines of a shared store `peer_blocks` are known, and `peer_read_bytes` were read.
     Files of blocks take `used_bytes` of at most `max_bytes` on disk.
 
     `pending_entries` wait for their copies; `unsaved_entries` ended before, or found no room.
@@ -699,6 +700,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     lost_leases: int = 0
     failed_writes: int = 0
     clock_moved_seconds: float = 0.0
+    peer_blocks: int = 0
+    peer_read_bytes: int = 0
     misses: dict[str, int] = {}
     refused: StoreRefusal | None = None
 

@@ -54,6 +54,11 @@ class Settings(BaseSettings):
         description="Directory of the store on disk, where 1-hour and 5-minute leases outlive a "
         "restart (native and synthetic engines); default: none",
     )
+    store_shared: bool = Field(
+        False,
+        description="Whether several engines of one model use the directory together, as on a "
+        "volume or NFS: each writes a folder of its own, and reads the others'",
+    )
     store_bytes: int = Field(
         2 * 2**30, ge=2**20, description="Bytes of blocks that the store may take on disk"
     )

@@ -26,8 +26,7 @@ class SnapshotScan:
     ) -> None:
         host, self._store, self._now = cache.host, cache.store, now
         self._pools = [cache.pool.blocks, *([host.pool.blocks] if host is not None else [])]
-        if self._store is not None:
-            self._pools.append(self._store.pool.blocks)
+        self._pools.extend(store.pool.blocks for store in cache.stores)
         self._lifecycle = lifecycle
         self._epoch = epoch
         self._seq: int | None = None

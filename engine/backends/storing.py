@@ -13,6 +13,7 @@ from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import BlockId
+from engine.cache.peer_tier import PeerEntries, PeerTier
 from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.store_tier import StoreTier
@@ -25,7 +26,10 @@ from engine.store.block_file import header_bytes
 from engine.store.directory import StoreDirectory, StoreRefused
 from engine.store.journal import End, replay
 from engine.store.keys import fingerprint
-from engine.store.moments import SystemWallClock
+from engine.store.members import open_member
+from engine.store.moments import SystemWallClock, WallClock
+from engine.store.peer_work import PeerWork
+from engine.store.peers import Peers
 from engine.store.restore import Restorer
 from engine.store.store import DiskStore, StoreBounds
 from engine.store.threads import StoreThreads
@@ -47,12 +51,18 @@ class StorePlan:
     payload_bytes: int
     file_bytes: int
     num_blocks: int
+    is_shared: bool
 
     def tier(
         self, block_size: int, hasher: ChainHasher, lower_than: Sequence[BlockPool]
     ) -> StoreTier:
         name_of = self.directory.keys.name_of
         return StoreTier(self.num_blocks, block_size, hasher, name_of, lower_than=lower_than)
+
+    def peer_tier(self, block_size: int, hasher: ChainHasher) -> PeerTier | None:
+        if not self.is_shared:
+            return None
+        return PeerTier(self.num_blocks, block_size, hasher, self.directory.keys.name_of)
 
 
 def plan_store(
@@ -72,10 +82,13 @@ def plan_store(
         message = f"ENGINE_STORE_BYTES is too small for {MIN_BLOCKS} blocks of {file_bytes} bytes"
         raise StoreRefused("too_small", message)
     try:
-        directory = StoreDirectory(Path(settings.store))
+        model = fingerprint(facts)
+        root = Path(settings.store)
+        shared = settings.store_shared
+        directory = open_member(root, model) if shared else StoreDirectory(root)
     except OSError as error:
         raise StoreRefused("unusable", f"{settings.store}: {error.strerror}") from error
-    return StorePlan(directory, fingerprint(facts), payload_bytes, file_bytes, num_blocks)
+    return StorePlan(directory, model, payload_bytes, file_bytes, num_blocks, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +98,16 @@ class OpenStore:
     disk: DiskStore
     threads: StoreThreads
     directory: StoreDirectory
+    peers: Peers | None = None
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         self.threads.wake = wake
+        if self.peers is not None:
+            self.peers.wake = wake
 
     def close(self, seconds: float) -> None:
         """The engine's thread has ended."""
-        self.threads.wake = lambda: None
+        self.wake_by(lambda: None)
         self.disk.close(seconds)
         self.directory.close()
 
@@ -130,8 +146,9 @@ def new_memory(
         log.warning("no store: the engine runs without", code=refused, reason=str(refusal))
     key = plan.directory.keys.chain if plan is not None else os.urandom(32)
     hasher = ChainHasher(key, pool.block_size)
-    tier = None
+    tier = peers = None
     if plan is not None:
+        peers = plan.peer_tier(pool.block_size, hasher)
         above = [pool] if host is None else [pool, host.pool]
         tier = plan.tier(pool.block_size, hasher, above)
     entries = Entries(
@@ -144,7 +161,7 @@ def new_memory(
         host=host.pool if host is not None else None,
         store=tier,
     )
-    cache = PrefixCache(pool, entries, hasher, host, tier)
+    cache = PrefixCache(pool, entries, hasher, host, tier, peers)
     if plan is None:
         return EngineMemory(cache, refused=refused)
     store = _open_store(plan, settings, cache, hasher, parts, description.epoch, clock)
@@ -162,6 +179,7 @@ def _open_store(
 ) -> OpenStore:
     """Take the journal's entries back, and start the threads."""
     assert cache.store is not None
+    peers, peer_work = None, None
     wall = SystemWallClock()
     directory, keys = plan.directory, plan.directory.keys
     threads = StoreThreads(directory, plan.model)
@@ -186,6 +204,9 @@ def _open_store(
     bounds = StoreBounds(
         plan.payload_bytes, plan.file_bytes, settings.store_bytes_per_second, max_loads
     )
+    if plan.is_shared:
+        peers = Peers(directory, plan.model, plan.payload_bytes)
+        peer_work = _peer_work(cache, peers, hasher, clock, wall)
     disk = DiskStore(
         cache.store,
         stored,
@@ -198,10 +219,21 @@ def _open_store(
         clock=clock,
         wall=wall,
         restored=restored,
+        peers=peer_work,
     )
     threads.append([End(key=key) for key in restored.dead])
     threads.compact()
-    return OpenStore(disk, threads, directory)
+    return OpenStore(disk, threads, directory, peers)
+
+
+def _peer_work(
+    cache: PrefixCache, peers: Peers, hasher: ChainHasher, clock: Clock, wall: WallClock
+) -> PeerWork:
+    tier = cache.stores[-1]
+    assert isinstance(tier, PeerTier)
+    above = [cache.pool, *([cache.host.pool] if cache.host is not None else [])]
+    entries = PeerEntries(cache.entries, tier, above)
+    return PeerWork(tier, entries, peers, hasher, clock, wall)
 
 
 def _journal_lines(directory: StoreDirectory) -> list[bytes]:

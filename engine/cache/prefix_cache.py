@@ -85,9 +85,12 @@ class PrefixCache:
         hasher: ChainHasher,
         host: HostTier | None = None,
         store: StoreTier | None = None,
+        peers: StoreTier | None = None,
     ) -> None:
+        """`peers`: what other engines' members of a shared store have."""
         self.pool = pool
         self.host = host
+        self.stores = [one for one in (store, peers) if one is not None]
         self.store = store
         self.entries = entries
         self._hasher = hasher
@@ -270,9 +273,13 @@ class PrefixCache:
         block = self.pool.find(digest, packed)
         if block is None and self.host is not None:
             block = self.host.pool.find(digest, packed)
-        if block is None and self.store is not None:
-            block = self.store.pool.find(digest, packed)
+        for store in self.stores:
+            block = block or store.pool.find(digest, packed)
         return block
+
+    def store_of(self, block: Block) -> StoreTier:
+        """The tier that has a block of tier `disk`."""
+        return next(store for store in self.stores if store.pool is block.home)
 
     def _write_mark(
         self, query: CacheQuery, mark: Mark, table: BlockTable, now: float

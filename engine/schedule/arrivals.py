@@ -35,16 +35,16 @@ def take_arrivals(cache: PrefixCache, running: Sequence[SequenceState], max_load
                     break
                 promotions.append(cache.host.promote(table))
                 continue
-            assert cache.store is not None
-            if cache.store.is_lost(block):
+            store = cache.store_of(block)
+            if store.is_lost(block):
                 request = sequence.request
                 is_new = sequence is request.leader and request.started_at is None
                 cache.miss(request.query, request.found if is_new else None, table)
                 num_missed += 1
                 continue
-            load = cache.store.promote(table) if len(loads) < max_loads else None
+            load = store.promote(table) if len(loads) < max_loads else None
             if load is None:
-                cache.store.reads.ask(table.arriving(), is_first=is_first)
+                store.reads.ask(table.arriving(), is_first=is_first)
                 is_first = False
                 break
             loads.append(load)

@@ -264,9 +264,9 @@ class Lifecycle:
             gone += host.pool.take_evicted_names()
             for moved in host.take_moved():
                 self._events.append(ChainHeld(seq=0, names=moved.names, tier=moved.tier))
-        if self._cache.store is not None:
-            gone += self._cache.store.pool.take_evicted_names()
-            for moved in self._cache.store.take_moved():
+        for store in self._cache.stores:
+            gone += store.pool.take_evicted_names()
+            for moved in store.take_moved():
                 self._events.append(ChainHeld(seq=0, names=moved.names, tier=moved.tier))
         if gone:
             self._events.append(ChainGone(seq=0, names=gone, reason="evicted"))

@@ -39,9 +39,13 @@ class StoreRefused(Exception):
 class StoreDirectory:
     """A directory that this process alone uses until `close`."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises StoreRefused, and OSError where rights or room are missing."""
+    def __init__(self, path: Path, *, secret: bytes | None = None) -> None:
+        """`secret`: that of all members of a shared store, in place of one of its own.
+
+        Raises StoreRefused, and OSError where rights or room are missing.
+        """
         self.path = path
+        self._shared_secret = secret
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         strangers = sorted(set(os.listdir(path)) - _OWN)
         if strangers:
@@ -69,7 +73,7 @@ class StoreDirectory:
         self._new.mkdir(mode=0o700, exist_ok=True)
         for left in self._new.iterdir():
             left.unlink()
-        self.keys = StoreKeys(self._secret())
+        self.keys = StoreKeys(self._shared_secret or self._secret())
         self.lacks_journal = not (path / "journal").exists() and any(self.names())
 
     def close(self) -> None:
@@ -93,19 +97,8 @@ class StoreDirectory:
                     (inside / name).unlink()
 
     def read(self, name: str, max_bytes: int) -> tuple[bytes, int]:
-        """The first `max_bytes` of a file, and its size.
-
-        A whole file that was read is not kept in the page cache: it goes into the engine's memory.
-        """
-        file = os.open(self._place(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            size = os.fstat(file).st_size
-            data = _read_all(file, min(max_bytes, size))
-            if len(data) == size:
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            return data, size
-        finally:
-            os.close(file)
+        """The first `max_bytes` of a file, and its size."""
+        return read_block(self._blocks, name, max_bytes)
 
     def write(self, name: str, data: bytes) -> None:
         """Make a file, whole or not at all."""
@@ -140,7 +133,7 @@ class StoreDirectory:
     # Inside.
 
     def _place(self, name: str) -> Path:
-        return self._blocks / name[:2] / name
+        return _place_of(self._blocks, name)
 
     def _check_format(self) -> None:
         """Refuse what a newer version made. Raises StoreRefused."""
@@ -183,6 +176,26 @@ class StoreDirectory:
             with suppress(OSError):
                 new.unlink()
             raise
+
+
+def read_block(blocks: Path, name: str, max_bytes: int) -> tuple[bytes, int]:
+    """The first `max_bytes` of a block's file below `blocks`, and its size. Raises OSError.
+
+    A whole file that was read is not kept in the page cache: it goes into the engine's memory.
+    """
+    file = os.open(_place_of(blocks, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        data = _read_all(file, min(max_bytes, size))
+        if len(data) == size:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return data, size
+    finally:
+        os.close(file)
+
+
+def _place_of(blocks: Path, name: str) -> Path:
+    return blocks / name[:2] / name
 
 
 @contextmanager

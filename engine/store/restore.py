@@ -1,6 +1,6 @@
 """The entries of an earlier epoch: what the journal tells, as far as the files bear it out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.block import Entry
@@ -70,21 +70,7 @@ class Restorer:
 
     def _take_in(self, put: Put, now: float, left: float, passed: float) -> bool:
         keys = self._chain(put)
-        entry = Entry(
-            put.scope,
-            Digest(bytes.fromhex(put.key)),
-            put.tokens,
-            put.ttl,
-            [],
-            ready_at=now - passed - put.times.age,
-            expires_at=now + left,
-            kept_until=now + left,
-            used_at=now - passed - put.times.idle,
-            is_leased=put.times.is_leased,
-            reads=put.times.reads,
-            name=put.name,
-            seconds=put.seconds,
-        )
+        entry = entry_of(put, now, left, passed, is_leased=put.times.is_leased)
         if keys is None or not self._stored.restore(entry, keys):
             self._result.num_lost += put.times.is_leased
             return False
@@ -98,8 +84,7 @@ class Restorer:
     def _chain(self, put: Put) -> list[BlockKey] | None:
         """The keys of an entry's blocks, None where they are not its scope's first `tokens`."""
         keys: list[BlockKey] = []
-        root = parent = self._hasher.root(put.scope)
-        for index, digest in enumerate(put.blocks):
+        for digest in put.blocks:
             name = self._keys.name_of(bytes.fromhex(digest))
             found = self._heads.get(name)
             if found is None:
@@ -108,16 +93,42 @@ class Restorer:
                     self._miss(found.name, found.reason)
             if isinstance(found, Missed):
                 return None
-            if (found.place, found.owner, found.parent) != (index, root, parent):
-                return None
-            parent = self._hasher.extend(parent, found.packed)
-            if parent != found.digest:
-                return None
             keys.append(found)
-        num_tokens = sum(len(key.packed) for key in keys) // TOKEN_BYTES
-        return keys if num_tokens == put.tokens and parent.hex() == put.key else None
+        return keys if is_chain(put, keys, self._hasher) else None
 
     def _miss(self, name: str, reason: Damage) -> None:
         self._result.count(reason)
         if reason != "missing":
             self._result.damaged.append(name)
+
+
+def entry_of(put: Put, now: float, left: float, passed: float, *, is_leased: bool) -> Entry:
+    """The entry that a record tells, without its blocks. `passed` seconds are over since then."""
+    return Entry(
+        put.scope,
+        Digest(bytes.fromhex(put.key)),
+        put.tokens,
+        put.ttl,
+        [],
+        ready_at=now - passed - put.times.age,
+        expires_at=now + left,
+        kept_until=now + left,
+        used_at=now - passed - put.times.idle,
+        is_leased=is_leased,
+        reads=put.times.reads,
+        name=put.name,
+        seconds=put.seconds,
+    )
+
+
+def is_chain(put: Put, keys: Sequence[BlockKey], hasher: ChainHasher) -> bool:
+    """Whether these files are, in order, all of the entry's tokens in its scope."""
+    root = parent = hasher.root(put.scope)
+    for index, key in enumerate(keys):
+        if (key.place, key.owner, key.parent) != (index, root, parent):
+            return False
+        parent = hasher.extend(parent, key.packed)
+        if parent != key.digest:
+            return False
+    num_tokens = sum(len(key.packed) for key in keys) // TOKEN_BYTES
+    return num_tokens == put.tokens and parent.hex() == put.key

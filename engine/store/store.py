@@ -19,6 +19,7 @@ from engine.clock import Clock, MonotonicClock
 from engine.protocol import HeldName, StoreStats
 from engine.store.journal import End, Put, Record, Times, Touch
 from engine.store.moments import Moment, WallClock
+from engine.store.peer_work import PeerWork
 from engine.store.restore import Restored
 from engine.store.threads import Arrived, Failed, Missed, Result, Scanned, StoreThreads, Written
 
@@ -72,6 +73,7 @@ class DiskStore:
         wall: WallClock,
         restored: Restored,
         pace: Clock | None = None,
+        peers: PeerWork | None = None,
     ) -> None:
         self._tier = tier
         self._stored = stored
@@ -88,6 +90,7 @@ class DiskStore:
         self._paced_at = self._pace.now()
         self._allowance = 0.0
         self._restored = restored
+        self._peers = peers
         self._misses = dict(restored.misses)
         self._queued_bytes = self._written_bytes = self._read_bytes = self._failed_writes = 0
         self._down_until: float | None = None
@@ -105,7 +108,8 @@ class DiskStore:
 
     @property
     def is_reading(self) -> bool:
-        return self._tier.reads.is_reading
+        is_reading_peers = self._peers is not None and self._peers.is_reading
+        return self._tier.reads.is_reading or is_reading_peers
 
     @property
     def is_scanning(self) -> bool:
@@ -116,17 +120,21 @@ class DiskStore:
         """Take in what the threads did."""
         for result in self._threads.take_results():
             self._take(result, now)
+        if self._peers is not None:
+            self._peers.before_step()
 
     def after_step(self, now: float) -> None:
         """Give the threads what is to be done. The device's blocks hold what they say."""
         for key in self._tier.reads.take_asked():
             self._threads.read(key, self._bounds.payload_bytes)
+        if self._peers is not None:
+            self._peers.after_step()
         self._save(self._num_saves(), now)
 
     def seconds_to_next(self, now: float) -> float:
         del now
         is_writing = self._tier.num_wanted and not self._is_down
-        is_busy = is_writing or self._tier.reads.is_reading or self._is_scanning
+        is_busy = is_writing or self.is_reading or self._is_scanning
         return WORK_SECONDS if is_busy else IDLE_SECONDS
 
     # What an operator does.
@@ -138,6 +146,8 @@ class DiskStore:
         """
         if is_all:
             self._tier.drop_scope(owner)
+            if self._peers is not None:
+                self._peers.drop_scope(owner)
             if self._is_scanning:
                 self._dropped.add(owner)
         return self.flush()
@@ -151,6 +161,8 @@ class DiskStore:
     def close(self, seconds: float) -> None:
         """Write what is still wanted. The engine's thread has ended."""
         end = self._pace.now() + seconds
+        if self._peers is not None:
+            self._peers.close()
         while self._tier.num_wanted and not self._is_down and self._pace.now() < end:
             free = max(MAX_QUEUED_BYTES - self._queued_bytes, 0)
             self._save(free // self._bounds.file_bytes, self._clock.now())
@@ -187,7 +199,9 @@ class DiskStore:
             lost_leases=restored.num_lost,
             failed_writes=self._failed_writes,
             clock_moved_seconds=restored.moved_seconds,
-            misses=dict(self._misses),
+            peer_blocks=self._peers.num_blocks if self._peers else 0,
+            peer_read_bytes=self._peers.read_bytes if self._peers else 0,
+            misses={**self._misses, **(self._peers.misses if self._peers else {})},
         )
 
     # Inside.

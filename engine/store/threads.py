@@ -165,6 +165,8 @@ class StoreThreads:
         own."""
         keys = self._directory.keys
         self._unwritten.extend(encode_line(record, keys) for record in records)
+        if not self._unwritten:
+            return
         lines = b"".join(self._unwritten)
         try:
             self._directory.append_journal(lines)

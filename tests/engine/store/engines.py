@@ -37,14 +37,17 @@ class StoredEngine(Harness):
         store_bytes: int = 2**22,
         host_blocks: int = 0,
         num_blocks: int = NUM_BLOCKS,
+        is_shared: bool = False,
     ) -> None:
         self.path = path
         self._model = model
+        self._is_shared = is_shared
         runner = FakeRunner(num_blocks, BLOCK_SIZE, host_blocks)
         settings = Settings(
             secret=SecretStr("x" * 16),
             store=str(path),
             store_bytes=store_bytes,
+            store_shared=is_shared,
             host_blocks=host_blocks,
         )
         parts = SimpleNamespace(runner=runner, facts={"weights": model}, block_bytes=BLOCK_SIZE * 8)
@@ -112,6 +115,8 @@ class StoredEngine(Harness):
     def kill(self) -> None:
         """End without any goodbye: what waits for the threads is lost."""
         assert self.store is not None
+        if self.store.peers is not None:
+            self.store.peers.close()
         self.store.threads.abandon()
         self.store.directory.close()
 
@@ -120,7 +125,9 @@ class StoredEngine(Harness):
             self.kill()
         elif self.store is not None:
             self.store.close(30.0)
-        return StoredEngine(self.path, clock=self.clock, model=model or self._model)
+        return StoredEngine(
+            self.path, clock=self.clock, model=model or self._model, is_shared=self._is_shared
+        )
 
 
 class MovedWall:

@@ -147,12 +147,29 @@ def test_a_full_disk_costs_no_request(
     def write(file: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    engine.settle()
     with monkeypatch.context() as full:
         full.setattr("engine.store.directory._write_all", write)
         engine.say(PREFIX)
         assert eventually(engine, lambda: not engine.stats.is_up)
         assert read_of(engine.say(PREFIX)) == 22 and engine.stats.failed_writes
     assert not list(engine.path.glob("new/*")), "a part of a file is left"
+    engine.kill()
+
+
+def test_a_directory_that_is_full_at_the_start_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(directory: object, lines: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("engine.store.directory.StoreDirectory.append_journal", append)
+        engine = StoredEngine(tmp_path / "store")
+        engine.settle()
+    engine.say(PREFIX)
+    engine.settle()
+    assert engine.stats.is_up and engine.stats.leases == 1
     engine.kill()
 
 

@@ -1,0 +1,180 @@
+"""One store that several engines share: what one wrote another reads, or misses, and never else."""
+
+import random
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.cache.block import Entry
+from tests.engine.store.engines import DEADLINE_SECONDS, StoredEngine
+from tests.engine.store.test_restarts import OTHER, PREFIX, read_of, started
+
+Pair = tuple[StoredEngine, StoredEngine]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    path = tmp_path / "store"
+    return StoredEngine(path, is_shared=True), StoredEngine(path, is_shared=True)
+
+
+def until(engine: StoredEngine, is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not is_so():
+        assert time.monotonic() < end, "it never came"
+        engine.step()
+        time.sleep(0.005)
+
+
+def entries_of(engine: StoredEngine) -> list[Entry]:
+    return [entry for entry in engine.entries.live() if entry.scope == "s"]
+
+
+def files_of(engine: StoredEngine) -> list[Path]:
+    assert engine.store is not None
+    return sorted(engine.store.directory.path.glob("blocks/*/*"))
+
+
+def learn(writer: StoredEngine, reader: StoredEngine, *prompts: list[int]) -> None:
+    """One engine writes prompts, and the other knows of them."""
+    for prompt in prompts:
+        writer.say(prompt, scope="s")
+    writer.settle()
+    until(reader, lambda: len(entries_of(reader)) == len(prompts))
+
+
+def close(*engines: StoredEngine) -> None:
+    for engine in engines:
+        engine.kill()
+
+
+def test_what_one_wrote_another_reads_to_the_token(pair: Pair) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    (entry,) = entries_of(reader)
+    assert (entry.state, entry.why_unleased) == ("best_effort", "on_disk"), "nothing here holds it"
+    sent = reader.say(PREFIX, [77], scope="s")
+    assert read_of(sent) == 22 and started(sent).usage.computed_tokens == 2
+    assert started(sent).read_tier == "disk" and reader.stats.peer_read_bytes
+    assert entry.is_leased and entry.lease_tier == "device"
+    close(*pair)
+
+
+def test_another_scope_or_model_reads_nothing(pair: Pair) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    sent = reader.say(PREFIX, scope="other")
+    assert read_of(sent) == 0 and started(sent).usage.automatic_tokens == 0
+    stranger = StoredEngine(writer.path, is_shared=True, model="another")
+    stranger.settle()
+    assert read_of(stranger.say(PREFIX, scope="s")) == 0 and not stranger.stats.peer_blocks
+    assert len(files_of(writer)) == 6, "another model's engine deleted files"
+    close(*pair, stranger)
+
+
+@pytest.mark.parametrize("kind", ["flip", "cut", "remove"])
+def test_a_members_damaged_file_is_a_counted_miss(pair: Pair, kind: str) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    for place in files_of(writer):
+        data = place.read_bytes()
+        if kind == "remove":
+            place.unlink()
+        else:
+            place.write_bytes(data[:-1] if kind == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    sent = reader.say(PREFIX, [77], scope="s")
+    assert read_of(sent) == 0 and started(sent).usage.computed_tokens == 24
+    reason = {"flip": "peer_checksum", "cut": "peer_short", "remove": "peer_missing"}[kind]
+    assert reader.stats.misses[reason] >= 1
+    assert read_of(reader.say(PREFIX, [77], scope="s")) == 23, "it was written anew"
+    close(*pair)
+
+
+def test_what_a_member_drops_ends_at_the_others(pair: Pair) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    writer.lifecycle.drop("s", None)
+    assert writer.store is not None
+    writer.store.disk.drop(writer.cache.digests("s", []).root, is_all=True).result(60)
+    assert not files_of(writer)
+    until(reader, lambda: not entries_of(reader))
+    assert read_of(reader.say(PREFIX, scope="s")) == 0
+    close(*pair)
+
+
+def test_each_member_has_a_folder_and_a_killed_ones_is_taken_over(pair: Pair) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    assert writer.store is not None and reader.store is not None
+    folder, other = writer.store.directory.path, reader.store.directory.path
+    assert folder != other and folder.parent == other.parent
+    again = writer.restart(is_killed=True)
+    assert again.store is not None and again.store.directory.path == folder
+    assert again.stats.restored_leases == 1
+    assert read_of(again.say(PREFIX, scope="s")) == 22
+    close(again, reader)
+    for place in folder.parent.parent.rglob("*"):
+        mode = stat.S_IMODE(place.lstat().st_mode)
+        assert mode == (0o700 if place.is_dir() else 0o600), place
+
+
+def test_a_dead_members_entries_are_read_until_their_time_is_over(pair: Pair) -> None:
+    writer, reader = pair
+    writer.say(PREFIX, scope="s")
+    writer.settle()
+    writer.kill()
+    until(reader, lambda: bool(entries_of(reader)))
+    reader.clock.advance(3601.0)  # type: ignore[attr-defined]
+    reader.step()
+    assert not entries_of(reader) and read_of(reader.say(PREFIX, scope="s")) == 0
+    close(reader)
+
+
+def test_what_an_engine_has_itself_is_not_taken_from_another(pair: Pair) -> None:
+    writer, reader = pair
+    reader.say(OTHER, scope="s")
+    for prompt in (OTHER, PREFIX):
+        writer.say(prompt, scope="s")
+    writer.settle()
+    until(reader, lambda: len(entries_of(reader)) == 2)
+    (mine,) = (entry for entry in entries_of(reader) if entry.tokens == len(OTHER))
+    assert mine.is_leased and [block.tier for block in mine.blocks] == ["device"] * 8
+    close(*pair)
+
+
+def test_a_store_of_one_engine_is_not_shared_and_a_shared_one_is_not_one_engines(
+    tmp_path: Path,
+) -> None:
+    for is_shared in (False, True):
+        path = tmp_path / str(is_shared)
+        first = StoredEngine(path, is_shared=is_shared)
+        first.say(PREFIX)
+        first.settle()
+        first.kill()
+        files = sorted(path.rglob("*"))
+        other = StoredEngine(path, is_shared=not is_shared)
+        assert other.store is None and other.refused == "strangers"
+        assert sorted(path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_do_not_depend_on_who_wrote_what(tmp_path: Path, seed: int) -> None:
+    """`say` compares each answer with that of an engine without any memory."""
+    rng = random.Random(seed)
+    path, room = tmp_path / "store", rng.choice([24, 48])
+    engines = [StoredEngine(path, is_shared=True, num_blocks=room) for _ in range(2)]
+    begins = [[rng.randrange(1, 300) for _ in range(rng.randrange(3, 30))] for _ in range(4)]
+    for _ in range(40):
+        index = rng.randrange(2)
+        if rng.random() < 0.1:
+            engines[index] = engines[index].restart(is_killed=rng.random() < 0.5)
+        elif rng.random() < 0.1:
+            engines[index].settle()
+        else:
+            tail = [rng.randrange(300) for _ in range(rng.randrange(1, 9))]
+            engines[index].say(rng.choice(begins), tail, scope=rng.choice("ab"))
+            time.sleep(0.02)
+    close(*engines)
