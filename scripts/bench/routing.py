@@ -4,11 +4,14 @@
     python -m scripts.bench.routing                      every subject, roomy and tight cache
     python -m scripts.bench.routing --two-gateways       one gateway against two
     python -m scripts.bench.routing --only "smg" --cache tight --seeds 1 2
+    python -m scripts.bench.routing --workload parting --cache roomy
+    python -m scripts.bench.routing --workload sessions --cache roomy quarter
 
 Every run has fresh engines, in processes of their own: the real scheduler, pool and prefix cache
 with a time model (50 us a prefilled token, one sequence after the other; 20 ms a decode step). They
 speak plain OpenAI to peers and our protocol to our gateway. One client streams from whoever is
-measured, by /v1/chat/completions, closed loop. Subjects take turns within each seed.
+measured, by /v1/chat/completions, closed loop. Subjects take turns within each seed. What the
+workloads are stands in `routing_scripts.py`.
 
 *hit* is the share of prompt tokens that the engines physically reused, by their own counters.
 *ceiling* is the share that one infinite cache would have reused of the prompts that were sent: by
@@ -37,9 +40,9 @@ from scripts.bench.routing_load import (
     BLOCK_TOKENS,
     Ceilings,
     Observed,
-    Workload,
     run_load,
 )
+from scripts.bench.routing_scripts import SHAPES, Workload
 from scripts.bench.routing_subjects import (
     SUBJECTS,
     TWO_GATEWAYS,
@@ -52,7 +55,7 @@ from scripts.setup.options import parse
 from scripts.stack import ENGINE_SECRET, cpu_seconds
 
 NUM_ENGINES = 4
-ROOM = {"roomy": 1.25, "tight": 0.2}
+ROOM = {"roomy": 1.25, "quarter": 0.25, "tight": 0.2}
 """The fleet's memory over the data there is."""
 HEADINGS = (
     f"{'subject':36}{'hit':>8}{'of ceiling':>11}{'prefilled':>11}{'load':>7}"
@@ -123,6 +126,7 @@ def main() -> int:
                 in_flight=args.in_flight,
                 max_tokens=args.max_tokens,
                 seed=seed,
+                shape=args.workload,
             )
             num_blocks = _num_blocks(workload, ROOM[cache], cache, ceilings)
             print(HEADINGS)
@@ -212,7 +216,8 @@ def _num_blocks(workload: Workload, room: float, announce: str, ceilings: Ceilin
     data = ceilings.of(prompts)
     num_blocks = int(room * data.unique / NUM_ENGINES / BLOCK_TOKENS)
     print(
-        f"\n{announce}, seed {workload.seed}: {len(prompts):,} requests of {data.prompt:,} tokens, "
+        f"\n{workload.shape}, {announce}, seed {workload.seed}: "
+        f"{len(prompts):,} requests of {data.prompt:,} tokens, "
         f"{data.unique:,} different; {NUM_ENGINES} engines of {num_blocks * BLOCK_TOKENS:,}, "
         f"{room:.0%} of that together\nceiling {data.by_block / data.prompt:.4f} by blocks of "
         f"{BLOCK_TOKENS}, {data.by_token / data.prompt:.4f} to the token; "
@@ -246,8 +251,9 @@ def _arguments() -> argparse.Namespace:
         install=(False, "the peers, into .venv-peers"),
         two_gateways=(False, "one gateway against two"),
         only=([], "names of subjects; default: all"),
-        cache=(list(ROOM), None, list(ROOM)),
+        cache=(["roomy", "tight"], None, list(ROOM)),
         seeds=[1, 2, 3],
+        workload=("tenants", None, SHAPES),
         tenants=Workload().tenants,
         in_flight=Workload().in_flight,
         max_tokens=Workload().max_tokens,

@@ -1,13 +1,11 @@
-"""The workload of scripts.bench.routing, its client, and what an infinite cache would have held.
+"""The client of scripts.bench.routing, and what an infinite cache would have held.
 
-Conversations of several tenants, in an order drawn by seed: 8 KB of system prompt that a tenant's
-conversations share, 1.6 KB more with each question, and in between the answers that really came.
-A fixed number of conversations runs at once, each to its end; then the next one begins.
+Between the questions of a conversation stand the answers that really came. A fixed number of
+conversations runs at once, each to its end; then the next one begins.
 """
 
 import asyncio
 import itertools
-import random
 import time
 from array import array
 from collections import deque
@@ -21,9 +19,8 @@ import httpx
 from engine.backends.synthetic import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.protocol import Message, Prompt, TextPart
 from scripts.bench.load import CHAT, Answer, ask, marked
+from scripts.bench.routing_scripts import Script, Workload
 
-SYSTEM_BYTES = 8192
-QUESTION_BYTES = 1600
 BLOCK_TOKENS = 16
 REQUEST_SECONDS = 120.0
 
@@ -32,31 +29,6 @@ Marks = Literal["none", "system", "conversation"]
 
 Texts = list[str]
 """The system prompt, then question and answer by turns; the last is a question."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    tenants: int = 24
-    conversations: int = 6
-    turns: int = 8
-    in_flight: int = 24
-    max_tokens: int = 2
-    seed: int = 1
-
-    @property
-    def num_requests(self) -> int:
-        return self.tenants * self.conversations * self.turns
-
-    def scripts(self) -> list[tuple[str, list[str]]]:
-        """System prompt and questions of every conversation, in the order in which they begin."""
-        draw = random.Random(self.seed)
-        scripts = []
-        for _ in range(self.tenants):
-            system = _prose(draw, SYSTEM_BYTES)
-            for _ in range(self.conversations):
-                scripts.append((system, [_prose(draw, QUESTION_BYTES) for _ in range(self.turns)]))
-        draw.shuffle(scripts)
-        return scripts
 
 
 @dataclass(slots=True)
@@ -103,7 +75,7 @@ async def run_load(workload: Workload, urls: Sequence[str], key: str, marks: Mar
 
 async def _converse(
     send: Callable[[Texts], Awaitable[Answer]],
-    waiting: deque[tuple[str, list[str]]],
+    waiting: deque[Script],
     observed: Observed,
 ) -> None:
     """One conversation after the other; one whose request fails ends there."""
@@ -119,15 +91,6 @@ async def _converse(
                 break
             observed.first_token.append(answer.first_seconds)
             texts.append(answer.text)
-
-
-def _prose(draw: random.Random, num_bytes: int) -> str:
-    words = []
-    size = 0
-    while size <= num_bytes:
-        words.append(f"{draw.getrandbits(24):06x}"[: draw.randint(2, 6)])
-        size += len(words[-1]) + 1
-    return " ".join(words)[:num_bytes]
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ entries and leases. Deterministic by seed. Traces are not shipped: Mooncake's co
 (kvcache-ai/Mooncake, FAST25-release/traces) and coding-agent sessions (callanjfox/kv-cache-tester).
 
     python -m scripts.simulate tenants --engines 4 --capacity 1000000
+    python -m scripts.simulate sessions --engines 4 --capacity 90000 --marked
     python -m scripts.simulate conversation --trace conversation_trace.jsonl --engines 8
     python -m scripts.simulate agentic --trace FOLDER --copies 30 --hours 4
     python -m scripts.simulate mix --trace conversation_trace.jsonl --sessions FOLDER --engines 1
@@ -18,7 +19,7 @@ from pathlib import Path
 from planner.engine import Capacities, SimulatedEngine, SimulatedRequest
 from planner.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.bench.report import percentile
-from scripts.bench.routing_load import Workload
+from scripts.bench.routing_scripts import SHAPES, Workload
 from scripts.setup.options import new_parser
 from scripts.simulate.traces import (
     TENANT_UNIT,
@@ -26,7 +27,7 @@ from scripts.simulate.traces import (
     Units,
     agentic,
     conversation,
-    tenants,
+    talks,
 )
 
 
@@ -45,18 +46,18 @@ def main() -> int:
 
 def simulate(args: argparse.Namespace, policy: str) -> Result:
     clockwork = Clockwork()
-    unit = TENANT_UNIT if args.workload == "tenants" else TRACE_UNIT
+    unit = TENANT_UNIT if args.workload in SHAPES else TRACE_UNIT
     capacities = Capacities(device=args.capacity, lease_share=args.lease_share)
     engines = [SimulatedEngine(capacities, unit, clockwork.at) for _ in range(args.engines)]
     gateway = SimulatedGateway(args.engines, args.capacity if policy == "learned" else None)
-    in_flight = args.in_flight if args.workload == "tenants" else None
+    in_flight = args.in_flight if args.workload in SHAPES else None
     simulation = Simulation(engines, clockwork, policy, gateway, in_flight)
     return simulation.run(_requests(args))
 
 
 def _requests(args: argparse.Namespace) -> list[SimulatedRequest]:
-    if args.workload == "tenants":
-        return tenants(Workload(seed=args.seed), marked=args.marked)
+    if args.workload in SHAPES:
+        return talks(Workload(seed=args.seed, shape=args.workload), marked=args.marked)
     requests = _replayed(args)
     for request in requests:
         request.ttl = args.ttl
@@ -124,13 +125,13 @@ def _arguments() -> argparse.Namespace:
         plain_lru=(False, "leave the markers out"),
         ttl=("5m", None, ("5m", "1h")),
         lease_share=0.5,
-        in_flight=(24, "of the workload tenants"),
+        in_flight=(24, "of the workloads of scripts.bench.routing"),
         copies=(1, "of each agentic session"),
         hours=(1.0, "in which sessions start"),
         limit=int,
         seed=1,
     )
-    parser.add_argument("workload", choices=("tenants", "conversation", "agentic", "mix"))
+    parser.add_argument("workload", choices=(*SHAPES, "conversation", "agentic", "mix"))
     return parser.parse_args()
 
 

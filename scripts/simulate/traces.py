@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.backends.synthetic import BYTES_PER_TOKEN
 from planner.engine import SimulatedRequest
-from scripts.bench.routing_load import QUESTION_BYTES, SYSTEM_BYTES, Workload
+from scripts.bench.routing_scripts import Workload
 
 TRACE_UNIT, TENANT_UNIT = 512, 16
 """Tokens of a unit of a prompt: in the published traces, and in conversations made up here."""
@@ -108,38 +108,37 @@ def _session(
     return requests
 
 
-def tenants(workload: Workload, *, marked: bool) -> list[SimulatedRequest]:
-    """The sizes of `scripts.bench.routing`'s conversations; each turn follows the answer before it.
+def talks(workload: Workload, *, marked: bool) -> list[SimulatedRequest]:
+    """The conversations of `scripts.bench.routing`; each turn follows the answer before it.
 
-    Returns the first turns, in a random order; the others hang on them as `next`.
+    Returns the first turns, in their order; the others hang on them as `next`.
     """
-    units, random = Units(), Random(workload.seed)
-    shared, grown = (
-        num_bytes // BYTES_PER_TOKEN // TENANT_UNIT for num_bytes in (SYSTEM_BYTES, QUESTION_BYTES)
-    )
+    units = Units()
     firsts: list[SimulatedRequest] = []
-    for tenant in range(workload.tenants):
-        for talk in range(workload.conversations):
-            following: SimulatedRequest | None = None
-            for turn in range(workload.turns, 0, -1):
-                count = shared + turn * grown
-                chain = units.chain(
-                    ("tenant", tenant, i) if i < shared else ("talk", tenant, talk, i)
-                    for i in range(count)
-                )
-                ends = [shared, *(shared + n * grown for n in range(1, turn + 1))]
-                following = SimulatedRequest(
-                    at=0.0,
-                    kind="tenants",
-                    units=chain,
-                    unit_tokens=TENANT_UNIT,
-                    tokens=count * TENANT_UNIT,
-                    output_tokens=1,
-                    ends=ends,
-                    marks=[0, len(ends) - 1] if marked else [],
-                    next=following,
-                )
-            assert following is not None
-            firsts.append(following)
-    random.shuffle(firsts)
+    for system, questions in workload.scripts():
+        following: SimulatedRequest | None = None
+        for turn in range(len(questions), 0, -1):
+            pieces, ends = list[object](), list[int]()
+            for text in (system, *questions[:turn]):
+                pieces += _cut(text)
+                ends.append(len(pieces))
+            following = SimulatedRequest(
+                at=0.0,
+                kind="sessions" if len(questions) > 1 else "singles",
+                units=units.chain(pieces),
+                unit_tokens=TENANT_UNIT,
+                tokens=len(pieces) * TENANT_UNIT,
+                output_tokens=1,
+                ends=ends,
+                marks=[0, len(ends) - 1] if marked else [],
+                next=following,
+            )
+        assert following is not None
+        firsts.append(following)
     return firsts
+
+
+def _cut(text: str) -> list[str]:
+    """A text in units; its last one counts as a whole one."""
+    size = TENANT_UNIT * BYTES_PER_TOKEN
+    return [text[start : start + size] for start in range(0, len(text), size)]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.routing_load import BLOCK_TOKENS, Workload, ceiling_of
+from scripts.bench.routing_load import BLOCK_TOKENS, ceiling_of
+from scripts.bench.routing_scripts import SHARED_BYTES, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,8 +58,23 @@ def test_a_workload_is_drawn_by_its_seed_and_shares_a_tenants_prompt() -> None:
     assert len({system for system, _ in scripts}) == 3
     assert {len(system) for system, _ in scripts} == {8192}
     questions = [question for _, asked in scripts for question in asked]
-    assert len(set(questions)) == len(questions) == workload.num_requests
+    assert len(set(questions)) == len(questions) == 24
     assert {len(question) for question in questions} == {1600}
+
+
+def test_the_system_texts_of_a_group_part_inside_one_block() -> None:
+    scripts = Workload(tenants=8, conversations=1, shape="parting").scripts()
+    systems = {system for system, _ in scripts}
+    fronts = [system[:SHARED_BYTES] for system in systems]
+    assert len(systems) == 8 and sorted(map(fronts.count, set(fronts))) == [2, 2, 2, 2]
+    assert len({system[: SHARED_BYTES + 16] for system in systems}) == 8
+
+
+def test_half_of_the_sessions_requests_are_single_questions() -> None:
+    scripts = Workload(tenants=6, shape="sessions").scripts()
+    singles = sum(len(questions) == 1 for _, questions in scripts)
+    turns = sum(len(questions) for _, questions in scripts if len(questions) > 1)
+    assert singles == turns and len({system for system, _ in scripts}) == 6
 
 
 def test_one_gateway_on_four_engines_reuses_most_of_what_it_can() -> None:
