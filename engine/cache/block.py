@@ -1,7 +1,7 @@
-"""The block, and the entry that stands on blocks."""
+"""The block, the entry that stands on blocks, and an entry's refresh."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.cache.ids import NOBODY, BlockId, Digest
 from engine.protocol import BestEffortReason, EntryState, MissReason, Tier, Ttl
@@ -107,6 +107,9 @@ class Entry:
 
     `seconds` is a lifetime of its own, in place of the TTL's; None is the TTL's.
 
+    `is_tail`: it was written at its prompt's end, which moves with each turn of a conversation.
+    `uses` are the later requests that read it or had a breakpoint at it.
+
     `stored` are the blocks of a whole copy in the store, which the store holds for the entry; None
     without one. `lease_tier` says where a leased entry's lease holds blocks.
 
@@ -137,6 +140,8 @@ class Entry:
     stored: list[Block] | None = None
     lease_tier: Tier = "device"
     seconds: float | None = None
+    is_tail: bool = False
+    uses: int = 0
 
     @property
     def why_broken(self) -> MissReason:
@@ -156,6 +161,19 @@ class Entry:
         """Why an entry that is partly away has no lease on the device."""
         return "on_disk" if any(block.tier == "disk" for block in self.blocks) else "on_host"
 
+    @property
+    def rank(self) -> int:
+        """Who gets a lease where not all can: 2 static prefixes and what was used more than once,
+        1 tails that were used once, 0 tails that nobody used."""
+        return min(self.uses, 2) if self.is_tail else 2
+
     def begins_with(self, packed: bytes) -> bool:
         """Compare all token ids. A digest alone never makes a hit."""
         return b"".join([block.tokens for block in self.blocks]).startswith(packed)
+
+
+class Refresh(NamedTuple):
+    """A request's refresh of an expiry."""
+
+    entry: Entry
+    until: float

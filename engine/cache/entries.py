@@ -14,15 +14,14 @@ before its expiry can read it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from engine.cache.block import Block, Entry
+from engine.cache.block import Block, Entry, Refresh
 from engine.cache.copies import Copies
 from engine.cache.dependents import check_entries, depend, requeue, undepend
 from engine.cache.digests import TOKEN_BYTES, PromptDigests
 from engine.cache.dues import Dues
 from engine.cache.ids import Digest
-from engine.cache.lease_budget import EndReason, Leases
+from engine.cache.lease_budget import RANK_SHARES, EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import StoreTier
@@ -30,13 +29,6 @@ from engine.protocol import TTL_SECONDS, MissReason, Ttl
 
 MAX_TOMBSTONES = 65_536
 SHORTEST_TTL: Ttl = "5m"
-
-
-class Refresh(NamedTuple):
-    """A request's refresh of an expiry."""
-
-    entry: Entry
-    until: float
 
 
 class Entries:
@@ -51,6 +43,7 @@ class Entries:
         grace_seconds: float = 0.0,
         host: BlockPool | None = None,
         store: StoreTier | None = None,
+        rank_shares: Sequence[float] = RANK_SHARES,
     ) -> None:
         """`lease_share`: the part of the pool's blocks that leases may hold, 0 to 1.
 
@@ -65,6 +58,8 @@ class Entries:
             lease_share=lease_share,
             scope_lease_share=scope_lease_share,
             idle_lease_share=idle_lease_share,
+            rank_shares=rank_shares,
+            demand_seconds=TTL_SECONDS[SHORTEST_TTL] * ttl_scale,
         )
         self._copies = Copies(store, self.leases)
         self._ttl_scale = ttl_scale
@@ -115,6 +110,7 @@ class Entries:
         until = now + self.seconds(entry.ttl) if entry.seconds is None else entry.kept_until
         refresh = Refresh(entry, until)
         entry.refreshed_until.append(refresh.until)
+        entry.uses += 1
         self._set_expiry(entry)
         self._use(entry, now)
         if not entry.is_lapsed and not (entry.is_leased and entry.lease_tier == "device"):
@@ -161,11 +157,12 @@ class Entries:
         arrived_at: float,
         now: float,
         seconds: float | None = None,
+        is_tail: bool = False,
     ) -> Entry | None:
         """Write a breakpoint's entry, or extend an equal one.
 
         The TTL, or `seconds` in its place, counts from `arrived_at`. The entry is readable from
-        `now` on. None if the TTL is over.
+        `now` on. `is_tail`: it stands at the prompt's end. None if the TTL is over.
         """
         expires_at = arrived_at + self.seconds(ttl, seconds)
         entry = self._by_key.get(key)
@@ -184,7 +181,8 @@ class Entries:
         if expires_at <= now:
             return None
         times = now, expires_at, expires_at
-        entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now, seconds=seconds)
+        entry = Entry(scope, key, tokens, ttl, list(blocks), *times, used_at=now)
+        entry.seconds, entry.is_tail = seconds, is_tail
         self.take_in(entry)
         self._copies.keep(entry)
         return entry

@@ -7,17 +7,27 @@ A scope may lease the whole budget until another scope needs its share. An entry
 for the shortest TTL is *idle*. Idle entries with a longer TTL keep their leases within a budget of
 their own as soon as others need the room. So unused content can't take the place of used content
 for an hour.
+
+The budget is *contended* once more blocks than CONTENDED_SHARE of it were newly asked for within
+the shortest TTL. Then entries of a lower rank (`Entry.rank`) get leases only while the budget is
+filled to their part of RANK_SHARES, or while their scope holds less than that part of its share.
+The rest is kept for higher ranks: trunk reservation, as telephone networks call it. A budget that
+no lease holds is not contended. An entry that gets no lease is best-effort. No lease ends for this.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from engine.cache.block import Entry
+from engine.cache.demand import Demand
 from engine.cache.pool import BlockPool
 
 MAX_LOOKED_AT = 64
 """Idle leases that one step looks at for one with a copy."""
+CONTENDED_SHARE = 0.5
+RANK_SHARES = (0.5, 0.75, 1.0)
+"""The part of the budget that each rank may fill while the budget is contended."""
 
 EndReason = Literal["expired", "sacrificed", "yielded", "dropped", "damaged"]
 
@@ -55,7 +65,10 @@ class Leases:
         lease_share: float,
         scope_lease_share: float,
         idle_lease_share: float,
+        demand_seconds: float,
+        rank_shares: Sequence[float] = RANK_SHARES,
     ) -> None:
+        """The shares are of 0 to 1; `demand_seconds` are the shortest TTL's."""
         self._pool = pool
         self.max_blocks = int(pool.num_blocks * lease_share)
         self.scope_blocks = int(self.max_blocks * scope_lease_share)
@@ -63,6 +76,8 @@ class Leases:
         self.num_idle_yielded = 0
         self.num_lowered = 0
         self._left: list[Entry] = []
+        self._demand = Demand(demand_seconds)
+        self._rank_shares = tuple(rank_shares)
         self._shares: dict[str, int] = {}
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[EndedLease] = []
@@ -88,6 +103,12 @@ class Leases:
         above their share. Only the first do if `may_end` is false.
         """
         if len(entry.blocks) > self.max_blocks:
+            return False
+        is_reserved = self._is_reserved(entry)
+        if not entry.uses:
+            fresh = sum(not block.lease_count and not block.dependents for block in entry.blocks)
+            self._demand.add(fresh, entry.used_at)
+        if is_reserved:
             return False
         if self._excess(entry) > 0:
             self._lower_for(entry)
@@ -237,6 +258,20 @@ class Leases:
         while self._excess(needy) > 0 and self._pool.num_idle > self.max_idle_blocks:
             scope = max(self._scopes.values(), key=lambda scope: scope.num_idle)
             self._trim(next(iter(scope.idle)))
+
+    def _is_reserved(self, entry: Entry) -> bool:
+        """Whether what is left of a contended budget is kept for entries of a higher rank."""
+        part = self._rank_shares[entry.rank]
+        new = self._pool.num_unleased(entry.blocks)
+        leased = self._pool.num_leased
+        if entry.is_leased or not leased or not new or leased + new <= part * self.max_blocks:
+            return False
+        scope = self._scopes.get(entry.scope)
+        held = scope.num_blocks if scope is not None else 0
+        if held + new <= part * self._share_of(entry.scope):
+            return False
+        is_contended = self._demand.at(entry.used_at) > CONTENDED_SHARE * self.max_blocks
+        return part < 1 and is_contended
 
     def _may_claim(self, scope: str, new: int, excess: int) -> bool:
         """Whether a scope may claim blocks.

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.billing import bill
-from engine.cache.block import Block, Entry
+from engine.cache.block import Block, Entry, Refresh
 from engine.cache.digests import ChainHasher, PromptDigests
-from engine.cache.entries import Entries, Refresh
+from engine.cache.entries import Entries
 from engine.cache.host_tier import HostTier
 from engine.cache.ids import Digest, TokenId
 from engine.cache.lookup import Mark, Segment, eligible, longest_hit
@@ -293,6 +293,7 @@ class PrefixCache:
             seconds=mark.seconds,
             arrived_at=query.arrived_at,
             now=now,
+            is_tail=mark.segment == len(query.segments) - 1,
         )
         if entry is None:
             return BreakpointReport(

@@ -12,8 +12,8 @@ from tests.conformance.test_access import refuse
 
 
 def write(engine: Engine, scope: str, num_tokens: int, share: float | None) -> EntryState:
-    """What becomes of a new prefix of about that many tokens."""
-    asked = engine.request(prompt(engine.text(num_tokens)), scope, 0)
+    """What becomes of a new system text of about that many tokens."""
+    asked = engine.request(prompt("Why?", system=(engine.text(num_tokens),)), scope, 0)
     with engine.stream(msgspec.structs.replace(asked, lease_share=share)) as stream:
         (report,) = stream.start().breakpoints
         stream.rest()

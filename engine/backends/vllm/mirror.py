@@ -32,6 +32,7 @@ class HeldEntries(Entries):
             lease_share=1.0,
             scope_lease_share=1.0,
             idle_lease_share=1.0,
+            rank_shares=(1.0, 1.0, 1.0),  # the connector decides
             ttl_scale=ttl_scale,
             grace_seconds=grace_seconds,
         )

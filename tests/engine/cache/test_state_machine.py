@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from engine.cache.lease_budget import RANK_SHARES
 from tests.engine.cache.disk import damage, queue_notes, restart, save, work
 from tests.engine.cache.lives import Life
 from tests.engine.cache.world import World
@@ -42,6 +43,7 @@ class CacheMachine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 3, 8, 20]),
         store_blocks=st.sampled_from([0, 4, 12, 40]),
         max_copies=st.sampled_from([1, 100]),
+        rank_shares=st.sampled_from([RANK_SHARES, (0.0, 0.5, 1.0), (1.0, 1.0, 1.0)]),
         lease_shares=st.sampled_from([{}, {"red": 0.8}, {"red": 0.0, "blue": 1.0}]),
     )
     def begin_with(
@@ -52,9 +54,11 @@ class CacheMachine(RuleBasedStateMachine):
         host_blocks,
         store_blocks,
         max_copies,
+        rank_shares,
         lease_shares,
     ) -> None:
         self.world = World(
+            rank_shares=rank_shares,
             lease_share=lease_share,
             scope_lease_share=scope_lease_share,
             idle_lease_share=idle_lease_share,

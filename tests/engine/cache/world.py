@@ -20,7 +20,7 @@ from engine.cache.ids import Digest
 from engine.cache.lease_budget import EndedLease
 from engine.cache.lookup import Segment
 from engine.cache.pool import NoFreeBlocks
-from engine.cache.prefix_cache import CacheQuery, PrefixCache
+from engine.cache.prefix_cache import CacheQuery, CacheResult, PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.stored_entries import StoredEntries
 from engine.cache.table import BlockCopy
@@ -47,6 +47,7 @@ class World:
     host_blocks: int = 0
     store_blocks: int = 0
     max_copies: int = 100
+    rank_shares: tuple[float, ...] = (1.0, 1.0, 1.0)
     lease_shares: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     lives: list[Life] = field(default_factory=list)
@@ -79,6 +80,7 @@ class World:
             lease_share=self.lease_share,
             scope_lease_share=self.scope_lease_share,
             idle_lease_share=self.idle_lease_share,
+            rank_shares=self.rank_shares,
             host=self.host.pool,
             store=self.store,
         )
@@ -202,7 +204,7 @@ class World:
             self.memory[target] = list(self.host_memory[source])
             count -= 1
 
-    def start(self, life: Life) -> None:
+    def start(self, life: Life) -> CacheResult:
         """The prompt is computed: write its entries."""
         assert life.found is not None and life.pending == 0
         scope, tokens = life.query.scope, life.query.tokens
@@ -233,6 +235,7 @@ class World:
         life.is_started = True
         note_yielded(self, scope, before)
         note_new_leases(self)
+        return written
 
     def decode(self, life: Life, token: int) -> bool:
         """One more token of an answer; False when there is no room for its predecessor's KV."""
