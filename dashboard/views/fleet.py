@@ -115,11 +115,14 @@ def draw_attribution(found: list[Attribution]) -> None:
     if not found:
         parts.empty("No request in this range was routed by what engines hold.", key="attribution")
         return
-    drawn = attribution_chart(attribution_rows(found), STAGES[viewer.theme()])
+    rows = attribution_rows(found)
+    if not rows:
+        parts.empty("No engine held the beginning of a prompt that came in this range.")
+        return
     total = found[0]
     prompt = max(total.prompt_tokens, 1)
     parts.chart(
-        drawn,
+        attribution_chart(rows, STAGES[viewer.theme()]),
         "attribution",
         f"Of {total.turns:,} sampled requests' prompt tokens"
         f" {formats.percent(total.available_tokens / prompt)} were available,"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from dashboard.admin.client import AdminClient
-from dashboard.admin.shapes.savings import PrefixReport, Savings
+from dashboard.admin.shapes.savings import PrefixReport, Savings, Waterfall
 from dashboard.admin.shapes.usage import Group, Usage
 from dashboard.charts.axes import times
 from dashboard.charts.money import waterfall_chart
@@ -13,7 +13,7 @@ from dashboard.charts.time import per_bucket, signed_over_time
 from dashboard.rows.savings import growing_table, hosted_table, prefix_table, waterfall_rows
 from dashboard.rows.usage import group_table, saved_over_time
 from dashboard.ui import formats, live, parts, viewer
-from dashboard.ui.colours import MONEY, TEXT
+from dashboard.ui.colours import MONEY, TEXT, Theme
 from dashboard.ui.selection import Selection
 
 NUM_PREFIXES = 100
@@ -112,18 +112,10 @@ def draw_money(view: View) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         parts.heading("From no cache to what it cost", "actual_nano")
-        parts.chart(
-            waterfall_chart(waterfall_rows(own), MONEY[theme], TEXT[theme]),
-            "waterfall",
-            f"Without a cache {formats.dollars(own.counterfactual_nano)}, plus write premium"
-            f" {formats.dollars(own.write_premium_nano)}, less read discount"
-            f" {formats.dollars(own.read_discount_nano)}, is {formats.dollars(own.actual_nano)}.",
-        )
-        if own.unexplained:
-            st.caption(
-                f"{own.unexplained:,} requests without a price, or whose price is no longer in"
-                " the file, are not in this chart."
-            )
+        if own.counterfactual_nano:
+            draw_waterfall(own, theme)
+        else:
+            parts.empty("Nothing was charged: no request in this range computed or read a token.")
     with right:
         parts.heading("Net saved over time", "saved_nano")
         if not any(bucket.saved_nano for bucket in usage.series):
@@ -138,6 +130,21 @@ def draw_money(view: View) -> None:
             ),
             "saved_over_time",
             f"Net saved over time, {formats.dollars(usage.saved_nano)} in all.",
+        )
+
+
+def draw_waterfall(own: Waterfall, theme: Theme) -> None:
+    parts.chart(
+        waterfall_chart(waterfall_rows(own), MONEY[theme], TEXT[theme]),
+        "waterfall",
+        f"Without a cache {formats.dollars(own.counterfactual_nano)}, plus write premium"
+        f" {formats.dollars(own.write_premium_nano)}, less read discount"
+        f" {formats.dollars(own.read_discount_nano)}, is {formats.dollars(own.actual_nano)}.",
+    )
+    if own.unexplained:
+        st.caption(
+            f"{own.unexplained:,} requests without a price, or whose price is no longer in"
+            " the file, are not in this chart."
         )
 
 

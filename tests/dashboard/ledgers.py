@@ -94,6 +94,15 @@ def one_row() -> Iterator[Row]:
     yield turn(1, moment, input=100, write_5m=2000, miss_reason="cold")
 
 
+def refused() -> Iterator[Row]:
+    """A request that no engine took, and one whose prompt no engine had seen."""
+    moment = datetime.now(UTC) - timedelta(minutes=10)
+    yield turn(1, moment, output=0, outcome="overloaded_error", status=529)
+    yield turn(
+        2, moment, output=0, outcome="overloaded_error", available_tokens=0, captured_tokens=0
+    )
+
+
 def one_bucket() -> Iterator[Row]:
     """Everything within the same second."""
     moment = datetime.now(UTC) - timedelta(hours=3)
@@ -162,6 +171,7 @@ def many() -> Iterator[Row]:
 FILLS: dict[str, Callable[[], Iterator[Row]]] = {
     "empty": empty,
     "one_row": one_row,
+    "refused": refused,
     "one_bucket": one_bucket,
     "negative": negative,
     "hostile": hostile,

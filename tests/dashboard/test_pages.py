@@ -76,6 +76,21 @@ def test_one_row(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str)
             assert list(table(app, "Id")["Id"]) == [f"msg_{1:028x}"]
 
 
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("savings", "Nothing was charged"),
+        ("fleet", "No engine held the beginning of a prompt"),
+    ],
+)
+def test_requests_without_a_token_draw_no_empty_chart(
+    monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str, said: str
+) -> None:
+    app = opened(monkeypatch, gateways, "refused", page)
+    assert said in texts(app)
+    assert not app.get("arrow_vega_lite_chart")
+
+
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("chosen", ["6h", "30d"])
 def test_one_bucket(
