@@ -101,6 +101,7 @@ class Capacities:
     lease_share: float = 0.5
     scope_lease_share: float = 1.0
     max_running: int | None = None
+    ttl_scale: float = 1.0
 
 
 @dataclass(slots=True)
@@ -132,6 +133,7 @@ class SimulatedEngine:
             self.pool,
             lease_share=capacities.lease_share,
             scope_lease_share=capacities.scope_lease_share,
+            ttl_scale=capacities.ttl_scale,
             host=host.pool if host is not None else None,
             store=store,
         )

@@ -35,7 +35,7 @@ def assumptions(job: Job, sizes: Sizes, prefill_us: float, unit: int, is_cut: bo
     if asked.prefill_us is not None:
         told = "as given"
     elif job.prefill_us is not None:
-        told = f"as {job.timed_turns:,} requests of the ledger took it"
+        told = f"as the quickest quarter of {job.timed_turns:,} requests of the ledger took it"
     else:
         told = "assumed: give prefill_us"
     found = [

@@ -198,7 +198,7 @@ def draw_cards(plan: Plan) -> None:
             "plan_hit_rate",
             formats.percent(whole.hit_rate),
             label="Hit rate",
-            delta=f"at most {plan.ceiling:.1%} in any memory",
+            delta=f"{plan.ceiling:.1%} at most",
         )
         parts.card("plan_kept", formats.percent(whole.promise_kept), label="Promise kept")
         parts.card(

@@ -31,6 +31,8 @@ _LINES = "application/x-ndjson"
 _LINE = "plan"
 MAX_PREFIXES = 2_000_000
 """Of all turns together; older turns are left out beyond it."""
+_TIMED_TOKENS = 128
+"""A turn that computed fewer was timed for its fixed cost."""
 
 
 class PlanChoices(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +136,7 @@ class TrafficGathering:
         self._scopes = Numbers()
         self._turns: list[Turn] = []
         self._num_prefixes = 0
-        self._seconds = 0.0
-        self._tokens = self._num_timed = 0
+        self._rates: list[float] = []
 
     @property
     def is_full(self) -> bool:
@@ -148,10 +149,9 @@ class TrafficGathering:
                 continue
             self._num_prefixes += len(turn.digests)
             self._turns.append(self._turn(turn, row.output_tokens))
-            if turn.served.prefill_seconds and turn.served.computed:
-                self._seconds += turn.served.prefill_seconds
-                self._tokens += turn.served.computed
-                self._num_timed += 1
+            served = turn.served
+            if served.prefill_seconds and served.computed >= _TIMED_TOKENS:
+                self._rates.append(served.prefill_seconds / served.computed)
 
     def _turn(self, turn: Observation, output: int) -> Turn:
         return Turn(
@@ -165,12 +165,13 @@ class TrafficGathering:
         )
 
     def job(self, asked: PlanRequest) -> Job:
-        thinned = Thinned()
+        thinned, rates = Thinned(), sorted(self._rates)
         return Job(
             asked=asked,
             turns=[thinned.of(turn) for turn in reversed(self._turns)],
-            prefill_us=self._seconds / self._tokens * 1e6 if self._tokens else None,
-            timed_turns=self._num_timed,
+            # The others shared their steps, so their prefill took longer than it computed.
+            prefill_us=rates[len(rates) // 4] * 1e6 if rates else None,
+            timed_turns=len(rates),
         )
 
 

@@ -178,8 +178,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner's process is given.
 
     `turns` are those of the ledger; the process makes those of a trace or a rule by itself.
-    `prefill_us` is the time of a computed token as `timed_turns` of them took it, None where no
-    turn was timed.
+    `prefill_us` is the time of a computed token as the quickest quarter of `timed_turns` took it,
+    None where no turn was timed.
     """
 
     asked: PlanRequest

@@ -33,6 +33,8 @@ BENCHMARKS = {
     "gateway": Benchmark("CPU, added latency and throughput of the gateway itself", SYSTEM),
     "isolation": Benchmark("whether a workspace can tell what another has cached", SYSTEM),
     "overhead": Benchmark("time of the engine's own operations", ("engine", "test")),
+    "plan": Benchmark("a plan against an engine in real time, and the time of a month's plan",
+                      SYSTEM),
     "queries": Benchmark("time of each query of the dashboard",
                          ("gateway", "postgres", "test")),
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),

@@ -56,7 +56,7 @@ def test_the_turns_of_a_range_are_planned_with_their_measured_prefill(gateway: s
     found = ask(gateway, {**RANGE, "device_gib": 24})
     assert found["turns"] == 21 and found["simulated"] is True
     assert found["prompt_tokens"] > 20 * len(RULES) // 4
-    assert "100.0 µs (as 21 requests of the ledger took it)" in found["assumptions"][0]
+    assert "100.0 µs (as the quickest quarter of 21 requests" in found["assumptions"][0]
     # Ten and eleven equal system prompts, nothing marked: all but the first are automatic.
     assert found["whole"]["hit_rate"] == 0 and found["whole"]["reuse_rate"] > 0.3
     assert found["whole"]["promise_kept"] is None
