@@ -31,6 +31,7 @@ BENCHMARKS = {
     "flood": Benchmark("what a flood leaves of a leased, a best-effort and an unmarked prefix",
                        ("engine", "test")),
     "gateway": Benchmark("CPU, added latency and throughput of the gateway itself", SYSTEM),
+    "gateway_cpu": Benchmark("CPU of a turn beside that of the libraries alone", SYSTEM),
     "isolation": Benchmark("whether a workspace can tell what another has cached", SYSTEM),
     "overhead": Benchmark("time of the engine's own operations", ("engine", "test")),
     "plan": Benchmark("a plan against an engine in real time, and the time of a month's plan",
