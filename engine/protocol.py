@@ -527,7 +527,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     sent beyond waits there. `longest_token_bytes` of text, as UTF-8, become one token at most, so a
     prompt of n bytes has n / that many tokens at least; 0 where the engine does not tell, or where
     its tokenizer leaves text out. `upstream` is the kind of the server that an engine of the
-    backend `upstream` stands in front of. `guarantees` has each name once.
+    backend `upstream` stands in front of. `kv_dtype` is the type that keys and values are kept in,
+    empty where the engine does not tell. `guarantees` has each name once.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -543,6 +544,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str | None = None
     reasoning_format: str | None = None
     kv_bytes_per_token: int = 0
+    kv_dtype: str = ""
     default_temperature: float = 1.0
     default_top_p: float = 1.0
     default_top_k: int = 0

@@ -31,6 +31,11 @@ class Settings(BaseSettings):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="Type of weights and KV memory; default: bfloat16 on a GPU, else float32"
     )
+    kv_dtype: Literal["model", "float16", "bfloat16", "fp8_e4m3", "int8", "int4"] = Field(
+        "model",
+        description="Type that the native engine keeps keys and values in: the model's, or one of "
+        "fewer bits, which holds more tokens and answers a little differently",
+    )
     attention: Literal["auto", "sdpa", "triton"] = Field(
         "auto",
         description="What the native engine attends with: the paged kernel in Triton (`auto`: on "
@@ -242,6 +247,17 @@ class Settings(BaseSettings):
                 "ENGINE_SPECULATION works with ENGINE_BACKEND native; vLLM takes "
                 "`speculative_config` in ENGINE_VLLM_ARGS"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_dtype_is_ours(self) -> "Settings":
+        if self.kv_dtype != "model" and self.backend != "native":
+            raise ValueError(
+                "ENGINE_KV_DTYPE works with ENGINE_BACKEND native; vLLM takes `kv_cache_dtype` in "
+                "ENGINE_VLLM_ARGS"
+            )
+        if self.kv_dtype != "model" and self.attention == "triton":
+            raise ValueError("ENGINE_KV_DTYPE needs ENGINE_ATTENTION auto or sdpa")
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_DTYPES = (*DTYPE_BYTES, "fp8_e4m3", "int8", "int4")
+"""What keys and values may be kept in (ENGINE_KV_DTYPE)."""
+_INT4_GROUP = 32
 GIB = 2**30
 
 # The names of one field in different model families, the usual one first.
@@ -42,21 +45,22 @@ class NotSizable(ValueError):
 class KvSize:
     """One token's keys and values. `num_windowed` of the layers see only the last `window` tokens.
 
-    `is_nested`: the numbers are those of the text decoder inside a larger model.
+    `head_bytes` are those of one head's keys. `is_nested`: the numbers are those of a larger
+    model's text decoder.
     """
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    bytes_per_number: int
+    head_bytes: int
     window: int | None = None
     num_windowed: int = 0
     is_nested: bool = False
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_number
+        return 2 * self.num_layers * self.num_kv_heads * self.head_bytes
 
     @property
     def tokens_per_gib(self) -> int:
@@ -77,8 +81,33 @@ class KvSize:
         return budget // -(-lease_tokens // block_size)
 
 
+def int4_groups(head_dim: int) -> int:
+    """Groups of channels with a scale of their own, of 32 channels where a head has such."""
+    return head_dim // _INT4_GROUP if head_dim % _INT4_GROUP == 0 else 1
+
+
+def head_bytes(head_dim: int, dtype: str) -> int:
+    """Bytes of one head's keys of one token. Raises NotSizable for a type that can't keep them.
+
+    `int8` has a scale of 2 bytes, `int4` a scale and a least value in 4 for each group.
+    """
+    if dtype in DTYPE_BYTES:
+        return DTYPE_BYTES[dtype] * head_dim
+    if dtype == "fp8_e4m3":
+        return head_dim
+    if dtype == "int8":
+        return head_dim + 2
+    if dtype != "int4":
+        raise NotSizable(f"dtype: one of {', '.join(KV_DTYPES)}, not {dtype!r}")
+    if head_dim % 2:
+        raise NotSizable(f"head_dim: int4 needs an even number, not {head_dim}")
+    return head_dim // 2 + 4 * int4_groups(head_dim)
+
+
 def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     """The size of one token's keys and values, from a Hugging Face config.json. Raises NotSizable.
+
+    `dtype` is one of KV_DTYPES.
 
     A multimodal model is sized by its `text_config`: only the text decoder keeps keys and values.
     """
@@ -86,18 +115,19 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     is_nested = isinstance(nested, Mapping)
     if isinstance(nested, Mapping):
         config = nested
-    if dtype not in DTYPE_BYTES:
-        raise NotSizable(f"dtype: one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
+    if dtype not in KV_DTYPES:
+        raise NotSizable(f"dtype: one of {', '.join(KV_DTYPES)}, not {dtype!r}")
     _check_is_described(config)
     num_layers = _number(config, _NUM_LAYERS)
     num_heads = _number(config, _NUM_HEADS)
+    head_dim = _head_dim(config, num_heads)
     window, num_windowed = _windows(config, num_layers)
     return KvSize(
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, num_heads),
-        head_dim=_head_dim(config, num_heads),
-        bytes_per_number=DTYPE_BYTES[dtype],
+        head_dim=head_dim,
+        head_bytes=head_bytes(head_dim, dtype),
         window=window,
         num_windowed=num_windowed,
         is_nested=is_nested,

@@ -29,6 +29,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         settings.model,
         dtype=settings.dtype,
         attention=settings.attention,
+        kv_dtype=settings.kv_dtype,
         threads=settings.threads,
         progress=lambda stage, fraction: progress(stage, 0.9 * fraction),
     )
@@ -60,6 +61,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             tool_format=renderer.tool_format,
             reasoning_format=renderer.reasoning_format,
             kv_bytes_per_token=loaded.layout.bytes_per_token,
+            kv_dtype=_kv_dtype(loaded),
             default_temperature=loaded.sampling.temperature,
             default_top_p=loaded.sampling.top_p,
             default_top_k=loaded.sampling.top_k,
@@ -74,6 +76,11 @@ def _new_drafter(settings: Settings) -> Callable[[], Drafter] | None:
     if settings.speculation == "off":
         return None
     return partial(NgramDrafter, settings.speculation_tokens)
+
+
+def _kv_dtype(loaded: LoadedModel) -> str:
+    layout = loaded.layout
+    return str(layout.dtype).removeprefix("torch.") if layout.codec is None else layout.kv_dtype
 
 
 def _facts(loaded: LoadedModel, renderer: ChatRenderer, settings: Settings) -> dict[str, str]:

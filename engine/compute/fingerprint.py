@@ -28,6 +28,7 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         "config": loaded.model.config.to_json_string(use_diff=False),
         "layout": f"{layout.num_layers} {layout.num_kv_heads} {layout.head_dim} {block_size}",
         "dtype": str(layout.dtype),
+        "kv dtype": layout.kv_dtype,
         "windows": str(loaded.windows),
         "torch": torch.__version__,
         "device": loaded.device.type,

@@ -10,28 +10,48 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.ids import BlockId
+from engine.compute.kv_codecs import KvCodec, KvDtype, new_codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """The shape of one token's keys and values in all layers."""
+    """The shape of one token's keys and values in all layers.
+
+    `dtype` is what the model computes in, `kv_dtype` what they are kept in.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    kv_dtype: KvDtype = "model"
+
+    @property
+    def codec(self) -> KvCodec | None:
+        """None where numbers are kept as the model computes them."""
+        return new_codec(self.kv_dtype, self.head_dim)
+
+    @property
+    def kept(self) -> tuple[int, torch.dtype]:
+        """The last dimension of the tensors that keep a head's numbers, and their type."""
+        codec = self.codec
+        return (self.head_dim, self.dtype) if codec is None else (codec.num_bytes, torch.uint8)
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (keys and values) x layers x KV heads x head dimension x bytes of one number."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """2 (keys and values) x layers x KV heads x bytes of one head's numbers."""
+        width, dtype = self.kept
+        return 2 * self.num_layers * self.num_kv_heads * width * dtype.itemsize
 
     def bytes_per_block(self, block_size: int) -> int:
         return block_size * self.bytes_per_token
 
 
 class KvPool:
-    """Per layer one key and one value tensor (num_blocks, block_size, kv_heads, head_dim)."""
+    """Per layer one key and one value tensor (num_blocks, block_size, kv_heads, head_dim).
+
+    With a codec (`kv_codecs.py`) they are of bytes, as many in the last dimension as a head takes.
+    """
 
     def __init__(
         self, layout: KvLayout, num_blocks: int, block_size: int, device: torch.device
@@ -42,11 +62,13 @@ class KvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
-        shape = (num_blocks, block_size, layout.num_kv_heads, layout.head_dim)
+        self._codec = layout.codec
+        width, dtype = layout.kept
+        shape = (num_blocks, block_size, layout.num_kv_heads, width)
         # Zeros, not empty memory: a slot that a mask hides is still multiplied by its weight of
         # 0, and 0 x NaN is NaN.
         self.keys = [
-            torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.num_layers)
         ]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self._scratch = (self.keys[0][:0], self.values[0][:0])
@@ -60,6 +82,8 @@ class KvPool:
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Store tokens' keys and values, each (tokens, kv_heads, head_dim), at flat `slots`."""
+        if self._codec is not None:
+            keys, values = self._codec.encode(keys), self._codec.encode(values)
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
 
@@ -76,6 +100,9 @@ class KvPool:
         keys, values = self._scratch[0][:num], self._scratch[1][:num]
         torch.index_select(self.keys[layer], 0, blocks, out=keys)
         torch.index_select(self.values[layer], 0, blocks, out=values)
+        if self._codec is not None:
+            dtype = self.layout.dtype
+            keys, values = self._codec.decode(keys, dtype), self._codec.decode(values, dtype)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
@@ -91,7 +118,7 @@ class KvPool:
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
     def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
-        """Each block's keys, then its values, of all layers, as bytes of the pool's dtype."""
+        """Each block's keys, then its values, of all layers, as the pool keeps them."""
         saved = []
         for block in blocks:
             tensors = torch.stack([tensor[block] for tensor in (*self.keys, *self.values)])
@@ -101,11 +128,12 @@ class KvPool:
     def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
         """Write what `save` gave into blocks. Raises ValueError for a payload of another size."""
         layout = self.layout
-        shape = (2 * layout.num_layers, self.block_size, layout.num_kv_heads, layout.head_dim)
+        width, dtype = layout.kept
+        shape = (2 * layout.num_layers, self.block_size, layout.num_kv_heads, width)
         for payload, target in loads:
             if len(payload) != layout.bytes_per_block(self.block_size):
                 raise ValueError("a payload of another layout")
-            flat = torch.frombuffer(bytearray(payload), dtype=layout.dtype)
+            flat = torch.frombuffer(bytearray(payload), dtype=dtype)
             arrived = flat.view(shape).to(self.device)
             for layer, tensor in zip(arrived, (*self.keys, *self.values), strict=True):
                 tensor[target].copy_(layer)
@@ -121,10 +149,11 @@ class HostKv:
     def __init__(self, pool: KvPool, num_blocks: int) -> None:
         self._pool = pool
         layout = pool.layout
-        shape = (2 * layout.num_layers, pool.block_size, layout.num_kv_heads, layout.head_dim)
+        width, dtype = layout.kept
+        shape = (2 * layout.num_layers, pool.block_size, layout.num_kv_heads, width)
         self.blocks = torch.zeros(
             (num_blocks, *shape),
-            dtype=layout.dtype,
+            dtype=dtype,
             pin_memory=bool(num_blocks) and pool.device.type == "cuda",
         )
 

@@ -6,7 +6,7 @@ configuration is checked first. Then a short prompt is computed both ways and co
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -25,9 +25,11 @@ from engine.cache.ids import BlockId
 from engine.compute.attention.step import ATTENTION_NAME, paged_attention
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import HostKv, KvLayout, KvPool
+from engine.compute.kv_codecs import KvDtype, new_codec
 from engine.compute.runner import Kernel, TorchRunner
 from engine.compute.support import check_class, check_config, kv_layout, layer_windows
 from engine.schedule.runner import SampleParams, Work
+from engine.sizing import NotSizable
 
 Attention = Literal["auto", "sdpa", "triton"]
 """By torch's own functions, or by the paged kernel in Triton, which `auto` takes on a GPU."""
@@ -83,6 +85,7 @@ def load_model(
     *,
     dtype: str | None = None,
     attention: Attention = "auto",
+    kv_dtype: KvDtype = "model",
     device: str | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -121,13 +124,23 @@ def load_model(
         raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
-    prepared = prepare_model(loaded, attention)
+    prepared = prepare_model(loaded, attention, kv_dtype)
     report("ready", 1.0)
     return prepared
 
 
-def prepare_model(model: PreTrainedModel, attention: Attention = "auto") -> LoadedModel:
-    """Check a model that is already in memory, and switch it to our attention."""
+def prepare_model(
+    model: PreTrainedModel, attention: Attention = "auto", kv_dtype: KvDtype = "model"
+) -> LoadedModel:
+    """Check a model that is already in memory, and switch it to our attention.
+
+    The check keeps keys and values in the model's own type: `kv_dtype` is meant to differ from it.
+    The paged kernel reads that type alone, so torch's functions attend in any other.
+    """
+    if kv_dtype != "model":
+        if attention == "triton":
+            raise ModelRefused("`attention`: the kernel in Triton reads no other `kv_dtype`")
+        attention = "sdpa"
     _register_attention()
     check_config(model.config)
     check_class(type(model))
@@ -145,7 +158,12 @@ def prepare_model(model: PreTrainedModel, attention: Attention = "auto") -> Load
         kernel=_paged_kernel(attention, model.config, parameter.device),
     )
     check_exactness(prepared)
-    return prepared
+    layout = replace(prepared.layout, kv_dtype=kv_dtype)
+    try:
+        new_codec(kv_dtype, layout.head_dim)
+    except NotSizable as error:
+        raise ModelRefused(f"`kv_dtype`: {error}") from error
+    return replace(prepared, layout=layout)
 
 
 def check_exactness(loaded: LoadedModel) -> None:

@@ -33,6 +33,8 @@ BENCHMARKS = {
     "gateway": Benchmark("CPU, added latency and throughput of the gateway itself", SYSTEM),
     "gateway_cpu": Benchmark("CPU of a turn beside that of the libraries alone", SYSTEM),
     "isolation": Benchmark("whether a workspace can tell what another has cached", SYSTEM),
+    "kv_dtypes": Benchmark("quality and memory of keys and values of fewer bits",
+                           ("engine", "test")),
     "overhead": Benchmark("time of the engine's own operations", ("engine", "test")),
     "plan": Benchmark("a plan against an engine in real time, and the time of a month's plan",
                       SYSTEM),

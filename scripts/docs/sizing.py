@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.settings import Settings
-from engine.sizing import DTYPE_BYTES, GIB, KvSize, NotSizable, kv_size
+from engine.sizing import GIB, KV_DTYPES, KvSize, NotSizable, kv_size
 from scripts.setup.options import new_parser
 
 BLOCK_SIZE: int = Settings.model_fields["block_size"].default
@@ -37,7 +37,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = new_parser(
         __doc__,
-        dtype=(str, "of the KV memory; default: the model's own", sorted(DTYPE_BYTES)),
+        dtype=(str, "of the KV memory; default: the model's own", sorted(KV_DTYPES)),
         memory=(8.0, "GiB of the pool"),
         lease_tokens=8192,
         lease_share=LEASE_SHARE,
@@ -81,7 +81,7 @@ def print_size(size: KvSize, dtype: str) -> None:
         ("layers", size.num_layers, ""),
         ("KV heads", size.num_kv_heads, kind),
         ("head dimension", size.head_dim, ""),
-        ("bytes per number", size.bytes_per_number, dtype),
+        ("bytes of a head's keys", size.head_bytes, dtype),
         ("KV bytes per token", size.bytes_per_token, ""),
         ("tokens per GiB", size.tokens_per_gib, ""),
     ]
@@ -89,7 +89,7 @@ def print_size(size: KvSize, dtype: str) -> None:
         where = f"in {size.num_windowed} of {size.num_layers} layers; the engine keeps all tokens"
         rows.append(("sliding window", size.window, where))
     for name, number, told in rows:
-        print(f"{name:20}{number:>16,}   {told}".rstrip())
+        print(f"{name:24}{number:>16,}   {told}".rstrip())
 
 
 def print_leases(size: KvSize, options: argparse.Namespace) -> None:

@@ -48,4 +48,4 @@ def kv_bytes(config: Mapping[str, Any], model_dtype: str, cache_dtype: str) -> i
         size = kv_size(config, model_dtype)
     except NotSizable:
         return 0
-    return size.bytes_per_token // size.bytes_per_number * number
+    return size.bytes_per_token // size.head_bytes * size.head_dim * number
