@@ -6,8 +6,7 @@ Token counts are estimated from bytes.
 
 import json
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -52,6 +51,18 @@ _FIELDS: dict[str, PastedDialect] = {
 _DATA = ("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json")
 _OF_TOOLS = ("input_schema", "parameters", "arguments")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
+# A part of a word of a shell: in single quotes, in double quotes, or without. `shlex` reads one
+# character at a time and copies the word for each, so its time grows with the square of a body.
+_WORD_PART = re.compile(
+    r"'(?P<plain>[^']*)'"
+    r'|"(?P<quoted>(?:[^"\\]++|\\.)*+)"'
+    r"|(?P<bare>(?:[^\s'\"\\]++|\\.)++)"
+    r"|(?P<end>\s++)",
+    re.DOTALL,
+)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+# Between double quotes a backslash stands for itself before any other character.
+_ESCAPED_IN_QUOTES = re.compile(r'\\(["\\])')
 # What `prompt/breakpoints.py` says of markers that break a rule of their own.
 _BROKEN = re.compile(r"A maximum of \d+ blocks with cache_control|must not come after a ttl='5m'")
 
@@ -69,6 +80,8 @@ class Pasted:
 def read(given: Any, dialect: PastedDialect | None = None) -> Pasted:
     """`given` is a text or a JSON object. Raise InvalidRequest; the message says what is wrong."""
     body, url = _body_of(given)
+    if not isinstance(given, str) and len(_bytes(body)) > MAX_CHARACTERS:
+        raise InvalidRequest(f"more than {MAX_CHARACTERS:,} bytes")
     told = dialect or _by_url(url) or _by_fields(body)
     try:
         return Pasted(told, body, _plan_of(told, body))
@@ -177,10 +190,7 @@ def _body_of(given: Any) -> tuple[dict[str, Any], str]:
 
 def _of_curl(text: str) -> tuple[str, str]:
     """The data and the URL of a command."""
-    try:
-        words = shlex.split(text.replace("\\\r\n", " ").replace("\\\n", " "))
-    except ValueError:
-        raise InvalidRequest("the curl command's quotes do not match") from None
+    words = list(_words(text.replace("\\\r\n", " ").replace("\\\n", " ")))
     data, url = "", ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -195,6 +205,32 @@ def _of_curl(text: str) -> tuple[str, str]:
     return data, url
 
 
+def _words(text: str) -> Iterator[str]:
+    """The words of a shell command, in time linear in its length: `shlex.split` of one."""
+    word: list[str] | None = None
+    at = 0
+    while at < len(text):
+        part = _WORD_PART.match(text, at)
+        if part is None:
+            raise InvalidRequest("the curl command's quotes do not match")
+        at = part.end()
+        if part.lastgroup == "end":
+            if word is not None:
+                yield "".join(word)
+            word = None
+            continue
+        content = part[part.lastgroup or 0]
+        if part.lastgroup == "quoted":
+            content = _ESCAPED_IN_QUOTES.sub(r"\1", content)
+        elif part.lastgroup == "bare":
+            content = _ESCAPED.sub(r"\1", content)
+        if word is None:
+            word = []
+        word.append(content)
+    if word is not None:
+        yield "".join(word)
+
+
 def _by_url(url: str) -> PastedDialect | None:
     path = urlsplit(url).path
     if "generateContent" in path:
@@ -203,13 +239,9 @@ def _by_url(url: str) -> PastedDialect | None:
 
 
 def _by_fields(body: dict[str, Any]) -> PastedDialect:
-    for field, dialect in (
-        ("contents", "gemini"),
-        ("input", "responses"),
-        ("prompt", "completions"),
-    ):
+    for field, dialect in _FIELDS.items():
         if field in body:
-            return dialect  # type: ignore[return-value]
+            return dialect
     messages, tools = body.get("messages"), body.get("tools")
     roles = (
         {m.get("role") for m in messages if isinstance(m, dict)}
