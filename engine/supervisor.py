@@ -1,9 +1,10 @@
 """Runs the asyncio loops that live as long as the process, and restarts one that raised an error.
 
-Each end is logged and counted. The loop is started again after a pause that doubles each time. A
-loop is *failing* from its third end in a row on, until it has run for STEADY_SECONDS. The engine is
-not ready while a loop is failing. Where nothing can go on after an error, the process ends instead:
-see `ServedEngine.crash`.
+Each end is logged and counted. An end by `Expected` is logged in one line, without a traceback, and
+again only where its reason is another. The loop is started again after a pause that doubles each
+time. A loop is *failing* from its third end in a row on, until it has run for STEADY_SECONDS. The
+engine is not ready while a loop is failing. Where nothing can go on after an error, the process
+ends instead: see `ServedEngine.crash`.
 
 Nothing that is logged here may hold what a request said: `trace_of` has its rule.
 """
@@ -25,17 +26,26 @@ FAILING_ENDS = 3
 CALLBACKS = "callbacks"
 """The name under which errors are counted that no caller of the event loop's work took."""
 
+
+class Expected(Exception):
+    """Why a loop can't run now, such as a server that is away. The message quotes no request."""
+
+
 Loop = Callable[[], Coroutine[Any, Any, None]]
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _Watched:
-    """`since` is the last start or end. `num_ends` counts ends in a row."""
+    """`since` is the last start or end. `num_ends` counts ends in a row.
+
+    `said` is the reason that was logged last.
+    """
 
     since: float
     is_running: bool = True
     num_ends: int = 0
+    said: str = ""
 
     def is_failing(self, now: float) -> bool:
         is_steady = self.is_running and now - self.since >= STEADY_SECONDS
@@ -98,7 +108,12 @@ class Supervisor:
         watched.since, watched.is_running = now, False
         self.ends[name] += 1
         seconds = float(min(FIRST_PAUSE_SECONDS * 2 ** (watched.num_ends - 1), MAX_PAUSE_SECONDS))
-        log.error("loop ended", loop=name, retry_seconds=seconds, trace=trace_of(error))
+        if not isinstance(error, Expected):
+            log.error("loop ended", loop=name, retry_seconds=seconds, trace=trace_of(error))
+            watched.said = ""
+        elif watched.said != str(error):
+            watched.said = str(error)
+            log.warning("loop waits", loop=name, why=watched.said)
         return seconds
 
 

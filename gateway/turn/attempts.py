@@ -13,10 +13,9 @@ from gateway.base.errors import EngineLost, GatewayError
 from gateway.routing.client import CannotConnect
 
 MAX_ATTEMPTS = 3
-"""The most times that one turn is sent.
-
-A turn that kills engines must not reach all of them.
-"""
+"""The most times that one turn is sent."""
+MAX_LOST = 2
+"""The most processes that may end while they have one turn: it may be the turn that ends them."""
 _MAX_AT_ONE = 2
 
 
@@ -33,12 +32,13 @@ class Attempts:
     """`sent` counts by the engine's URL what it took, or may have taken.
 
     `lost` has the moment at which its connection broke last. `first_lost` is the first of all such
-    moments.
+    moments. `num_lost` counts the connections that broke over the turn.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)
     first_lost: float = math.inf
+    num_lost: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -47,7 +47,7 @@ class Attempts:
     @property
     def is_last(self) -> bool:
         """Whether there was the last attempt."""
-        return sum(self.sent.values()) >= MAX_ATTEMPTS
+        return self.num_lost >= MAX_LOST or sum(self.sent.values()) >= MAX_ATTEMPTS
 
     def begin(self, url: str) -> None:
         self.sent[url] = self.sent.get(url, 0) + 1
@@ -65,6 +65,8 @@ class Attempts:
             self.first_lost = min(self.first_lost, now)
         if isinstance(error, CannotConnect):
             self.take_back(url)
+        elif isinstance(error, EngineLost):
+            self.num_lost += 1
 
     def tried(self, ready: Iterable[Returning]) -> list[str]:
         """URLs of engines that are not asked again, or not yet. `ready` are those that answer."""

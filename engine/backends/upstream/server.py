@@ -9,6 +9,7 @@ from engine.cache.ids import TokenId
 from engine.protocol import Capability, ErrorCode, FinishReason, GenerateRequest
 from engine.refusal import StartRefused
 from engine.schedule.runner import SampleParams
+from engine.supervisor import Expected
 
 Kind = Literal["vllm", "sglang", "llamacpp", "trtllm", "tgi", "openai"]
 Isolation = Literal["salt", "slots", "none"]
@@ -16,7 +17,7 @@ Tells = Literal["with_tokens", "at_the_end", "never"]
 """When a server says how many of a prompt's tokens it reused."""
 
 
-class UpstreamError(Exception):
+class UpstreamError(Expected):
     """A server's answer that can't be used. The message is for operators and quotes no prompt."""
 
     code: ClassVar[ErrorCode] = "internal"

@@ -3,12 +3,14 @@
 import asyncio
 import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
 import httpx
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from engine.backends.external.mirror import MirrorPool
 from engine.backends.vllm.core import StepCounts, VllmCore
@@ -22,7 +24,7 @@ from engine.metrics import render
 from engine.schedule.books import Books
 from engine.schedule.lifecycle import Lifecycle
 from engine.serve.health import ServedEngine
-from engine.supervisor import CALLBACKS, STEADY_SECONDS, Supervisor, trace_of
+from engine.supervisor import CALLBACKS, STEADY_SECONDS, Expected, Supervisor, trace_of
 from scripts.stack import free_port, python, start, wait_until_ready
 from tests.conformance.engines import prompt
 from tests.engine.serve.failing_engine import PANIC_TOKENS, SECRET_WORD
@@ -162,3 +164,23 @@ def test_a_trace_has_causes_and_the_messages_of_the_machine_alone() -> None:
         trace = trace_of(error)
     assert "ValueError\n" in trace and "RuntimeError: CUDA error: out of memory" in trace
     assert SECRET_WORD not in trace
+
+
+async def _away(why: list[str]) -> None:
+    raise Expected(why[0])
+
+
+@pytest.mark.anyio
+async def test_what_a_loop_waits_for_is_told_once_and_without_a_traceback() -> None:
+    with capture_logs() as logged:
+        supervisor, why = Supervisor(), ["it is away"]
+        supervisor.start("watch", partial(_away, why))
+        while supervisor.ends["watch"] < 4:
+            await asyncio.sleep(0.01)
+        assert supervisor.failing == ["watch"], "not ready all the same"
+        why[0] = "it is denied"
+        while len(logged) < 2:
+            await asyncio.sleep(0.01)
+        await supervisor.stop()
+    assert [line["why"] for line in logged] == ["it is away", "it is denied"]
+    assert all(line["event"] == "loop waits" and "trace" not in line for line in logged)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,21 @@ def test_an_engine_that_breaks_before_its_first_frame_is_not_noticed(
     assert pair.metric('holdfast_gateway_reconciled_turns_total{result="retried"}') == 1
     assert pair.metric('holdfast_gateway_retries_total{reason="lost"}') == 1
     assert '"engine":"engine-1"' in reply.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_ends_engines_reaches_two_of_them(tmp_path: Path, stream: bool) -> None:
+    engines = [ScriptedEngine() for _ in range(4)]
+    for engine in engines:
+        engine.breaks_early = True
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serve(engine)) for engine in engines]
+        url = stack.enter_context(serve_gateway(tmp_path, *urls))
+        reply = Pair(url, *engines[:2], urls[0]).ask("ends them", stream=stream)
+    # The head of a stream has gone out by then.
+    assert reply.status_code == (200 if stream else 529)
+    assert "overloaded_error" in reply.text
+    assert sum(len(engine.requests) for engine in engines) == 2
 
 
 @pytest.mark.parametrize("code", ["overloaded", "not_ready"])
