@@ -104,6 +104,18 @@ def test_what_a_workspace_drops_is_gone_from_the_disk(engine: StoredEngine) -> N
     again.kill()
 
 
+def test_a_drop_takes_content_whose_entries_have_ended(engine: StoredEngine) -> None:
+    engine.say(PREFIX, scope="mine", ttl="5m")
+    engine.settle()
+    engine.clock.advance(4000.0)  # type: ignore[attr-defined]
+    engine.step()
+    assert not engine.entries.live() and list(engine.path.glob("blocks/*/*"))
+    assert engine.store is not None
+    engine.store.disk.drop(engine.cache.digests("mine", []).root, is_all=True).result(60)
+    assert not list(engine.path.glob("blocks/*/*"))
+    engine.kill()
+
+
 def test_modes_and_names(engine: StoredEngine) -> None:
     engine.say(PREFIX, scope="secret-scope")
     engine.settle()
