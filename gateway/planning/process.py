@@ -79,7 +79,7 @@ async def _line(output: asyncio.StreamReader, ends: float) -> Progress | Planned
 @asynccontextmanager
 async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "planner"),
+        *(sys.executable, "-m", "gateway.planner"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=_ROOT,

@@ -27,14 +27,14 @@ from gateway.admin.plan import TrafficGathering
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
+from gateway.planner.plan import plan
+from gateway.planner.points import Bench, asked_fleet
+from gateway.planner.requests import MIN_UNIT
+from gateway.planner.run import Outcome, Run
+from gateway.planner.sizes import GIB, sizes_of
 from gateway.planning.asked import PlanRequest
 from gateway.planning.traffic import Job
 from gateway.prices.files import load_prices
-from planner.plan import plan
-from planner.points import Bench, asked_fleet
-from planner.requests import MIN_UNIT
-from planner.run import Outcome, Run
-from planner.sizes import GIB, sizes_of
 from scripts.bench.load import MESSAGES
 from scripts.bench.report import percentile
 from scripts.docs.dashboard_stack import seed

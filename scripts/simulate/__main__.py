@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from planner.engine import Capacities, SimulatedEngine, SimulatedRequest
-from planner.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
+from gateway.planner.engine import Capacities, SimulatedEngine, SimulatedRequest
+from gateway.planner.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from scripts.bench.report import percentile
 from scripts.bench.routing_scripts import SHAPES, Workload
 from scripts.setup.options import new_parser

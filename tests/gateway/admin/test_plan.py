@@ -47,7 +47,7 @@ def planners() -> set[int]:
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if b"\x00-m\x00planner\x00" in line and state != "Z":
+            if b"\x00-m\x00gateway.planner\x00" in line and state != "Z":
                 found.add(int(entry.name))
     return found
 
@@ -169,6 +169,6 @@ def test_the_command_line_plans_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_planner_alone_reads_a_job_and_says_what_is_wrong() -> None:
     """The process that the gateway starts; a job that is no job ends it with an error."""
     done = subprocess.run(
-        [sys.executable, "-m", "planner"], input=b"\xc1", capture_output=True, check=False
+        [sys.executable, "-m", "gateway.planner"], input=b"\xc1", capture_output=True, check=False
     )
     assert done.returncode != 0 and not done.stdout

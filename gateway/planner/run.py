@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.protocol import Event
-from planner.engine import Capacities, Costs, SimulatedEngine, SimulatedTurn
-from planner.fleet import EVENT_SECONDS, Clockwork, SimulatedGateway
-from planner.requests import PlannedRequest
+from gateway.planner.engine import Capacities, Costs, SimulatedEngine, SimulatedTurn
+from gateway.planner.fleet import EVENT_SECONDS, Clockwork, SimulatedGateway
+from gateway.planner.requests import PlannedRequest
 
 _TOLD_EVERY = 256
 Tell = Callable[[int], None]

@@ -1,4 +1,6 @@
-"""`python -m planner`: one plan. Standard input is a Job in MessagePack, output lines of JSON.
+"""`python -m gateway.planner`: one plan.
+
+Standard input is a Job in MessagePack, output lines of JSON.
 
 The gateway starts it as a process of its own, with a deadline, and ends its whole group.
 """
@@ -12,9 +14,9 @@ from time import monotonic
 import msgspec
 
 from gateway.base.errors import InvalidRequest
+from gateway.planner.plan import plan
 from gateway.planning.report import Line, PlanFailed, Planned, Progress
 from gateway.planning.traffic import Job
-from planner.plan import plan
 
 _TOLD_SECONDS = 0.2
 MAX_SECONDS = 200

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from gateway.planner.engine import Capacities, Costs
+from gateway.planner.requests import PlannedRequest, Requests
+from gateway.planner.run import Run, Tell
+from gateway.planner.sizes import GIB, Sizes
 from gateway.planning.asked import MAX_ENGINES, PlanRequest
 from gateway.planning.report import Point
 from gateway.planning.traffic import Turn, total_tokens
-from planner.engine import Capacities, Costs
-from planner.requests import PlannedRequest, Requests
-from planner.run import Run, Tell
-from planner.sizes import GIB, Sizes
 
 STEP_SECONDS, STEP_TOKENS = 0.02, 512
 """How long a step of the engine's prefill takes where workspaces share it, and its most tokens."""

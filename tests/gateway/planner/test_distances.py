@@ -5,10 +5,10 @@ from collections import OrderedDict
 
 import pytest
 
+from gateway.planner.distances import distances
+from gateway.planner.requests import PlannedRequest, Requests
 from gateway.planning.asked import MadeTraffic
 from gateway.planning.traffic import made_up, total_tokens
-from planner.distances import distances
-from planner.requests import PlannedRequest, Requests
 
 TRAFFIC = MadeTraffic(tenants=3, conversations=5, turns=6, hours=0.2, system_tokens=640, seed=4)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Breakpoint, HeldName
+from gateway.planner.engine import SimulatedRequest
 from gateway.planning.traffic import Turn, total_tokens
-from planner.engine import SimulatedRequest
 
 MIN_UNIT = 16
 """Tokens of an engine's block."""

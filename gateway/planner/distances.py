@@ -7,7 +7,7 @@ traffic gives the whole curve, exactly. A prefix is there only as far as all bef
 
 from collections.abc import Iterable, Sequence
 
-from planner.requests import PlannedRequest
+from gateway.planner.requests import PlannedRequest
 
 
 class Distances:

@@ -10,9 +10,9 @@ from itertools import count
 import msgspec
 
 from engine.protocol import Event, InputUsage, Started
+from gateway.planner.engine import SimulatedEngine, SimulatedRequest, SimulatedTurn
 from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
-from planner.engine import SimulatedEngine, SimulatedRequest, SimulatedTurn
 
 HONOURED_SECONDS = 300.0
 EVENT_SECONDS = 0.02

@@ -5,12 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.base.errors import InvalidRequest
-from gateway.planning.report import Change, KvFigures, LruPoint, Plan, Point
-from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
-from planner import words
-from planner.distances import Distances, distances
-from planner.parallel import points_of
-from planner.points import (
+from gateway.planner import words
+from gateway.planner.distances import Distances, distances
+from gateway.planner.parallel import points_of
+from gateway.planner.points import (
     ASSUMED_PREFILL_US,
     Bench,
     Fleet,
@@ -22,8 +20,10 @@ from planner.points import (
     tier_fleets,
     typical_lease,
 )
-from planner.requests import PlannedRequest, Requests, unit_for
-from planner.sizes import GIB, Sizes, sizes_of
+from gateway.planner.requests import PlannedRequest, Requests, unit_for
+from gateway.planner.sizes import GIB, Sizes, sizes_of
+from gateway.planning.report import Change, KvFigures, LruPoint, Plan, Point
+from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
 
 KNEE_SHARE = 0.95
 _LRU_SIZES = 40
