@@ -163,6 +163,10 @@ class MaskPool:
                 self._start(request, following)
 
     def close(self) -> None:
+        with self._lock:
+            # A cancelled run starts the one behind it, for which the shutdown's lock is taken.
+            for line in self._lines.values():
+                line.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

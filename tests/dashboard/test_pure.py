@@ -140,5 +140,5 @@ def test_every_reason_has_its_advice() -> None:
 
 
 def test_pages_have_addresses_and_titles_of_their_own() -> None:
-    assert len({entry.name for entry in entries()}) == len(entries()) == 11
-    assert len({entry.title for entry in entries()}) == 11
+    assert len({entry.name for entry in entries()}) == len(entries()) == 12
+    assert len({entry.title for entry in entries()}) == 12

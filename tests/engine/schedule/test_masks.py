@@ -15,7 +15,7 @@ from engine.cache.ids import TokenId
 from engine.clock import MonotonicClock
 from engine.protocol import Finished
 from engine.schedule.loop import EngineLoop
-from engine.schedule.masks import NICENESS, MaskPool
+from engine.schedule.masks import MAX_THREADS, NICENESS, MaskPool
 from tests.engine.schedule.harness import Harness, Sent
 
 
@@ -207,3 +207,23 @@ def test_a_grammar_takes_no_token_while_a_thread_has_it_and_others_go_on() -> No
     engine.finish(sent)
     assert [len(sent.answer(choice)) for choice in (0, 1)] == [3, 3]
     engine.check_idle()
+
+
+def test_an_engine_ends_while_masks_of_one_request_wait_behind_each_other() -> None:
+    engine, pool = engine_with(seconds=60), MaskPool(MonotonicClock(), seconds=60)
+    masks = [SlowMask() for _ in range(MAX_THREADS + 2)]
+    busy = [
+        engine.send([number], scope=str(number), max_tokens=50) for number in range(MAX_THREADS)
+    ]
+    choices = engine.send([1, 2, 3], scope="choices", choices=2, max_tokens=50)
+    engine.step(MAX_THREADS + 2)
+    sequences = [*(sent.state.leader for sent in busy), *choices.state.sequences]
+    for sequence, mask in zip(sequences, masks, strict=True):
+        sequence.parser.mask = mask  # type: ignore[misc]
+    pool.begin(sequences)
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    for mask in masks:
+        mask.is_free.set()
