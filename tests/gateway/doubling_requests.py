@@ -286,7 +286,12 @@ def _dimensions(
 ) -> list[Dimension]:
     """From each dimension's bound and what `work` gets at a size."""
     return [
-        Dimension(f"{group}: {name}", most, lambda size, make=make: work(make(size)))  # type: ignore[misc]
+        Dimension(
+            f"{group}: {name}",
+            most,
+            lambda size, make=make: work(make(size)),  # type: ignore[misc]
+            is_bytes="bytes" in name,
+        )
         for name, (most, make) in rows.items()
     ]
 
