@@ -83,8 +83,10 @@ class Curve:
             works += [_reading(size), _reading(2 * size)]
         turns = [[cpu_seconds(work) for work in works] for _ in range(_MORE_TRIES)]
         best = [min(times) for times in zip(*turns, strict=True)]
-        factor = best[1] / best[0]
-        return factor / max(best[3] / best[2] / 2, 1.0) if self.dimension.is_bytes else factor
+        factor: float = best[1] / best[0]
+        if self.dimension.is_bytes:
+            factor /= max(best[3] / best[2] / 2, 1.0)
+        return factor
 
     def _pairs(self) -> list[int]:
         return [
