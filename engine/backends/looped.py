@@ -59,8 +59,9 @@ log = structlog.get_logger()
 MAX_DROP_SECONDS = 10.0
 """How long a drop waits until its files are deleted."""
 MAX_THREADS = 4
+"""For what is bounded by the context."""
 MAX_COMPILERS = 2
-"""For what is bounded by the context, and for compiling grammars that a worker compiled before."""
+"""For compiling grammars that a worker compiled before."""
 
 
 class Loop(Protocol):

@@ -20,7 +20,8 @@ from gateway.advice.report import StreamAdvice
 from gateway.advice.request import RequestAdvice, advise_request
 from gateway.advice.stream import advise_stream
 from gateway.base.errors import InvalidRequest, NotFound
-from gateway.http.auth import READS_BY_POST, AdminRequest
+from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
+from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
@@ -98,22 +99,25 @@ class AdviseController(AdminController):
             least = partial(min_tokens_of, services)
             on = services.clock.wall().date()
             prices = services.prices.own
-            found: AdviceReport = await _in_thread(services, of_requests, asked, prices, on, least)
+            work = in_thread(services, request.user, _LINE, of_requests, asked, prices, on, least)
+            found: AdviceReport = await while_present(request, work)
             return found
         span = Span(since_ms=asked.since_ms, until_ms=asked.until_ms)
         of = range_of(services, span, own, model=asked.model)
-        return await of_range(services, of, asked)
+        return await while_present(request, of_range(services, of, asked, request.user))
 
 
-async def of_range(services: Services, of: Range, asked: AdviseRequest) -> AdviceReport:
+async def of_range(
+    services: Services, of: Range, asked: AdviseRequest, viewer: Viewer
+) -> AdviceReport:
     gathering = Gathering(services.prices.own)
     pages = observed(services.queries.ledger, of, asked.key, asked.max_turns)
     async for rows in pages:
-        await _in_thread(services, gathering.take, rows)
+        await in_thread(services, viewer, _LINE, gathering.take, rows)
     advices = []
     for (_, _, model), turns in gathering.largest():
         least = asked.min_tokens or min_tokens_of(services, model)
-        advices.append(await _in_thread(services, advise_stream, turns, least))
+        advices.append(await in_thread(services, viewer, _LINE, advise_stream, turns, least))
     return gathering.report(of, advices, asked.max_turns)
 
 
@@ -146,9 +150,11 @@ def of_requests(
     )
 
 
-async def _in_thread(services: Services, work: Any, *arguments: Any) -> Any:
-    """Off the event loop, in the line that all advices share."""
-    return await services.workers.run(_LINE, INLINE_BYTES + 1, work, *arguments, line=_LINE)
+async def in_thread(
+    services: Services, viewer: Viewer, line: str, work: Any, *arguments: Any
+) -> Any:
+    """Off the event loop. One piece of a line's work runs at a time; keys take turns."""
+    return await services.workers.run(viewer.key_id, INLINE_BYTES + 1, work, *arguments, line=line)
 
 
 def min_tokens_of(services: Services, model: str) -> int:

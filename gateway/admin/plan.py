@@ -8,7 +8,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.response import Stream
 
-from gateway.admin.advise import row_of
+from gateway.admin.advise import in_thread, row_of
 from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import Span, range_of
@@ -19,7 +19,6 @@ from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
-from gateway.limits.workers import INLINE_BYTES
 from gateway.planning.asked import DTYPES, MAX_TURNS, PlanRequest
 from gateway.planning.families import family_names
 from gateway.planning.report import Plan, PlanFailed, Planned, Progress
@@ -116,15 +115,11 @@ async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
     of = range_of(services, span, own, model=asked.served_model)
     gathering = TrafficGathering(services.prices.own)
     async for rows in observed(services.queries.ledger, of, asked.key, MAX_TURNS):
-        await _in_thread(services, gathering.take, rows)
+        await in_thread(services, viewer, _LINE, gathering.take, rows)
         if gathering.is_full:
             break
-    job: Job = await _in_thread(services, gathering.job, asked)
+    job: Job = await in_thread(services, viewer, _LINE, gathering.job, asked)
     return job
-
-
-async def _in_thread(services: Services, work: Any, *arguments: Any) -> Any:
-    return await services.workers.run(_LINE, INLINE_BYTES + 1, work, *arguments, line=_LINE)
 
 
 class TrafficGathering:
