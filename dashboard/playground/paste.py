@@ -1,10 +1,11 @@
 """What somebody pastes: a JSON body of any dialect, or a curl command. Pure."""
 
 import json
-import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
+
+from dashboard.playground.shell import words
 
 Dialect = Literal["messages", "chat", "completions", "responses", "gemini"]
 NAMES: dict[Dialect, str] = {
@@ -67,11 +68,11 @@ def read(text: str, dialect: Dialect | None = None) -> Pasted:
 def _of_curl(text: str) -> tuple[str, str]:
     """The data and the URL of a command."""
     try:
-        words = shlex.split(text.replace("\\\n", " ").replace("\\\r\n", " "))
+        typed = list(words(text.replace("\\\n", " ").replace("\\\r\n", " ")))
     except ValueError:
         raise Unreadable("The curl command's quotes do not match.") from None
     data, url = "", ""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(typed, [*typed[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if word in _DATA:
             data = following
