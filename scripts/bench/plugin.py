@@ -1,10 +1,12 @@
 """What the plugin costs the other clients of a `vllm serve`: their throughput with it and without.
 
 Two servers with the same flags stand side by side: without a connector, and with the plugin and a
-gateway before it; `--idle` adds one with a connector that does nothing. Short rounds of the same
-requests through `/v1/completions` go to them in turns, in a drawn order, so that whatever else the
-machine does meets all of them alike. All prompts of a round come in one body, so that its steps are
-the same on each server.
+gateway before it. `--idle` adds one with a connector that does nothing. `--again` adds a second one
+without a connector: two equal servers differ by a percent or two for as long as they run, and
+`--add` puts the rounds of several starts together. Short rounds of the same requests through
+`/v1/completions` go to the servers in turns, in a drawn order, so that whatever else the machine
+does meets all of them alike. All prompts of a round come in one body, so that its steps are the
+same on each server.
 
 Printed are medians of the ratios of a round, and the 95 % interval of each median: tokens a second,
 and the processor time (the kernel's, in nanoseconds) that vLLM's core and worker took for a token.
@@ -53,6 +55,8 @@ LIMIT = 1.01
 """What is to be shown: with the plugin other clients' requests take one percent more at most."""
 FULL = 0.9
 PLAIN, IDLE, PLUGIN = "no connector", "a connector that does nothing", "the plugin"
+AGAIN = "no connector, again"
+"""A second server like the first: what two equal processes differ by."""
 CONNECTORS = {
     IDLE: {
         "kv_connector": "IdleConnector",
@@ -191,10 +195,13 @@ def fill_leases(subject: Subject, gateway: str, draw: random.Random) -> None:
 def report(rounds: Sequence[Round], leases: str) -> None:
     rows = []
     tokens = REQUESTS * OUTPUT_TOKENS
-    for other in (kind for kind in rounds[0] if kind != PLUGIN):
-        rates = [each[other][0] / each[PLUGIN][0] for each in rounds]
-        costs = [each[PLUGIN][1] / each[other][1] for each in rounds]
-        more = [1e6 * (each[PLUGIN][1] - each[other][1]) / tokens for each in rounds]
+    pairs = [(PLUGIN, kind) for kind in rounds[0] if kind != PLUGIN]
+    if AGAIN in rounds[0]:
+        pairs.append((AGAIN, PLAIN))
+    for this, other in pairs:
+        rates = [each[other][0] / each[this][0] for each in rounds]
+        costs = [each[this][1] / each[other][1] for each in rounds]
+        more = [1e6 * (each[this][1] - each[other][1]) / tokens for each in rounds]
         cells = [
             "{:.4f} ({:.4f} to {:.4f})".format(*median_interval(values))
             for values in (rates, costs)
@@ -202,9 +209,10 @@ def report(rounds: Sequence[Round], leases: str) -> None:
         more_cell = "{:+.1f} ({:+.1f} to {:+.1f})".format(*median_interval(more))
         most = median_interval(costs)[2]
         shown = f"{verdict(most <= LIMIT)}: {most - 1:+.2%} at most"
-        rows.append([f"{other}, leases {leases}", *cells, more_cell, shown])
+        rows.append([this, f"{other}, leases {leases}", *cells, more_cell, shown])
     head = [
-        f"plugin against, {len(rounds)} rounds",
+        f"{len(rounds)} rounds",
+        "against",
         "throughput",
         "processor time",
         "µs a token",
@@ -220,7 +228,8 @@ def main() -> int:
         minutes=(8.0, "of rounds"),
         model=("demo", "what computes", ("demo", "medium")),
         leases=("empty", "what leases hold of their budget", ("empty", "full")),
-        idle=(False, "a third server, with a connector that does nothing"),
+        idle=(False, "a server more, with a connector that does nothing"),
+        again=(False, "a server more, without a connector: what equal servers differ by"),
         add=("", "a file of rounds: these are added to it, and all are reported"),
         seed=0,
     )
@@ -233,7 +242,10 @@ def main() -> int:
         folder = Path(work)
         is_demo = options.model == "demo"
         model = ROOT / "engine" / "demo_model" if is_demo else medium_model(folder / "medium")
-        kinds = (PLAIN, IDLE, PLUGIN) if options.idle else (PLAIN, PLUGIN)
+        more = [
+            kind for kind, is_asked in ((IDLE, options.idle), (AGAIN, options.again)) if is_asked
+        ]
+        kinds = (PLAIN, *more, PLUGIN)
         servers = serving_vllm(Path(options.python).absolute(), model, kinds, folder)
         subjects = stack.enter_context(servers)
         mounted = subjects[-1]
