@@ -130,9 +130,16 @@ class EngineMemory(NamedTuple):
 
 
 def new_memory(
-    settings: Settings, parts: Parts, description: Description, clock: Clock
+    settings: Settings,
+    parts: Parts,
+    description: Description,
+    clock: Clock,
+    wall: WallClock | None = None,
 ) -> EngineMemory:
-    """Compose pool, tiers and entries. An engine whose store can't be used runs without."""
+    """Compose pool, tiers and entries. An engine whose store can't be used runs without.
+
+    `wall`: the time that goes on while no engine runs. None is the machine's.
+    """
     plan = refused = None
     pool = BlockPool(description.num_blocks, description.block_size)
     host = None
@@ -164,7 +171,8 @@ def new_memory(
     cache = PrefixCache(pool, entries, hasher, host, tier, peers)
     if plan is None:
         return EngineMemory(cache, refused=refused)
-    store = _open_store(plan, settings, cache, hasher, parts, description.epoch, clock)
+    wall = wall or SystemWallClock()
+    store = _open_store(plan, settings, cache, hasher, parts, description.epoch, clock, wall)
     return EngineMemory(cache, store)
 
 
@@ -176,11 +184,11 @@ def _open_store(
     parts: Parts,
     epoch: str,
     clock: Clock,
+    wall: WallClock,
 ) -> OpenStore:
     """Take the journal's entries back, and start the threads."""
     assert cache.store is not None
     peers, peer_work = None, None
-    wall = SystemWallClock()
     directory, keys = plan.directory, plan.directory.keys
     threads = StoreThreads(directory, plan.model)
     stored = StoredEntries(cache.entries, cache.store)

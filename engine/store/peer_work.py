@@ -5,7 +5,7 @@ from engine.cache.ids import Digest
 from engine.cache.peer_tier import PeerEntries, PeerTier
 from engine.clock import Clock
 from engine.store.moments import WallClock, elapsed
-from engine.store.peers import PeerEnd, PeerPut, Peers
+from engine.store.peers import PeerEnd, PeerPut, Peers, PeerUnfit
 from engine.store.restore import MAX_SECONDS, entry_of, is_chain
 from engine.store.threads import Arrived, Missed
 
@@ -50,9 +50,10 @@ class PeerWork:
                 case Arrived():
                     self.read_bytes += len(result.payload)
                     self._tier.reads.arrived(result.name, result.payload)
+                case PeerUnfit():
+                    self._count(result.reason)
                 case Missed():
-                    reason = f"peer_{result.reason}"
-                    self.misses[reason] = self.misses.get(reason, 0) + 1
+                    self._count(result.reason)
                     self._entries.lost(result.name)
         self._entries.sweep()
 
@@ -67,6 +68,10 @@ class PeerWork:
 
     def close(self) -> None:
         self._peers.close()
+
+    def _count(self, damage: str) -> None:
+        reason = f"peer_{damage}"
+        self.misses[reason] = self.misses.get(reason, 0) + 1
 
     def _put(self, found: PeerPut) -> None:
         put, keys = found

@@ -40,20 +40,48 @@ class PeerEnd(NamedTuple):
     key: str
 
 
-PeerResult = PeerPut | PeerEnd | Arrived | Missed
+class PeerUnfit(NamedTuple):
+    """A file's header or a journal's line is not what it must be. Nothing was told of it."""
+
+    reason: str
+
+
+PeerResult = PeerPut | PeerEnd | PeerUnfit | Arrived | Missed
 
 
 @dataclass
 class _Journal:
-    """How far a member's journal was read. Another `inode` is one that was written anew."""
+    """How far a member's journal was read. Another `inode` is one that was written anew.
+
+    `puts` were told to the engine, those in `before` by the journal's last text. `waiting` were
+    read and not told: their files are looked at next, or again where their key is in `doubtful`.
+    """
 
     inode: int = 0
     offset: int = 0
     puts: dict[str, PeerPut] = field(default_factory=dict)
+    before: dict[str, PeerPut] = field(default_factory=dict)
+    waiting: dict[str, Put] = field(default_factory=dict)
+    doubtful: set[str] = field(default_factory=set)
+
+    def begin_anew(self, inode: int) -> None:
+        self.before |= self.puts
+        self.inode, self.offset = inode, 0
+        self.puts, self.waiting, self.doubtful = {}, {}, set()
+
+    def take_gone(self) -> dict[str, PeerPut]:
+        """What the journal no longer tells."""
+        still = self.puts.keys() | self.waiting.keys()
+        gone = {key: one for key, one in self.before.items() if key not in still}
+        self.before = {key: one for key, one in self.before.items() if key in self.waiting}
+        return gone
 
 
 class Peers:
-    """`wake`, once set, is called after each result; it must not block."""
+    """`wake`, once set, is called after each result; it must not block.
+
+    `num_rounds`: how often all journals were looked at.
+    """
 
     def __init__(self, own: StoreDirectory, model: bytes, payload_bytes: int) -> None:
         self._own = own
@@ -63,6 +91,7 @@ class Peers:
         self._results: queue.SimpleQueue[PeerResult] = queue.SimpleQueue()
         self._journals: dict[Path, _Journal] = {}
         self._places: dict[str, Path] = {}
+        self.num_rounds = 0
         self._is_closed = threading.Event()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="peer-reader")
         self._thread = threading.Thread(target=self._run, name="peer-journals", daemon=True)
@@ -96,17 +125,21 @@ class Peers:
             for path in members:
                 self._follow(path, self._journals.setdefault(path, _Journal()))
             for path in self._journals.keys() - set(members):
-                self._end_all(self._journals.pop(path).puts)
+                journal = self._journals.pop(path)
+                self._end_all(journal.puts | journal.before)
+            self.num_rounds += 1
 
     def _follow(self, path: Path, journal: _Journal) -> None:
-        """Read what a journal has behind what was read. A line without its end waits."""
+        """Read what a journal has behind what was read. A line without its end waits.
+
+        Files are looked at when the journal was read to its end: a file of an entry that a later
+        line ends may be gone.
+        """
         try:
             with open(path / "journal", "rb") as file:
                 told = os.fstat(file.fileno())
-                before: dict[str, PeerPut] = {}
                 if told.st_ino != journal.inode or told.st_size < journal.offset:
-                    before, journal.puts = journal.puts, {}
-                    journal.inode, journal.offset = told.st_ino, 0
+                    journal.begin_anew(told.st_ino)
                 file.seek(journal.offset)
                 data = file.read(MAX_READ_BYTES)
         except OSError:
@@ -114,23 +147,60 @@ class Peers:
         whole = data[: data.rfind(b"\n") + 1]
         journal.offset += len(whole)
         for line in whole.splitlines():
-            self._take(path, journal, line)
-        self._end_all({key: one for key, one in before.items() if key not in journal.puts})
+            self._take(journal, line)
+        if len(data) < MAX_READ_BYTES:
+            self._look(path, journal)
+            self._end_all(journal.take_gone())
 
-    def _take(self, path: Path, journal: _Journal, line: bytes) -> None:
+    def _take(self, journal: _Journal, line: bytes) -> None:
+        if not line:
+            return
         match decode_line(line, self._own.keys):
-            case Put() as put if put.version == VERSION and put.model == self._model.hex():
-                keys = self._heads(path, put)
-                if keys is not None:
-                    self._put(journal, put, keys)
+            case None:
+                self._say(PeerUnfit("journal_checksum"))
+            case Put() as put if put.version != VERSION:
+                self._say(PeerUnfit("journal_version"))
+            case Put() as put if put.model != self._model.hex():
+                self._say(PeerUnfit("journal_other_model"))
+            case Put() as put:
+                journal.waiting[put.key] = put
+            case Touch() as touch if touch.key in journal.waiting:
+                known = journal.waiting[touch.key]
+                journal.waiting[touch.key] = msgspec.structs.replace(known, times=touch.times)
             case Touch() as touch if touch.key in journal.puts:
-                known = journal.puts[touch.key]
-                self._put(
-                    journal, msgspec.structs.replace(known.put, times=touch.times), known.keys
-                )
-            case End() as end if end.key in journal.puts:
-                del journal.puts[end.key]
-                self._say(PeerEnd(end.key))
+                told = journal.puts[touch.key]
+                put = msgspec.structs.replace(told.put, times=touch.times)
+                self._put(journal, put, told.keys)
+            case End() as end:
+                journal.waiting.pop(end.key, None)
+                if journal.puts.pop(end.key, None) is not None:
+                    self._say(PeerEnd(end.key))
+
+    def _look(self, path: Path, journal: _Journal) -> None:
+        """Look at the files of what was read. Each is looked at once, and a miss is told once.
+
+        A file that is gone is looked for again after the next read of the journal, since a member
+        tells the end of an entry before it deletes the files.
+        """
+        heads: dict[str, BlockKey | Missed] = {}
+        unfit: dict[str, PeerUnfit] = {}
+        for key, put in list(journal.waiting.items()):
+            found = self._heads(path, put, heads)
+            if isinstance(found, Missed) and found.reason == "missing":
+                if key not in journal.doubtful:
+                    journal.doubtful.add(key)
+                    continue
+            del journal.waiting[key]
+            journal.doubtful.discard(key)
+            if isinstance(found, list):
+                self._put(journal, put, found)
+                continue
+            if isinstance(found, Missed):
+                unfit[found.name] = PeerUnfit(found.reason)
+            if journal.puts.pop(key, None) is not None:
+                self._say(PeerEnd(key))
+        for one in unfit.values():
+            self._say(one)
 
     def _put(self, journal: _Journal, put: Put, keys: list[BlockKey]) -> None:
         journal.puts[put.key] = found = PeerPut(put, keys)
@@ -140,18 +210,38 @@ class Peers:
         for key in puts:
             self._say(PeerEnd(key))
 
-    def _heads(self, path: Path, put: Put) -> list[BlockKey] | None:
-        """What the headers of an entry's files say. None where one is not to be had."""
+    def _heads(
+        self, path: Path, put: Put, heads: dict[str, BlockKey | Missed]
+    ) -> list[BlockKey] | Missed | None:
+        """What the headers of an entry's files say, or the first that says nothing.
+
+        None where the record names no files.
+        """
         keys: list[BlockKey] = []
         for digest in put.blocks:
             try:
                 name = self._own.keys.name_of(bytes.fromhex(digest))
-                data, size = read_block(path / "blocks", name, _HEAD_BYTES)
-                keys.append(decode_header(data, name, size, self._model, self._own.keys))
-            except (OSError, ValueError, Damaged):
+            except ValueError:
                 return None
+            found = heads.get(name)
+            if found is None:
+                found = heads[name] = self._head(path, name)
+            if isinstance(found, Missed):
+                return found
+            keys.append(found)
             self._places[name] = path
         return keys
+
+    def _head(self, path: Path, name: str) -> BlockKey | Missed:
+        try:
+            data, size = read_block(path / "blocks", name, _HEAD_BYTES)
+            return decode_header(data, name, size, self._model, self._own.keys)
+        except FileNotFoundError:
+            return Missed(name, "missing")
+        except OSError:
+            return Missed(name, "unreadable")
+        except Damaged as damaged:
+            return Missed(name, damaged.reason)
 
     def _read(self, key: BlockKey) -> None:
         limit = self._payload_bytes + _HEAD_BYTES

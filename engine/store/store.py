@@ -98,7 +98,8 @@ class DiskStore:
         self._dropped: set[Digest] = set()
         for name in restored.damaged:
             threads.delete(name)
-        threads.scan(tier.files.names)
+        # A damaged file that the start found is counted already, and may not be deleted yet.
+        threads.scan(tier.files.names.union(restored.damaged))
 
     # Around each step.
 

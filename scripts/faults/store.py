@@ -1,11 +1,11 @@
 """Restarts of an engine with a store on disk, killed and planned, under load with 1-hour leases.
 
 A native engine computes the demo model. Clients send prompts with a 1-hour breakpoint. The engine
-is killed (`kill -9`) or told to end, and started again on the same directory. After each start
-every lease that was told as stored before must be readable, by its tokens. Every greedy answer must
-be that of an engine without any cache. In the end one long prompt's time to its first token is
-compared: cold, and read from the store. Ends with 1 unless every lease was there and no token of
-any answer was another.
+is killed (`kill -9`) or told to end while others are answered, and started again on the same
+directory. After each start every lease that was told as stored before must be readable, by its
+tokens. Every greedy answer must be that of an engine without any cache. In the end one long
+prompt's time to its first token is compared: cold, and read from the store. Ends with 1 unless
+every lease was there and no token of any answer was another.
 
 `--damaged N` tries N damaged stores in place of that, with real files and a fake model whose
 answers show which blocks they were computed from.
@@ -16,13 +16,15 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -58,7 +60,11 @@ SCOPES = ("red", "green", "blue")
 ANSWER_TOKENS = 12
 WORDS = "the cache keeps what a prompt began with and tells to the token what it read again".split()
 SETTLE_SECONDS = 120.0
+COMPARED_OTHERS = 4
+"""Of the answers to others before each restart."""
 FRAME = msgspec.json.Decoder(Frame)
+Settings = Mapping[str, str]
+NO_MORE: Settings = MappingProxyType({})
 
 
 @dataclass
@@ -147,13 +153,14 @@ class Client:
             time.sleep(0.05)
 
 
-def serve(port: int, store: Path | None, log: Path, threads: int) -> Server:
+def serve(port: int, store: Path | None, log: Path, threads: int, more: Settings) -> Server:
     settings = {
         "ENGINE_BACKEND": "native",
         "ENGINE_NUM_BLOCKS": "2048",
         "ENGINE_MIN_CACHE_TOKENS": "16",
         "ENGINE_THREADS": str(threads),
         "ENGINE_GRACE_SECONDS": "1",
+        **more,
     }
     if store is not None:
         settings["ENGINE_STORE"] = str(store)
@@ -163,10 +170,13 @@ def serve(port: int, store: Path | None, log: Path, threads: int) -> Server:
 
 @contextmanager
 def serving(
-    port: int, store: Path | None, log: Path, threads: int
+    port: int, store: Path | None, log: Path, threads: int, more: Settings = NO_MORE
 ) -> Iterator[tuple[Server, Client]]:
-    """One life of an engine and its client. It may have been killed when this ends."""
-    server = serve(port, store, log, threads)
+    """One life of an engine and its client. It may have been killed when this ends.
+
+    `more` are settings of the engine beside the usual ones.
+    """
+    server = serve(port, store, log, threads, more)
     client = Client(server.url)
     try:
         yield server, client
@@ -184,6 +194,41 @@ def plain_engine(folder: Path, threads: int) -> Iterator[Client]:
 
 def prompt_of(rng: random.Random, num_words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(num_words))
+
+
+class Others:
+    """Clients of their own scopes, who ask on until the engine is gone."""
+
+    def __init__(self, url: str, num_clients: int, seed: int) -> None:
+        self.answered: list[tuple[str, Answer]] = []
+        self.num_broken = 0
+        clients = [(Client(url), random.Random(seed + number)) for number in range(num_clients)]
+        self._threads = [threading.Thread(target=self._ask_on, args=one) for one in clients]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_until_answered(self) -> None:
+        """Until as many were answered as there are clients."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while len(self.answered) < len(self._threads) and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def join(self) -> None:
+        """Wait for the end of all. The engine has ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def _ask_on(self, client: Client, rng: random.Random) -> None:
+        scope = f"other {rng.random()}"
+        try:
+            while True:
+                text = prompt_of(rng, rng.randrange(30, 200))
+                told = client.ask(text, scope, is_marked=True, max_tokens=ANSWER_TOKENS)
+                self.answered.append((text, told))
+        except (httpx.HTTPError, RuntimeError):
+            self.num_broken += 1
+        finally:
+            client.close()
 
 
 class Trial:
@@ -206,10 +251,16 @@ class Trial:
             server, client = life.enter_context(self._life())
             for number, kind in enumerate(kinds, 1):
                 self._load(client, plain)
+                others = Others(server.url, options.clients, self._rng.randrange(2**32))
+                others.wait_until_answered()
                 self._note_leases(client, is_planned=kind == "end")
                 if kind == "kill":
                     server.process.kill()
                 life.close()
+                others.join()
+                self.report.broken_streams += others.num_broken
+                for text, answer in others.answered[:COMPARED_OTHERS]:
+                    self._compare_answer(text, answer, plain)
                 server, client = life.enter_context(self._life())
                 self.report.restarts += 1
                 self._check(client, plain)
@@ -294,7 +345,7 @@ class Trial:
 
 def try_damaged(count: int) -> int:
     """Damage `count` stores, one by one. Each is a test of its own, by its seed."""
-    tests = "tests/engine/store/test_restarts.py"
+    tests = "tests/engine/store/test_damage.py"
     command = [*python("pytest"), "-q", "-p", "no:randomly", "-k", "damaged", tests]
     environment = {**os.environ, "STORE_SEEDS": str(count)}
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
@@ -307,7 +358,8 @@ def main() -> int:
         planned=(10, "restarts that were told"),
         turns=(6, "prompts before and after each restart"),
         words=(120, "words of a prompt at most"),
-        long_words=(4000, "words of the prompt whose times are compared"),
+        clients=(2, "others that ask while it ends"),
+        long_words=(7700, "words of the prompt whose times are compared: 8,192 tokens"),
         threads=(2, "CPU threads of each engine"),
         damaged=(0, "damaged stores to try in place of restarts"),
         seed=1,

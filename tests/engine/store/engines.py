@@ -17,7 +17,7 @@ from engine.cache.ids import TokenId
 from engine.clock import Clock, ManualClock
 from engine.protocol import Description, StoreStats
 from engine.settings import Settings
-from engine.store.moments import Moment
+from engine.store.moments import Moment, WallClock
 from tests.engine.schedule.harness import FakeRunner, Harness, Sent
 
 NUM_BLOCKS = 64
@@ -38,10 +38,17 @@ class StoredEngine(Harness):
         host_blocks: int = 0,
         num_blocks: int = NUM_BLOCKS,
         is_shared: bool = False,
+        wall: WallClock | None = None,
     ) -> None:
         self.path = path
-        self._model = model
-        self._is_shared = is_shared
+        self._options: dict[str, Any] = {
+            "model": model,
+            "store_bytes": store_bytes,
+            "host_blocks": host_blocks,
+            "num_blocks": num_blocks,
+            "is_shared": is_shared,
+            "wall": wall,
+        }
         runner = FakeRunner(num_blocks, BLOCK_SIZE, host_blocks)
         settings = Settings(
             secret=SecretStr("x" * 16),
@@ -63,7 +70,7 @@ class StoredEngine(Harness):
             min_cache_tokens=1,
             capabilities=[],
         )
-        memory = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock)
+        memory = new_memory(settings, cast(Parts, cast(Any, parts)), description, clock, wall)
         cache, self.store, self.refused = memory
         disk = self.store.disk if self.store is not None else None
         super().__init__(
@@ -120,21 +127,24 @@ class StoredEngine(Harness):
         self.store.threads.abandon()
         self.store.directory.close()
 
-    def restart(self, *, is_killed: bool = False, model: str | None = None) -> "StoredEngine":
+    def restart(self, *, is_killed: bool = False, **changes: object) -> "StoredEngine":
+        """The next process, with the same options but for `changes`."""
         if is_killed:
             self.kill()
         elif self.store is not None:
             self.store.close(30.0)
-        return StoredEngine(
-            self.path, clock=self.clock, model=model or self._model, is_shared=self._is_shared
-        )
+        return StoredEngine(self.path, clock=self.clock, **{**self._options, **changes})
 
 
 class MovedWall:
-    """A wall clock that a test moves."""
+    """A wall clock that a test moves, and the machine's own beside it."""
 
     def __init__(self) -> None:
-        self.wall, self.boot = 1e9, 1e3
+        self.wall, self.boot, self.boot_id = 1e9, 1e3, "boot"
 
     def moment(self) -> Moment:
-        return Moment(self.wall, self.boot, "boot")
+        return Moment(self.wall, self.boot, self.boot_id)
+
+    def go_on(self, seconds: float) -> None:
+        self.wall += seconds
+        self.boot += seconds

@@ -2,17 +2,14 @@
 
 import errno
 import os
-import random
 import stat
 import time
 from collections.abc import Callable
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
 from engine.protocol import Started
-from engine.store.keys import StoreKeys
 from tests.engine.schedule.harness import Sent
 from tests.engine.store.engines import DEADLINE_SECONDS, StoredEngine
 
@@ -222,82 +219,3 @@ def test_content_without_a_journal_is_reused_and_not_billed_as_a_read(
     usage = started(again.say(PREFIX)).usage
     assert usage.cache_read_tokens == 0 and usage.automatic_tokens == 20
     again.kill()
-
-
-@pytest.mark.parametrize("seed", range(int(os.environ.get("STORE_SEEDS", "12"))))
-def test_damaged_stores_give_misses_and_never_other_answers(tmp_path: Path, seed: int) -> None:
-    """`scripts.faults.store` runs a thousand of these. `say` compares each answer."""
-    rng = random.Random(seed)
-    engine = StoredEngine(tmp_path / "store")
-    prompts = [[rng.randrange(1, 500) for _ in range(rng.randrange(6, 40))] for _ in range(4)]
-    for prompt in prompts:
-        engine.say(prompt)
-    engine.settle()
-    engine.kill()
-    is_late = rng.random() < 0.25
-    if not is_late:
-        hurt(engine.path, rng.choice(DAMAGES), rng)
-    again = StoredEngine(engine.path, clock=engine.clock)
-    if is_late:
-        again.settle()
-        hurt(engine.path, rng.choice(DAMAGES_OF_FILES), rng)
-    for prompt in prompts:
-        again.say(prompt, [rng.randrange(500)])
-        again.say(prompt)
-    again.settle()
-    assert sum(again.stats.misses.values()) > 0, "damage that nobody counted"
-    third = again.restart(is_killed=True)
-    for prompt in prompts:
-        assert read_of(third.say(prompt)) == len(prompt), "what was damaged was not written anew"
-    third.kill()
-
-
-DAMAGES_OF_FILES = ["flip", "cut", "swap", "zero", "grow", "remove", "version", "old", "model"]
-DAMAGES = [*DAMAGES_OF_FILES, "journal", "index", "secret", "all"]
-
-
-def hurt(path: Path, kind: str, rng: random.Random) -> None:
-    """Damage some files of a store: their bytes, the journal, or the installation's secret."""
-    files = sorted(path.glob("blocks/*/*"))
-    chosen = files if kind == "all" else rng.sample(files, k=rng.randrange(2, min(6, len(files))))
-    if kind == "journal":
-        data = bytearray((path / "journal").read_bytes())
-        data[rng.randrange(len(data) - 1)] ^= 1 << rng.randrange(8)
-        (path / "journal").write_bytes(data)
-    elif kind == "index":
-        (path / "journal").unlink()
-    elif kind == "secret":
-        (path / "secret").write_bytes(rng.randbytes(rng.choice([0, 31, 32])))
-    elif kind == "swap":
-        one, other = (place.read_bytes() for place in chosen[:2])
-        chosen[0].write_bytes(other)
-        chosen[1].write_bytes(one)
-    elif kind in ("remove", "all"):
-        for one in chosen:
-            one.unlink()
-    else:
-        keys = StoreKeys((path / "secret").read_bytes())
-        for one in chosen:
-            one.write_bytes(hurt_file(one.read_bytes(), kind, keys, rng))
-
-
-def hurt_file(whole: bytes, kind: str, keys: StoreKeys, rng: random.Random) -> bytes:
-    data = bytearray(whole)
-    if kind == "flip":
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif kind == "cut":
-        del data[rng.randrange(len(data)) :]
-    elif kind == "zero":
-        start = rng.randrange(len(data) - 8)
-        data[start : start + 8] = bytes(8) if any(data[start : start + 8]) else b"x" * 8
-    elif kind == "grow":
-        data += b"\0"
-    elif kind == "version":
-        data[8] += 1
-    else:  # of an older version, or another model, and sealed as it must be
-        field = slice(8, 12) if kind == "old" else slice(32, 48)
-        data[field] = bytes(len(data[field]))
-        length = int.from_bytes(data[12:16], "little")
-        state = blake2b(data[: length - 32], key=keys.seal, digest_size=32)
-        data[length - 32 : length] = state.digest()
-    return bytes(data)

@@ -1,0 +1,96 @@
+"""How long an entry of an earlier epoch, or of another member, still lives."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.cache.block import Entry
+from engine.clock import ManualClock
+from tests.engine.store.engines import MovedWall, StoredEngine
+from tests.engine.store.test_members import until
+from tests.engine.store.test_restarts import PREFIX, read_of
+
+
+@pytest.fixture
+def wall() -> MovedWall:
+    return MovedWall()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, wall: MovedWall) -> StoredEngine:
+    engine = StoredEngine(tmp_path / "store", wall=wall)
+    engine.say(PREFIX)
+    engine.settle()
+    return engine
+
+
+def only_entry(engine: StoredEngine) -> Entry:
+    (entry,) = engine.entries.live()
+    return entry
+
+
+def seconds_left(engine: StoredEngine) -> float:
+    return only_entry(engine).expires_at - engine.clock.now()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_another_boot", [False, True])
+def test_the_time_between_two_epochs_counts(
+    engine: StoredEngine, wall: MovedWall, is_killed: bool, is_another_boot: bool
+) -> None:
+    wall.go_on(1000.0)
+    if is_another_boot:
+        wall.boot, wall.boot_id = 3.0, "another"
+    again = engine.restart(is_killed=is_killed)
+    assert seconds_left(again) == pytest.approx(2600.0)
+    entry = only_entry(again)
+    assert entry.is_leased and again.clock.now() - entry.used_at == pytest.approx(1000.0)
+    wall.go_on(2590.0)
+    third = again.restart(is_killed=True)
+    assert seconds_left(third) == pytest.approx(10.0) and read_of(third.say(PREFIX)) == 22
+    assert seconds_left(third) == pytest.approx(3600.0), "a read begins its time again"
+    third.kill()
+
+
+def test_an_entry_whose_time_ended_between_two_epochs_is_not_there(
+    engine: StoredEngine, wall: MovedWall
+) -> None:
+    wall.go_on(3600.0)
+    again = engine.restart(is_killed=True)
+    assert not again.entries.live() and not again.stats.restored_entries
+    assert read_of(again.say(PREFIX)) == 0
+    again.kill()
+
+
+def test_an_idle_lease_is_idle_after_a_restart(engine: StoredEngine, wall: MovedWall) -> None:
+    wall.go_on(400.0)
+    again = engine.restart(is_killed=True)
+    again.step()
+    assert only_entry(again).is_idle and only_entry(again).is_leased
+    again.kill()
+
+
+@pytest.mark.parametrize(("moved", "left"), [(-86_400.0, 2660.0), (-30.0, 2630.0), (500.0, 2160.0)])
+def test_a_moved_wall_clock_is_told_and_favours_by_a_minute_at_most(
+    engine: StoredEngine, wall: MovedWall, moved: float, left: float
+) -> None:
+    wall.go_on(1000.0)
+    wall.wall += moved
+    again = engine.restart(is_killed=True)
+    assert seconds_left(again) == pytest.approx(left)
+    assert again.stats.clock_moved_seconds == pytest.approx(moved)
+    again.kill()
+
+
+def test_a_members_entry_ends_when_its_time_is_over_there(tmp_path: Path, wall: MovedWall) -> None:
+    writer, reader = (
+        StoredEngine(tmp_path / "store", clock=ManualClock(), is_shared=True, wall=wall)
+        for _ in range(2)
+    )
+    writer.say(PREFIX)
+    writer.settle()
+    wall.go_on(1000.0)
+    until(reader, lambda: bool(reader.entries.live()))
+    assert seconds_left(reader) == pytest.approx(2600.0)
+    reader.kill()
+    writer.kill()
