@@ -1,21 +1,23 @@
 """What ENGINE_KV_DTYPE costs in quality and gives in memory, on the demonstration model.
 
 That model was trained in this tree, on conversations of the kind that it is measured on here, so it
-has something to lose: it answers questions exactly, and tells what a tool's result said, which no
-weight knows. A model with random weights has no answer that fewer bits could spoil.
+has something to lose: it answers questions exactly, and calls tools by names that it never saw,
+which no weight knows. A model with random weights has no answer that fewer bits could spoil.
 
 Columns: perplexity of the answers in conversations that it was not trained on; mean KL divergence
 of the next token from the model's own type; greedy tokens that are the same at the same place, of
-256 after each prompt; results of tools that it tells exactly, with distractors of five lengths
-before them. Decoding is timed in the last but one, one sequence at a time.
+256 after each prompt; needles: calls that are right to the letter, of a tool of random words that
+stands so many characters before the question; tokens a second while all prompts are answered.
+
+The last row is KIVI's way (`kv_by_channel.py`), which the engine has not.
 """
 
-import random
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from tokenizers import Tokenizer
@@ -23,47 +25,44 @@ from tokenizers import Tokenizer
 from engine.cache.ids import BlockId, TokenId
 from engine.compute.kv_codecs import KvDtype
 from engine.compute.loading import LoadedModel, load_model
+from engine.compute.runner import TorchRunner
 from engine.schedule.runner import DraftDraw, SampleParams, Work
+from scripts.bench import kv_by_channel
 from scripts.bench.common import BLOCK_SIZE, DEMO_MODEL
+from scripts.bench.kv_subject import DEPTHS, Subject, new_subject
 from scripts.bench.report import machine_line, table_of
-from scripts.demo_model import data, turns
 from scripts.setup.options import parse
 
 CHUNK = 256
 GREEDY_TOKENS = 256
-DEPTHS = (0, 1000, 2500, 5000, 10_000)
-"""Characters of distractors before a tool's result, about four to a token."""
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
-HELD_OUT_SEED = 7_000_003
+BY_CHANNEL = "int4 by channel"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """Tokens, and whether each is part of an answer."""
+class Kept:
+    """The model with its numbers kept in one way. A step computes `chunk` tokens of a prompt."""
 
-    tokens: list[TokenId]
-    is_answer: list[bool]
+    name: str
+    model: LoadedModel
+    chunk: int = CHUNK
 
+    def runner(self, num_blocks: int) -> TorchRunner:
+        runner = self.model.runner(num_blocks, BLOCK_SIZE)
+        if self.name == BY_CHANNEL:
+            kv_by_channel.use(runner)
+        return runner
 
-@dataclass(frozen=True, slots=True)
-class Needle:
-    prompt: list[TokenId]
-    answer: list[TokenId]
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What everything is asked of: the same for each type."""
-
-    conversations: Sequence[Conversation]
-    prompts: Sequence[list[TokenId]]
-    needles: Sequence[Needle]
+    @property
+    def bytes_a_token(self) -> int:
+        if self.name == BY_CHANNEL:
+            return kv_by_channel.bytes_a_token(self.model.runner(1, BLOCK_SIZE).pool)
+        return self.model.layout.bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    kind: str
+    name: str
     bytes_a_token: int
     logprobs: list[torch.Tensor]
     perplexity: float
@@ -73,15 +72,21 @@ class Measured:
 
 
 def main() -> int:
-    options = parse(__doc__, conversations=40, prompts=12, needles=(12, "at each depth"), seed=1)
+    options = parse(
+        __doc__,
+        conversations=24,
+        prompts=12,
+        needles=(16, "at each depth"),
+        kinds=([*get_args(KvDtype), BY_CHANNEL], "rows, the first of which is compared with"),
+        seed=1,
+    )
     print(machine_line())
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-    subject = new_subject(tokenizer, options.seed, options)
-    loaded = load_model(str(DEMO_MODEL))
-    measured = [measure(loaded, kind, subject) for kind in get_args(KvDtype)]
+    subject = new_subject(tokenizer, options)
+    measured = measure_all(load_model(str(DEMO_MODEL)), subject, options)
     plain = measured[0]
     columns: dict[str, str | Callable[[Measured], str]] = {
-        "kept as": "{0.kind}",
+        "kept as": "{0.name}",
         "bytes a token": "{0.bytes_a_token}",
         "tokens in the same memory": lambda one: f"{plain.bytes_a_token / one.bytes_a_token:.2f}",
         "perplexity": "{0.perplexity:.4f}",
@@ -94,96 +99,102 @@ def main() -> int:
     return 0
 
 
-def new_subject(tokenizer: Tokenizer, seed: int, options: Any) -> Subject:
-    rng = random.Random(HELD_OUT_SEED + seed)
-
-    def ids(text: str) -> list[TokenId]:
-        tokens: list[TokenId] = tokenizer.encode(text, add_special_tokens=False).ids
-        return tokens
-
-    conversations: list[Conversation] = []
-    prompts: list[list[TokenId]] = []
-    while len(conversations) < options.conversations:
-        box = turns.toolbox(rng)
-        system = turns.message("system", data.distractor(rng, rng.randint(200, 3000)))
-        tokens = ids(turns.tools_block([task.tool for task in box]) + system)
-        is_answer = [False] * len(tokens)
-        for said, is_said in turns.turn(rng, box):
-            if is_said:
-                prompts.append([*tokens, *ids("<|im_start|>assistant\n")])
-            more = ids(said)
-            tokens, is_answer = tokens + more, is_answer + [is_said] * len(more)
-        conversations.append(Conversation(tokens, is_answer))
-    needles = [new_needle(rng, ids, depth) for depth in DEPTHS for _ in range(options.needles)]
-    return Subject(conversations, prompts[: options.prompts], needles)
+def measure_all(loaded: LoadedModel, subject: Subject, options: Namespace) -> list[Measured]:
+    measured = []
+    for name in options.kinds:
+        if name == BY_CHANNEL:
+            kept = Kept(name, loaded, chunk=BLOCK_SIZE)
+        else:
+            layout = replace(loaded.layout, kv_dtype=name)
+            kept = Kept(name, replace(loaded, layout=layout))
+        begun = time.perf_counter()
+        measured.append(measure(kept, subject))
+        print(f"  {name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+    return measured
 
 
-def new_needle(rng: random.Random, ids: Callable[[str], list[TokenId]], depth: int) -> Needle:
-    task = turns.tool_task(rng)
-    text = turns.tools_block([task.tool])
-    if depth:
-        text += turns.message("system", data.distractor(rng, depth))
-    text += turns.message("user", task.question) + turns.message("assistant", task.call)
-    text += turns.message("tool", f"<tool_response>{task.result}</tool_response>")
-    return Needle(ids(f"{text}<|im_start|>assistant\n"), ids(f"{task.answer}<|im_end|>"), depth)
-
-
-def measure(loaded: LoadedModel, kind: KvDtype, subject: Subject) -> Measured:
-    model = replace(loaded, layout=replace(loaded.layout, kv_dtype=kind))
+def measure(kept: Kept, subject: Subject) -> Measured:
     logprobs, losses = [], []
     for one in subject.conversations:
-        told = torch.log_softmax(all_logits(model, one.tokens).float(), dim=-1)
+        told = torch.log_softmax(all_logits(kept, one.tokens).float(), dim=-1)
         wanted = torch.tensor(one.tokens[1:])
         of_answers = torch.tensor(one.is_answer[1:])
         losses.append(-told[:-1].gather(1, wanted[:, None])[:, 0][of_answers])
         logprobs.append(told[:-1][of_answers])
-    begun = time.perf_counter()
-    greedy = [generate(model, prompt, GREEDY_TOKENS) for prompt in subject.prompts]
-    seconds = time.perf_counter() - begun
-    found: dict[int, list[bool]] = {depth: [] for depth in DEPTHS}
-    for needle in subject.needles:
-        said = generate(model, needle.prompt, len(needle.answer))
-        found[needle.depth].append(said == needle.answer)
+    greedy, seconds = generate(kept, subject.prompts, GREEDY_TOKENS)
+    found: dict[int, float] = {}
+    for depth in DEPTHS:
+        needles = [needle for needle in subject.needles if needle.depth == depth]
+        longest = max((len(needle.answer) for needle in needles), default=0)
+        said, _ = generate(kept, [needle.prompt for needle in needles], longest)
+        pairs = zip(said, needles, strict=True)
+        right = sum(answer[: len(one.answer)] == one.answer for answer, one in pairs)
+        found[depth] = right / max(len(needles), 1)
+    layout = kept.model.layout
+    is_plain = kept.name == "model"
     return Measured(
-        kind=kind if kind != "model" else str(loaded.layout.dtype).removeprefix("torch."),
-        bytes_a_token=model.layout.bytes_per_token,
+        name=str(layout.dtype).removeprefix("torch.") if is_plain else kept.name,
+        bytes_a_token=kept.bytes_a_token,
         logprobs=logprobs,
         perplexity=float(torch.cat(losses).mean().exp()),
         greedy=greedy,
         tokens_a_second=GREEDY_TOKENS * len(greedy) / seconds,
-        found={depth: sum(right) / max(len(right), 1) for depth, right in found.items()},
+        found=found,
     )
 
 
-def all_logits(model: LoadedModel, tokens: Sequence[TokenId]) -> torch.Tensor:
+def num_blocks_of(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+def all_logits(kept: Kept, tokens: Sequence[TokenId]) -> torch.Tensor:
     """The logits (tokens, vocabulary) behind every token, computed in chunks."""
-    table = [BlockId(block) for block in range(-(-len(tokens) // BLOCK_SIZE))]
-    runner = model.runner(len(table), BLOCK_SIZE)
+    table = [BlockId(block) for block in range(num_blocks_of(len(tokens)))]
+    runner = kept.runner(len(table))
     rows = []
-    for start in range(0, len(tokens), CHUNK):
-        some = tokens[start : start + CHUNK]
+    for start in range(0, len(tokens), kept.chunk):
+        some = tokens[start : start + kept.chunk]
         behind = [DraftDraw() for _ in some[1:]]
         work = Work(token_ids=some, start=start, block_table=table, sample=GREEDY, drafts=behind)
         rows.append(runner.logits([work]))
     return torch.cat(rows)
 
 
-def generate(model: LoadedModel, prompt: Sequence[TokenId], count: int) -> list[TokenId]:
-    """The most likely tokens, whatever ends a turn."""
-    tokens, start = list(prompt), 0
-    table = [BlockId(block) for block in range(-(-(len(prompt) + count) // BLOCK_SIZE))]
-    runner = model.runner(len(table), BLOCK_SIZE)
-    while len(tokens) < len(prompt) + count:
-        some = tokens[start : start + CHUNK]
-        is_last = start + len(some) == len(tokens)
-        sample = GREEDY if is_last else None
-        drawn = runner.execute(
-            [Work(token_ids=some, start=start, block_table=table, sample=sample)]
-        )
-        start += len(some)
-        if drawn is not None and drawn[0] is not None:
-            tokens.append(drawn[0])
-    return tokens[len(prompt) :]
+def generate(
+    kept: Kept, prompts: Sequence[list[TokenId]], count: int
+) -> tuple[list[list[TokenId]], float]:
+    """The most likely tokens behind each prompt, whatever ends a turn, and the decoding's seconds.
+
+    Prompts are computed one after the other, and then decoded together.
+    """
+    tokens = [list(prompt) for prompt in prompts]
+    sizes = [num_blocks_of(len(prompt) + count) for prompt in prompts]
+    runner = kept.runner(max(sum(sizes), 1))
+    tables = [
+        [BlockId(block) for block in range(sum(sizes[:index]), sum(sizes[: index + 1]))]
+        for index in range(len(sizes))
+    ]
+    for said, table in zip(tokens, tables, strict=True):
+        for start in range(0, len(said), kept.chunk):
+            some = said[start : start + kept.chunk]
+            is_last = start + len(some) == len(said)
+            sample = GREEDY if is_last else None
+            work = Work(token_ids=some, start=start, block_table=table, sample=sample)
+            drawn = runner.execute([work])
+        assert drawn is not None and drawn[0] is not None
+        said.append(drawn[0])
+    begun = time.perf_counter()
+    for _ in range(count - 1):
+        works = [
+            Work(token_ids=said[-1:], start=len(said) - 1, block_table=table, sample=GREEDY)
+            for said, table in zip(tokens, tables, strict=True)
+        ]
+        for said, one in zip(tokens, runner.execute(works) or [], strict=True):
+            assert one is not None
+            said.append(one)
+    seconds = time.perf_counter() - begun
+    pairs = zip(tokens, prompts, strict=True)
+    return [said[len(prompt) :] for said, prompt in pairs], seconds
 
 
 def divergence(plain: Measured, other: Measured) -> float:
