@@ -100,30 +100,34 @@ def build_batch(
 
     Raises ValueError for a work without tokens or with too short a table.
     """
+    num_tokens = sum(len(work.token_ids) for work in works)
     token_ids: list[int] = []
     sampled: list[int] = []
-    positions: list[torch.Tensor] = []
-    slots: list[torch.Tensor] = []
+    positions = np.empty(num_tokens, dtype=np.int64)
+    slots = np.empty(num_tokens, dtype=np.int64)
     runs: list[Run] = []
     decoding: list[_Decode] = []
     for work in works:
         begin, count = len(token_ids), len(work.token_ids)
-        table = _table(work, block_size)
-        span = np.arange(work.start, work.start + count)
-        positions.append(torch.from_numpy(span))
-        slots.append(torch.from_numpy(table[span // block_size] * block_size + span % block_size))
+        end, table = begin + count, _table(work, block_size)
         token_ids.extend(work.token_ids)
-        if work.sample is not None:
-            sampled.extend(range(begin + count - 1 - len(work.drafts), begin + count))
         if count == 1:
+            positions[begin] = work.start
+            block, slot = divmod(work.start, block_size)
+            slots[begin] = table[block] * block_size + slot
             decoding.append(_Decode(begin, work.start, table))
         else:
+            span = np.arange(work.start, work.start + count)
+            positions[begin:end] = span
+            slots[begin:end] = table[span // block_size] * block_size + span % block_size
             runs.append(Run(begin, count, work.start, table))
+        if work.sample is not None:
+            sampled.extend(range(end - 1 - len(work.drafts), end))
     shared, single = _find_shared(decoding, block_size) if share else ([], decoding)
     packed = Batch(
         token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.cat(positions).to(device),
-        slots=torch.cat(slots).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
         sampled=torch.tensor(sampled, dtype=torch.long, device=device),
     )
     if tile_rows is not None:

@@ -1,6 +1,6 @@
 """The model behind the scheduler: one step in, the next tokens out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -12,12 +12,12 @@ from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
-from engine.compute.sampler import biased, sample, tell_probs
-from engine.schedule.runner import SampleParams, Stop, Work
+from engine.compute.sampler import biased, is_greedy, sample, tell_probs
+from engine.schedule.runner import DraftDraw, SampleParams, Stop, Work
 
 
 class Kernel(Protocol):
-    """The paged kernel (`engine.compute.attention.kernel.PagedKernel`)."""
+    """A paged kernel (`engine.compute.attention.kernel`, `engine.compute.attention.cpu_kernel`)."""
 
     tile_rows: int
 
@@ -49,12 +49,17 @@ class TorchRunner:
         self, works: Sequence[Work], stop: Stop | None = None
     ) -> list[TokenId | None] | None:
         try:
-            rows = iter(self.visit(works, stop)[0])
+            logits = self.visit(works, stop)[0]
         except StepStopped:
             return None
+        rows, index = _Rows(logits, works), 0
         tokens: list[TokenId | None] = []
         for work in works:
-            tokens.append(None if work.sample is None else _draw(work, work.sample, rows))
+            if work.sample is None:
+                tokens.append(None)
+                continue
+            tokens.append(_draw(work, work.sample, rows, index))
+            index += 1 + len(work.drafts)
         return tokens
 
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
@@ -108,20 +113,35 @@ class TorchRunner:
         return logits, step.visited
 
 
-def _draw(work: Work, params: SampleParams, rows: Iterator[torch.Tensor]) -> TokenId:
-    """Take the work's rows of logits; draw its token, and those behind the proposed ones drawn."""
+class _Rows:
+    """A step's rows of logits. The most likely tokens of all rows are found at once."""
+
+    def __init__(self, logits: torch.Tensor, works: Sequence[Work]) -> None:
+        self._logits = logits
+        is_wanted = any(work.sample is not None and is_greedy(work.sample) for work in works)
+        self._best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
+
+    def draw(
+        self, index: int, params: SampleParams, position: int, how: Work | DraftDraw
+    ) -> TokenId:
+        """Draw the token at `position` from a row, and tell its probabilities where wanted."""
+        row = self._logits[index]
+        if is_greedy(params) and how.allowed is None and not how.bias:
+            token = self._best[index]
+        else:
+            token = sample(biased(row, how.bias), params, position, how.allowed)
+        if how.probs is not None:
+            tell_probs(row, token, how.probs)
+        return token
+
+
+def _draw(work: Work, params: SampleParams, rows: _Rows, index: int) -> TokenId:
+    """Draw the work's token from its first row, and those behind the proposed ones drawn."""
     position = work.start + len(work.token_ids) - len(work.drafts)
-    row = next(rows)
-    first = token = sample(biased(row, work.bias), params, position, work.allowed)
-    if work.probs is not None:
-        tell_probs(row, token, work.probs)
-    is_right = True
-    for proposed, draft in zip(work.proposed, work.drafts, strict=True):
-        row, position = next(rows), position + 1
-        is_right = is_right and token == proposed
-        if is_right:
-            token = sample(biased(row, draft.bias), params, position, draft.allowed)
-            draft.token = token
-            if draft.probs is not None:
-                tell_probs(row, token, draft.probs)
+    first = token = rows.draw(index, params, position, work)
+    for behind, (proposed, draft) in enumerate(zip(work.proposed, work.drafts, strict=True), 1):
+        if token != proposed:
+            break
+        token = rows.draw(index + behind, params, position + behind, draft)
+        draft.token = token
     return first

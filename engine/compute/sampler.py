@@ -15,6 +15,11 @@ _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
 _NUM_BINS = 4096
 
 
+def is_greedy(params: SampleParams) -> bool:
+    """Whether a draw is the most likely token."""
+    return params.temperature <= 0 or params.top_k == 1
+
+
 def sample(
     logits: torch.Tensor, params: SampleParams, position: int, allowed: bytes | None = None
 ) -> int:
@@ -32,7 +37,7 @@ def sample(
         is_allowed = _unpack(allowed, num_kept)
         num_kept = int(is_allowed.sum())
         logits = logits.masked_fill(~is_allowed.to(logits.device), float("-inf"))
-    if params.temperature <= 0 or params.top_k == 1:
+    if is_greedy(params):
         return int(logits.argmax())
     if 0 < params.top_k < num_kept:
         values, token_ids = torch.topk(logits, params.top_k)
