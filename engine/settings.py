@@ -36,10 +36,11 @@ class Settings(BaseSettings):
         description="Type that the native engine keeps keys and values in: the model's, or one of "
         "fewer bits, which holds more tokens and answers a little differently",
     )
-    attention: Literal["auto", "sdpa", "triton"] = Field(
+    attention: Literal["auto", "sdpa", "cpp", "triton"] = Field(
         "auto",
-        description="What the native engine attends with: the paged kernel in Triton (`auto`: on "
-        "a GPU), or torch's own functions",
+        description="What the native engine attends with: torch's own functions, or a paged "
+        "kernel, in C++ on a CPU (compiled at the start), in Triton on a GPU; `auto`: the kernel "
+        "where it can be compiled",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: its own")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
@@ -256,7 +257,7 @@ class Settings(BaseSettings):
                 "ENGINE_KV_DTYPE works with ENGINE_BACKEND native; vLLM takes `kv_cache_dtype` in "
                 "ENGINE_VLLM_ARGS"
             )
-        if self.kv_dtype != "model" and self.attention == "triton":
+        if self.kv_dtype != "model" and self.attention in ("triton", "cpp"):
             raise ValueError("ENGINE_KV_DTYPE needs ENGINE_ATTENTION auto or sdpa")
         return self
 

@@ -22,17 +22,21 @@ from transformers import (
 )
 
 from engine.cache.ids import BlockId
+from engine.compute.attention.cpu_kernel import CpuKernel
 from engine.compute.attention.step import ATTENTION_NAME, paged_attention
+from engine.compute.compiler import NotCompiled
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import HostKv, KvLayout, KvPool
 from engine.compute.kv_codecs import KvDtype, new_codec
+from engine.compute.layout import lay_out
 from engine.compute.runner import Kernel, TorchRunner
 from engine.compute.support import check_class, check_config, kv_layout, layer_windows
 from engine.schedule.runner import SampleParams, Work
 from engine.sizing import NotSizable
 
-Attention = Literal["auto", "sdpa", "triton"]
-"""By torch's own functions, or by the paged kernel in Triton, which `auto` takes on a GPU."""
+Attention = Literal["auto", "sdpa", "cpp", "triton"]
+"""By torch's own functions, or by a paged kernel: in C++ on a CPU, in Triton on a GPU. `auto` takes
+the kernel where it can be compiled."""
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
@@ -77,7 +81,9 @@ class LoadedModel:
     def runner(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> TorchRunner:
         """Allocate the device's pool and the host's. The cache decides about their blocks."""
         pool = KvPool(self.layout, num_blocks, block_size, self.device)
-        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), self.kernel)
+        # A kernel reads the model's own type alone.
+        kernel = self.kernel if self.layout.codec is None else None
+        return TorchRunner(self.model, pool, self.windows, HostKv(pool, host_blocks), kernel)
 
 
 def load_model(
@@ -135,11 +141,11 @@ def prepare_model(
     """Check a model that is already in memory, and switch it to our attention.
 
     The check keeps keys and values in the model's own type: `kv_dtype` is meant to differ from it.
-    The paged kernel reads that type alone, so torch's functions attend in any other.
+    A paged kernel reads that type alone, so torch's functions attend in any other.
     """
     if kv_dtype != "model":
-        if attention == "triton":
-            raise ModelRefused("`attention`: the kernel in Triton reads no other `kv_dtype`")
+        if attention in ("triton", "cpp"):
+            raise ModelRefused(f"`attention`: the kernel `{attention}` reads no other `kv_dtype`")
         attention = "sdpa"
     _register_attention()
     check_config(model.config)
@@ -149,16 +155,18 @@ def prepare_model(
     parameter = next(model.parameters())
     model.train(mode=False)
     model.requires_grad_(requires_grad=False)
+    lay_out(model)
+    layout = kv_layout(model.config, parameter.dtype)
     prepared = LoadedModel(
         model=model,
-        layout=kv_layout(model.config, parameter.dtype),
+        layout=layout,
         windows=layer_windows(model.config),
         max_context_tokens=_max_context_tokens(model.config),
         device=parameter.device,
-        kernel=_paged_kernel(attention, model.config, parameter.device),
+        kernel=_paged_kernel(attention, model.config.num_attention_heads, layout, parameter.device),
     )
     check_exactness(prepared)
-    layout = replace(prepared.layout, kv_dtype=kv_dtype)
+    layout = replace(layout, kv_dtype=kv_dtype)
     try:
         new_codec(kv_dtype, layout.head_dim)
     except NotSizable as error:
@@ -202,19 +210,30 @@ def check_exactness(loaded: LoadedModel) -> None:
 
 
 def _paged_kernel(
-    attention: Attention, config: PretrainedConfig, device: torch.device
+    attention: Attention, num_heads: int, layout: KvLayout, device: torch.device
 ) -> Kernel | None:
-    """The kernel in Triton, which is there where torch's build for CUDA is."""
-    if attention == "sdpa" or (attention == "auto" and device.type != "cuda"):
-        return None
-    if find_spec("triton") is None:
-        if attention == "auto":
-            return None
-        raise ModelRefused("`attention`: triton is not installed")
-    from engine.compute.attention.kernel import PagedKernel
+    """None where torch's functions attend. Raises ModelRefused for a kernel that is not there.
 
-    num_heads = config.num_attention_heads
-    return PagedKernel(num_heads, getattr(config, "num_key_value_heads", None) or num_heads)
+    The kernel in Triton is there where torch's build for CUDA is, that in C++ where a compiler is.
+    """
+    if attention == "sdpa":
+        return None
+    if attention == "triton" or (attention == "auto" and device.type == "cuda"):
+        if find_spec("triton") is not None:
+            from engine.compute.attention.kernel import PagedKernel
+
+            return PagedKernel(num_heads, layout.num_kv_heads)
+        why = "triton is not installed"
+    elif device.type != "cpu":
+        why = f"the kernel in C++ does not run on {device.type}"
+    else:
+        try:
+            return CpuKernel(layout, num_heads)
+        except NotCompiled as error:
+            why = str(error)
+    if attention == "auto":
+        return None
+    raise ModelRefused(f"`attention`: {why}")
 
 
 def _register_attention() -> None:

@@ -43,6 +43,8 @@ BENCHMARKS = {
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
     "speculation": Benchmark("whether speculation answers alike, and how much faster",
                              ("engine", "test")),
+    "step": Benchmark("time of the native engine's step on a CPU, by each way of attention",
+                      ("engine", "test")),
     "store": Benchmark("what a store on disk costs and gives", ("engine", "test")),
     "throughput": Benchmark("throughput on a shared prefix, ours and other engines",
                             ("engine", "test", "bench")),

@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from engine.compute.attention.arithmetic import Layer, visible
-from engine.compute.attention.kernel import PagedKernel
 from engine.compute.batch import build_batch
 from engine.compute.kv import KvLayout, KvPool
 from engine.compute.loading import prepare_model
+from engine.compute.runner import Kernel
 from engine.schedule.runner import SampleParams, Work
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
@@ -65,18 +65,35 @@ STEPS = {
 }
 
 
+NewKernel = Callable[[KvLayout, int], Kernel]
+"""Takes what the pool keeps, and the number of query heads."""
+
+
+def in_triton(layout: KvLayout, num_heads: int) -> Kernel:
+    from engine.compute.attention.kernel import PagedKernel
+
+    return PagedKernel(num_heads, layout.num_kv_heads)
+
+
 def kernel_differences(
-    device: torch.device, dtype: torch.dtype, shapes: list[Shape]
+    device: torch.device,
+    dtype: torch.dtype,
+    shapes: list[Shape],
+    new_kernel: NewKernel = in_triton,
 ) -> Iterator[tuple[str, float]]:
     """What was compared, and the largest difference as a share of the largest value."""
     for shape in shapes:
         steps = dict(STEPS) if shape.window else {**STEPS, "shared": []}
         for name, step in steps.items():
-            yield f"{name}: {shape}", _difference(device, dtype, shape, step)
+            yield f"{name}: {shape}", _difference(device, dtype, shape, step, new_kernel)
 
 
 def _difference(
-    device: torch.device, dtype: torch.dtype, shape: Shape, step: list[tuple[int, int]]
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: Shape,
+    step: list[tuple[int, int]],
+    new_kernel: NewKernel,
 ) -> float:
     generator = torch.Generator().manual_seed(7)
     layout = KvLayout(
@@ -86,7 +103,7 @@ def _difference(
     for tensor in (*pool.keys, *pool.values):
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     works = _works(step, shape.block_size) if step else _shared_works(shape.block_size)
-    kernel = PagedKernel(shape.heads, shape.kv_heads)
+    kernel = new_kernel(layout, shape.heads)
     batch = build_batch(
         works,
         shape.block_size,

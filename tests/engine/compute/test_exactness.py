@@ -24,6 +24,11 @@ FAMILIES = ("llama", "qwen3", "mistral")
 Models = Callable[[str], TinyModel]
 
 
+@pytest.fixture
+def tiny_models(both_attentions: Models) -> Models:
+    return both_attentions
+
+
 def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """Within the bound, and the same greedy token unless the best two are that close."""
     difference = relative_difference(logits, expected)

@@ -14,6 +14,13 @@ from tests.engine.compute.test_exactness import assert_same
 from tests.engine.compute.tiny import GREEDY, TinyModel, new_works, random_prompt
 
 Models = Callable[[str], TinyModel]
+
+
+@pytest.fixture
+def tiny_models(both_attentions: Models) -> Models:
+    return both_attentions
+
+
 CPU = torch.device("cpu")
 
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from engine.cache.ids import BlockId
-from engine.compute.loading import LoadedModel, prepare_model
+from engine.compute.loading import Attention, LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
 
@@ -113,7 +113,7 @@ def relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits - expected).abs().max() / expected.abs().max())
 
 
-def new_tiny_model(family: str) -> TinyModel:
+def new_tiny_model(family: str, attention: Attention = "auto") -> TinyModel:
     torch.manual_seed(7)
     config = _CONFIGS[family]()
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -121,4 +121,4 @@ def new_tiny_model(family: str) -> TinyModel:
         for name, weight in plain.named_parameters():
             if "norm" not in name:
                 weight.mul_(5)
-    return TinyModel(prepare_model(copy.deepcopy(plain)), plain)
+    return TinyModel(prepare_model(copy.deepcopy(plain), attention), plain)

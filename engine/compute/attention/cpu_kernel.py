@@ -1,0 +1,131 @@
+"""Attention over the paged pool by a kernel in C++, for prefill and decode alike, on a CPU.
+
+It does what `kernel.py` does on a GPU, over the same tiles: nothing is gathered, no mask is in
+memory, and parts are merged by their log-sum-exp. `cpu_kernel.cpp` is compiled for the model's
+shape at its load.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.compute.attention.arithmetic import Layer
+from engine.compute.attention.step import Attend
+from engine.compute.attention.tiles import Tiles
+from engine.compute.compiler import NotCompiled, load_library
+from engine.compute.errors import ModelRefused
+from engine.compute.kv import KvLayout, KvPool
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+# Query rows x heads of one KV head in a wide tile. All of them meet the keys that were read once.
+_LANES = 64
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class _Step(ctypes.Structure):
+    """`Step` of cpu_kernel.cpp, field by field."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("log_sums", ctypes.c_void_p),
+        ("num_tiles", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of cpu_kernel.cpp, field by field."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("merged", ctypes.c_void_p),
+        ("head_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("window", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A step's structure, and the memory that it points into."""
+
+    step: _Step
+    memory: Sequence[torch.Tensor]
+
+
+class CpuKernel:
+    """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
+
+    def __init__(self, layout: KvLayout, num_heads: int) -> None:
+        """Raises NotCompiled."""
+        if layout.dtype not in _ELEMENTS:
+            raise NotCompiled(f"the kernel in C++ reads no {layout.dtype}")
+        group = num_heads // layout.num_kv_heads
+        self.tile_rows = max(_LANES // group, 1)
+        constants = {
+            "HEAD_DIM": layout.head_dim,
+            "KV_HEADS": layout.num_kv_heads,
+            "GROUP": group,
+            "LANES": self.tile_rows * group,
+            "ELEMENT": _ELEMENTS[layout.dtype],
+        }
+        self._attend = load_library(_SOURCE, constants).attend
+        self._attend.restype = None
+        self._attend.argtypes = [ctypes.POINTER(_Step), ctypes.POINTER(_Layer)]
+        self._compiled_for = (num_heads, layout.head_dim, layout.dtype)
+
+    def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
+        """What attends one step; `positions` (rows) are those of its tokens."""
+        num_heads, head_dim, _ = self._compiled_for
+        order = np.concatenate([tiles.wide, tiles.narrow])
+        arrays = (order, tiles.rows, tiles.table, tiles.offsets, tiles.parts)
+        memory = [
+            *map(torch.from_numpy, arrays),
+            positions.to(torch.int32),
+            torch.empty(tiles.num_parts * num_heads * head_dim),
+            torch.empty(tiles.num_parts * num_heads),
+        ]
+        pointers = (tensor.data_ptr() for tensor in memory)
+        step = _Step(*pointers, len(order), len(positions), torch.get_num_threads())
+        return partial(self._attend_rows, _Prepared(step, memory))
+
+    def _attend_rows(
+        self, prepared: _Prepared, query: torch.Tensor, pool: KvPool, layer: Layer
+    ) -> torch.Tensor:
+        """All rows of a step (heads, rows, head_dim) to the keys before them; the same shape."""
+        query = query if query.stride(2) == 1 else query.contiguous()
+        num_heads, num_rows, head_dim = query.shape
+        if (num_heads, head_dim, query.dtype) != self._compiled_for:
+            raise ModelRefused(f"layer {layer.index} has other heads: {tuple(query.shape)}")
+        merged = torch.empty((num_rows, num_heads, head_dim), dtype=query.dtype)
+        arguments = _Layer(
+            query.data_ptr(),
+            pool.keys[layer.index].data_ptr(),
+            pool.values[layer.index].data_ptr(),
+            merged.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            layer.scaling,
+            layer.softcap or 0.0,
+            layer.window or 0,
+            pool.block_size,
+        )
+        self._attend(prepared.step, arguments)
+        return merged.transpose(0, 1)
