@@ -27,7 +27,7 @@ from gateway.http import errors
 from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
-from gateway.http.connections import Bodies, BodyDeadline
+from gateway.http.bodies import Bodies, BodyDeadline
 from gateway.http.model_calls import put_in_front
 from gateway.http.refusals import Refusals
 from gateway.http.services import Services

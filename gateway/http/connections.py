@@ -1,46 +1,42 @@
 """Bounds on a client's connection: the size and time of a request, and the time to read the answer.
 
 uvicorn bounds none of this, and an ASGI application is called only after a whole head. So the
-protocol (`guarded`) bounds heads and ends connections whose client has stopped reading. A
-middleware (`BodyDeadline`) refuses a slow body, in the dialect's envelope like every other failure.
+protocol (`guarded`) bounds heads and ends connections whose client has stopped reading. Bodies are
+bounded where they are read (`bodies.py`).
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import httptools
-from litestar.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.base.errors import (
-    BodyTimeout,
-    ClientGone,
     GatewayError,
     HeadTimeout,
     HeadTooLarge,
     InvalidRequest,
     Overloaded,
-    TooLarge,
 )
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
-from gateway.limits.bodies import BodyBytes
-from gateway.limits.large_bodies import LARGE_BYTES, LargeBodies, Wait
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
-BODY_BYTES_PER_SECOND = 16 * 1024
-"""A body's deadline moves by a second for each this many bytes.
+MAX_PIPELINED = 32
+"""Requests that may wait on a connection for the answer to the one before them.
 
-So a long body gets more time and a trickling one does not (the rule of Apache's
-`RequestReadTimeout`).
+One packet of 256 KiB may bring 14,000 short requests, and each is made ready on the event loop.
 """
 
-_MAX_DIGITS = 16
 _REASONS: dict[type[GatewayError], str] = {
     HeadTooLarge: "head_too_large",
     HeadTimeout: "head_timeout",
@@ -84,6 +80,8 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_admitted = True
+        # The request that is answered. uvicorn knows the one that came last.
+        self._answered: RequestResponseCycle | None = None
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._is_in_body = False
@@ -114,6 +112,10 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._disarm_head()
         self._disarm_stall()
         self.bounds.connections.leave(self)
+        answered = self._answered
+        if answered is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -131,6 +133,8 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._disarm_head()
         self._is_in_body = True
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse_pipelined()
         size = sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > MAX_HEADERS or size + len(self.url) > MAX_HEAD_BYTES:
             self._refusal = HeadTooLarge()
@@ -139,9 +143,19 @@ class _GuardedProtocol(HttpToolsProtocol):
         # Trailers arrive as headers too. A list of their own keeps them out of the request's
         # headers.
         self.headers = []
+        if self.pipeline:
+            # uvicorn stops reading here. Then nobody would see that the client of the answer before
+            # has left.
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._loose_bytes = 0
+        if self.pipeline and len(self.cycle.body) + len(body) > HIGH_WATER_LIMIT:
+            self._refuse_pipelined()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -169,6 +183,10 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or InvalidRequest("the request is not valid HTTP"))
+
+    def _refuse_pipelined(self) -> NoReturn:
+        self._refusal = Overloaded("too much is sent at once on a connection")
+        raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
 
     def _later(self, late: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(self.bounds.request_seconds, late)
@@ -200,9 +218,10 @@ class _GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, failure: GatewayError) -> None:
-        """Answer on the bare connection and close it, unless a response has begun."""
+        """Answer on the bare connection and close it, unless other answers come before this one."""
         reason, made = _REASONS.get(type(failure), "malformed"), None
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        is_next = self.cycle is None or self.cycle.response_complete
+        if is_next or not (self.cycle.response_started or self.pipeline):
             url = getattr(self, "url", b"").decode("latin-1")
             made, headers, body = reply_without_route(failure, url)
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -211,146 +230,3 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.transport.write(status + head.encode() + b"\r\n" + body)
         self.bounds.refused(reason, made)
         self.transport.close()
-
-
-class Bodies:
-    """Reads whole bodies, with the bounds of `BodyDeadline`. `max_bytes` bounds one body."""
-
-    def __init__(
-        self, request_seconds: float, bodies: BodyBytes, large: LargeBodies, max_bytes: int
-    ) -> None:
-        self._seconds = request_seconds
-        self._bodies = bodies
-        self._large = large
-        self._max_bytes = max_bytes
-
-    @contextmanager
-    def reading(self, scope: Scope) -> Iterator["Reading"]:
-        """The body of one request. Its bytes count until the context ends."""
-        taken = _Taken(self._bodies, self._large)
-        try:
-            yield Reading(scope, taken, self._seconds, self._max_bytes)
-        finally:
-            taken.give_back()
-
-
-class Reading:
-    """One body that is to be read. Its deadline runs from here on."""
-
-    def __init__(self, scope: Scope, taken: "_Taken", seconds: float, max_bytes: int) -> None:
-        self._scope = scope
-        self._taken = taken
-        self._deadline = asyncio.get_running_loop().time() + seconds
-        self._max_bytes = max_bytes
-
-    async def whole(self, receive: Receive) -> bytes:
-        """Raise BodyTimeout, ClientGone, TooLarge, or as `BodyBytes.take`."""
-        declared = _declared_bytes(self._scope)
-        if declared > self._max_bytes:
-            raise TooLarge
-        workspace = getattr(self._scope.get("user"), "workspace", None) or ""
-        pieces: list[bytes] = []
-        try:
-            async with asyncio.timeout_at(self._deadline) as deadline:
-                while True:
-                    message: Any = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    if piece := message.get("body", b""):
-                        pieces.append(piece)
-                        wait = self._taken.grow(workspace, len(piece), declared)
-                        if self._taken.num_read > self._max_bytes:
-                            raise TooLarge
-                        if wait.seconds:
-                            deadline.reschedule(None)
-                            await asyncio.sleep(wait.seconds)
-                        if wait.refusal is not None:
-                            raise wait.refusal
-                        self._deadline += len(piece) / BODY_BYTES_PER_SECOND + wait.seconds
-                    if not message.get("more_body", False):
-                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                    deadline.reschedule(self._deadline)
-        except TimeoutError:
-            raise BodyTimeout from None
-
-
-class BodyDeadline:
-    """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read, and one
-    that there is no room for is refused there. Its bytes count until its request is over. A large
-    one beyond its workspace's rate is left in the socket for a while."""
-
-    def __init__(
-        self, app: ASGIApp, request_seconds: float, bodies: BodyBytes, large: LargeBodies
-    ) -> None:
-        self.app = app
-        self._seconds = request_seconds
-        self._bodies = bodies
-        self._large = large
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = asyncio.get_running_loop().time() + self._seconds
-        is_whole = False
-        declared, taken = _declared_bytes(scope), _Taken(self._bodies, self._large)
-
-        async def receive_in_time() -> Any:
-            nonlocal deadline, is_whole
-            if is_whole:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message: Any = await receive()
-            except TimeoutError:
-                raise BodyTimeout from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            if num_bytes := len(message.get("body", b"")):
-                workspace = getattr(scope.get("user"), "workspace", None) or ""
-                wait = taken.grow(workspace, num_bytes, declared)
-                if wait.seconds:
-                    await asyncio.sleep(wait.seconds)
-                if wait.refusal is not None:
-                    raise wait.refusal
-                deadline += num_bytes / BODY_BYTES_PER_SECOND + wait.seconds
-            is_whole = not message.get("more_body", False)
-            return message
-
-        try:
-            await self.app(scope, receive_in_time, send)
-        finally:
-            taken.give_back()
-
-
-class _Taken:
-    """The bytes of one body in `BodyBytes`: all that its head declares when the first come."""
-
-    def __init__(self, bodies: BodyBytes, large: LargeBodies) -> None:
-        self._bodies = bodies
-        self._large = large
-        self._workspace = ""
-        self._num_bytes = self.num_read = 0
-
-    def grow(self, workspace: str, num_bytes: int, declared: int) -> Wait:
-        """Raise as `BodyBytes.take`. Return how long to leave the rest in the socket."""
-        self.num_read += num_bytes
-        before = self._num_bytes
-        more = max(declared, self.num_read) - before
-        if more <= 0:
-            return Wait()
-        self._bodies.take(workspace, more)
-        self._workspace = workspace
-        self._num_bytes += more
-        if self._num_bytes <= LARGE_BYTES:
-            return Wait()
-        uncounted = more if before > LARGE_BYTES else self._num_bytes
-        return self._large.take(workspace, uncounted)
-
-    def give_back(self) -> None:
-        if self._num_bytes:
-            self._bodies.give_back(self._workspace, self._num_bytes)
-
-
-def _declared_bytes(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
-            return int(value)
-    return 0

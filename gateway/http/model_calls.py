@@ -15,8 +15,8 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import errors
 from gateway.http.auth import principal_of
+from gateway.http.bodies import Bodies
 from gateway.http.completions import create_chat_completion, create_completion
-from gateway.http.connections import Bodies
 from gateway.http.gemini import call_model
 from gateway.http.generation import KeyRequest
 from gateway.http.messages import create_message

@@ -1,6 +1,7 @@
 """A turn is closed on every way out, with the engine's counts, and the engine stops at once."""
 
 import socket
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -13,17 +14,25 @@ from tests.gateway.scripted_engine import say
 from tests.gateway.serving import API_KEY, eventually
 
 
-def hang_up(stack: Stack, request: dict[str, Any], after: bytes) -> None:
-    """Send a request on a raw socket, read until `after`, close."""
-    content = httpx.Request("POST", stack.url, json=request).content
+def on_the_wire(request: dict[str, Any]) -> bytes:
+    content = httpx.Request("POST", "http://x", json=request).content
+    head = (
+        f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n"
+        "anthropic-version: 2023-06-01\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+def connect(stack: Stack) -> socket.socket:
     host, port = stack.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=120) as raw:
-        head = (
-            f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {API_KEY}\r\n"
-            "anthropic-version: 2023-06-01\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(content)}\r\n\r\n"
-        )
-        raw.sendall(head.encode() + content)
+    return socket.create_connection((host, int(port)), timeout=120)
+
+
+def hang_up(stack: Stack, request: dict[str, Any], after: bytes, behind: bytes = b"") -> None:
+    """Send a request on a raw socket, and what comes behind it; read until `after`, close."""
+    with connect(stack) as raw:
+        raw.sendall(on_the_wire(request) + behind)
         seen = b""
         while after not in seen:
             seen += raw.recv(4096)
@@ -67,6 +76,39 @@ def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
     assert bool(turn["output_tokens"]) is tokens
     assert turn["input_tokens"] > 0
     eventually(lambda: turn_id in stack.engine.acked)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_hangs_up_with_another_request_behind_is_noticed_as_well(
+    stack: Stack, is_stream: bool
+) -> None:
+    """uvicorn tells the request that came last alone, and stops reading while one waits."""
+    stack.engine.wait_seconds = 0.0 if is_stream else 60.0
+    stack.engine.script = say(*["word "] * 500, delay=0.2)
+    after = b"word" if is_stream else b""
+    hang_up(stack, body(stream=is_stream), after, behind=on_the_wire(body()))
+    [turn_id] = [request.request_id for request in stack.engine.requests]
+    eventually(lambda: turn_id in stack.engine.cancelled)
+    eventually(lambda: not stack.engine.running)
+    assert turn_of(stack, turn_id)["outcome"] == "client_disconnect"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 5000, id="many"),
+        pytest.param(on_the_wire(body(system="x" * 200_000)), id="large"),
+    ],
+)
+def test_what_is_sent_behind_a_request_in_progress_is_bounded(stack: Stack, behind: bytes) -> None:
+    stack.engine.wait_seconds = 60.0
+    with connect(stack) as raw:
+        raw.sendall(on_the_wire(body()))
+        eventually(lambda: stack.engine.running)
+        with suppress(ConnectionError):
+            raw.sendall(behind)
+            assert raw.recv(4096) == b"", "no answer may come before that of the first"
+    eventually(lambda: not stack.engine.running)
 
 
 def test_a_reader_that_stops_reading_does_not_block_the_others(stack: Stack) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.base.errors import RateLimited
-from gateway.http.connections import BodyDeadline
+from gateway.http.bodies import BodyDeadline
 from gateway.limits.bodies import BodyBytes
 from gateway.limits.large_bodies import MAX_WAIT_SECONDS, LargeBodies
 from gateway.limits.reading import ReadLimit

@@ -1,0 +1,182 @@
+"""Bounds on the bodies of requests: their time, their size, and their bytes in all.
+
+A slow body, and one that there is no room for, is refused where it is read, in the dialect's
+envelope like every other failure.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from gateway.base.errors import BodyTimeout, ClientGone, TooLarge
+from gateway.limits.bodies import BodyBytes
+from gateway.limits.large_bodies import LARGE_BYTES, LargeBodies, Wait
+
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""A body's deadline moves by a second for each this many bytes.
+
+So a long body gets more time and a trickling one does not (the rule of Apache's
+`RequestReadTimeout`).
+"""
+
+_MAX_DIGITS = 16
+
+
+class Bodies:
+    """Reads whole bodies, with the bounds of `BodyDeadline`. `max_bytes` bounds one body."""
+
+    def __init__(
+        self, request_seconds: float, bodies: BodyBytes, large: LargeBodies, max_bytes: int
+    ) -> None:
+        self._seconds = request_seconds
+        self._bodies = bodies
+        self._large = large
+        self._max_bytes = max_bytes
+
+    @contextmanager
+    def reading(self, scope: Scope) -> Iterator["Reading"]:
+        """The body of one request. Its bytes count until the context ends."""
+        taken = scope["state"]["taken"] = _Taken(self._bodies, self._large)
+        try:
+            yield Reading(scope, taken, self._seconds, self._max_bytes)
+        finally:
+            taken.give_back()
+
+
+class Reading:
+    """One body that is to be read. Its deadline runs from here on."""
+
+    def __init__(self, scope: Scope, taken: "_Taken", seconds: float, max_bytes: int) -> None:
+        self._scope = scope
+        self._taken = taken
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._max_bytes = max_bytes
+
+    async def whole(self, receive: Receive) -> bytes:
+        """Raise BodyTimeout, ClientGone, TooLarge, or as `BodyBytes.take`."""
+        declared = _declared_bytes(self._scope)
+        if declared > self._max_bytes:
+            raise TooLarge
+        workspace = getattr(self._scope.get("user"), "workspace", None) or ""
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout_at(self._deadline) as deadline:
+                while True:
+                    message: Any = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    if piece := message.get("body", b""):
+                        pieces.append(piece)
+                        wait = self._taken.grow(workspace, len(piece), declared)
+                        if self._taken.num_read > self._max_bytes:
+                            raise TooLarge
+                        if wait.seconds:
+                            deadline.reschedule(None)
+                            await asyncio.sleep(wait.seconds)
+                        if wait.refusal is not None:
+                            raise wait.refusal
+                        self._deadline += len(piece) / BODY_BYTES_PER_SECOND + wait.seconds
+                    if not message.get("more_body", False):
+                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                    deadline.reschedule(self._deadline)
+        except TimeoutError:
+            raise BodyTimeout from None
+
+
+class BodyDeadline:
+    """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read, and one
+    that there is no room for is refused there. Its bytes count until its request is over. A large
+    one beyond its workspace's rate is left in the socket for a while."""
+
+    def __init__(
+        self, app: ASGIApp, request_seconds: float, bodies: BodyBytes, large: LargeBodies
+    ) -> None:
+        self.app = app
+        self._seconds = request_seconds
+        self._bodies = bodies
+        self._large = large
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = asyncio.get_running_loop().time() + self._seconds
+        is_whole = False
+        declared, taken = _declared_bytes(scope), _Taken(self._bodies, self._large)
+        scope.setdefault("state", {})["taken"] = taken
+
+        async def receive_in_time() -> Any:
+            nonlocal deadline, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message: Any = await receive()
+            except TimeoutError:
+                raise BodyTimeout from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            if num_bytes := len(message.get("body", b"")):
+                workspace = getattr(scope.get("user"), "workspace", None) or ""
+                wait = taken.grow(workspace, num_bytes, declared)
+                if wait.seconds:
+                    await asyncio.sleep(wait.seconds)
+                if wait.refusal is not None:
+                    raise wait.refusal
+                deadline += num_bytes / BODY_BYTES_PER_SECOND + wait.seconds
+            is_whole = not message.get("more_body", False)
+            return message
+
+        try:
+            await self.app(scope, receive_in_time, send)
+        finally:
+            taken.give_back()
+
+
+class _Taken:
+    """The bytes of one body in `BodyBytes`: all that its head declares when the first come."""
+
+    def __init__(self, bodies: BodyBytes, large: LargeBodies) -> None:
+        self._bodies = bodies
+        self._large = large
+        self._workspace = ""
+        self._num_bytes = self.num_read = 0
+
+    def grow(self, workspace: str, num_bytes: int, declared: int) -> Wait:
+        """Raise as `BodyBytes.take`. Return how long to leave the rest in the socket."""
+        self.num_read += num_bytes
+        before = self._num_bytes
+        more = max(declared, self.num_read) - before
+        if more <= 0:
+            return Wait()
+        self._bodies.take(workspace, more)
+        self._workspace = workspace
+        self._num_bytes += more
+        if self._num_bytes <= LARGE_BYTES:
+            return Wait()
+        uncounted = more if before > LARGE_BYTES else self._num_bytes
+        return self._large.take(workspace, uncounted)
+
+    def give_back(self) -> None:
+        if self._num_bytes:
+            self._bodies.give_back(self._workspace, self._num_bytes)
+
+
+async def brought_in(scope: Scope, num_bytes: int) -> None:
+    """Count bytes that a request names instead of sending them, as if they had come in its body.
+
+    They are held until the request is over. Raise RateLimited or Overloaded.
+    """
+    taken: _Taken = scope["state"]["taken"]
+    wait = taken.grow(scope["user"].workspace, num_bytes, 0)
+    if wait.seconds:
+        await asyncio.sleep(wait.seconds)
+    if wait.refusal is not None:
+        raise wait.refusal
+
+
+def _declared_bytes(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
+            return int(value)
+    return 0
