@@ -86,7 +86,10 @@ def _of_curl(text: str) -> tuple[str, str]:
 
 
 def _by_url(url: str) -> Dialect | None:
-    path = urlsplit(url).path
+    try:
+        path = urlsplit(url).path
+    except ValueError:  # a host in brackets that do not match
+        return None
     for dialect, own in _PATHS.items():
         if path.endswith(own.removeprefix("/v1")):
             return dialect
@@ -100,14 +103,15 @@ def _by_fields(body: dict[str, Any]) -> Dialect:
         return "responses"
     if "prompt" in body:
         return "completions"
-    messages = body.get("messages")
-    roles = {m.get("role") for m in messages if isinstance(m, dict)} if messages else set()
+    told = (message.get("role") for message in _objects(body.get("messages")))
+    roles = {role for role in told if isinstance(role, str)}
     is_chat = roles & {"system", "developer", "tool"} or "max_completion_tokens" in body
-    has_functions = any(
-        isinstance(tool, dict) and tool.get("type") == "function"
-        for tool in body.get("tools") or []
-    )
+    has_functions = any(tool.get("type") == "function" for tool in _objects(body.get("tools")))
     return "chat" if is_chat or has_functions else "messages"
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def text_of(dialect: Dialect, answer: dict[str, Any]) -> str:

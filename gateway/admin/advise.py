@@ -22,6 +22,7 @@ from gateway.advice.stream import advise_stream
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.presence import while_present
+from gateway.http.query import NO_NUL
 from gateway.http.services import Services
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
@@ -37,7 +38,7 @@ _LINE = "advice"
 _APART_MS = 1000
 StreamKey = tuple[str, str, str]
 _Ms = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)]
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=NO_NUL)]
 
 
 class AdviseRequest(msgspec.Struct, frozen=True, kw_only=True):

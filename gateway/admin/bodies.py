@@ -1,4 +1,8 @@
-"""Bodies of the admin API are JSON objects. An error names every bad field at once."""
+"""Bodies of the admin API are JSON objects. An error names the bad fields together.
+
+A large body is read in a thread, as those of the model APIs are: a key of a workspace may send one
+to the reports that take a POST.
+"""
 
 from typing import Any, TypeVar
 
@@ -7,9 +11,14 @@ from litestar import Request
 from litestar.di import Provide
 from litestar.params import RawBody
 
+from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
+from gateway.dialects.weigh import check_values
 from gateway.http.generation import check_media
+from gateway.http.services import services_of
 
+_MAX_PROBLEMS = 16
+_MAX_REASON = 300
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
@@ -21,16 +30,19 @@ class JsonBody(Provide):
     """
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
-        def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
+        async def read(request: Request[Any, Any, Any], body: RawBody) -> Any:
             check_media(request)
-            return decode_body(body, kind)
+            services, key = services_of(request), request.user.key_id
+            bounds = services.bounds
+            return await services.workers.run(key, len(body), decode_body, body, kind, bounds)
 
-        super().__init__(read, sync_to_thread=False)
+        super().__init__(read)
         self.kind = kind
 
 
-def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
-    """Raise InvalidRequest with one `field: reason` for each field that is wrong."""
+def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_BOUNDS) -> BodyT:
+    """Raise InvalidRequest with one `field: reason` for each field that is wrong, or TooLarge."""
+    check_values(body, bounds.max_json_values, bounds.max_object_keys)
     document = _document(body)
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     problems = [f"{name[:64]}: unknown field" for name in document if name not in fields]
@@ -44,7 +56,9 @@ def decode_body(body: bytes, kind: type[BodyT]) -> BodyT:
             values[field.name] = msgspec.convert(document[name], field.type)
         except msgspec.ValidationError as error:
             # The reason ends with the path to a value inside the field.
-            problems.append(f"{name}: {error}")
+            problems.append(f"{name}: {str(error)[:_MAX_REASON]}")
+    if (num_more := len(problems) - _MAX_PROBLEMS) > 0:
+        problems[_MAX_PROBLEMS:] = [f"{num_more} more"]
     if problems:
         raise InvalidRequest("; ".join(problems))
     return kind(**values)

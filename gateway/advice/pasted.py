@@ -232,7 +232,10 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _by_url(url: str) -> PastedDialect | None:
-    path = urlsplit(url).path
+    try:
+        path = urlsplit(url).path
+    except ValueError:  # a host in brackets that do not match
+        return None
     if "generateContent" in path:
         return "gemini"
     return next((dialect for end, dialect in _PATHS.items() if path.endswith(end)), None)
@@ -243,11 +246,9 @@ def _by_fields(body: dict[str, Any]) -> PastedDialect:
         if field in body:
             return dialect
     messages, tools = body.get("messages"), body.get("tools")
-    roles = (
-        {m.get("role") for m in messages if isinstance(m, dict)}
-        if isinstance(messages, list)
-        else set()
-    )
+    given = messages if isinstance(messages, list) else []
+    told = (message.get("role") for message in given if isinstance(message, dict))
+    roles = {role for role in told if isinstance(role, str)}
     has_functions = isinstance(tools, list) and any(
         isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
     )

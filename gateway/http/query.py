@@ -11,21 +11,25 @@ from typing import Any
 
 from litestar import Request
 
-from gateway.base.errors import InvalidRequest
+from gateway.base.errors import InvalidRequest, NotFound
 
 Parameter = Mapping[str, Any]
 """A parameter of the OpenAPI document: `name`, `in`, `required` and `schema`."""
 DeclaredQueries = Mapping[tuple[str, str], Sequence[Parameter]]
 """The query parameters of each route: by path template and method in lower case."""
 
+NO_NUL = r"^[^\x00]*$"
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
 async def check_query(request: Request[Any, Any, Any]) -> None:
     """Raise InvalidRequest with one `name: reason` for each parameter that is wrong.
 
-    A controller names it as `before_request`. The application's state holds the declarations.
+    Raise NotFound for a path with NUL, which no name and no id has. A controller names it as
+    `before_request`. The application's state holds the declarations.
     """
+    if "\0" in request.scope["path"]:
+        raise NotFound("path: there is nothing whose name has a NUL")
     declared: DeclaredQueries = request.app.state.declared_queries
     route = str(request.scope.get("path_template")), request.method.lower()
     given: dict[str, list[str]] = {}
@@ -50,6 +54,8 @@ def _problem(parameter: Parameter, values: Sequence[str]) -> str | None:
         schema = schema["items"]
     elif len(values) > 1:
         return f"is given {len(values)} times"
+    if schema["type"] == "string" and any("\0" in value for value in values):
+        return "must not have a NUL"
     is_right = _CHECKS[schema["type"]]
     return None if all(is_right(schema, value) for value in values) else _rule(schema)
 

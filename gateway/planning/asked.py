@@ -13,7 +13,8 @@ MAX_ENGINES = 64
 MAX_MADE_TURNS = 60_000
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 DTYPES: tuple[KvDtype, ...] = ("bfloat16", "float16", "float32", "fp8", "int8")
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+# PostgreSQL takes no NUL.
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00]+$")]
 _Ms = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
 _Gib = Annotated[float, msgspec.Meta(ge=0, le=1_048_576)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]

@@ -23,6 +23,7 @@ from gateway.dialects.openai.request import (
     CompletionRequest,
 )
 from gateway.dialects.responses import request as responses
+from gateway.http.query import NO_NUL
 from gateway.http.speaking import ID_HEADERS
 from gateway.prompt.ask import Dialect
 
@@ -142,7 +143,7 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     made: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
-        "parameters": list(operation.parameters),
+        "parameters": [_without_nul(parameter) for parameter in operation.parameters],
         "responses": responses,
         "security": list(operation.security),
     }
@@ -152,6 +153,14 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
             "content": {"application/json": {"schema": schema_of[repr(operation.body)]}},
         }
     return made
+
+
+def _without_nul(parameter: dict[str, Any]) -> dict[str, Any]:
+    """Texts go to databases, of which PostgreSQL takes no NUL."""
+    schema = parameter["schema"]
+    if parameter["in"] != "query" or schema["type"] != "string" or "enum" in schema:
+        return parameter
+    return {**parameter, "schema": {**schema, "pattern": NO_NUL}}
 
 
 def _errors(

@@ -58,6 +58,7 @@ def bad(schema: dict[str, Any]) -> Iterator[Values]:
     else:
         wrong = ["a" * (schema["maxLength"] + 1)] if "maxLength" in schema else []
         wrong += [""] if schema.get("minLength") else []
+        wrong += ["a\0"] if "pattern" in schema else []
     for value in wrong:
         yield [value]
         if is_list:
@@ -140,6 +141,14 @@ def test_all_bad_parameters_are_named_at_once(http: httpx.Client) -> None:
         " until_ms: must be a whole number from 0 to 253402300799000;"
         " workspace: must be a text of 1 to 64 characters"
     )
+
+
+@pytest.mark.parametrize("path", ["admin/v1/turns/%00", "v1/messages/batches/a%00"])
+def test_nothing_has_a_name_with_a_nul(http: httpx.Client, path: str) -> None:
+    """PostgreSQL takes none, and what the database refuses was a 500."""
+    key = ADMIN_KEY if path.startswith("admin") else API_KEY
+    reply = http.get(f"/{path}", headers={"x-api-key": key})
+    assert reply.status_code == 404, reply.text
 
 
 def test_a_parameter_that_no_handler_declares_is_ignored(http: httpx.Client) -> None:
