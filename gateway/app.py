@@ -154,13 +154,13 @@ async def _start(
     reconciler, drain = _settlers(journal, ledgers.drain, fleet, base, billing)
     recovered = await reconciler.recover()
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
-    sweep = _sweep(settings, ledgers.access, fleet, keyring, catalogue, clock)
+    sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
     await _look_at_database(keyring, keys, settings, clock)
     get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
     dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
     queries = Queries(ledgers.reads)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
-    runner = make_runner(settings, ledgers.access, turns, keyring, _workers(stack), catalogue)
+    runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
     for name, loop in (("cached_contents", sweep.run), ("batches", runner.run)):
         _run_beside(stack, base.supervisor, name, loop)
     return Services(

@@ -189,9 +189,9 @@ class LoopedBackend:
             await self._call(loaded, scan.advance)
         return scan.report()
 
-    async def entries(self) -> list[EntryInfo]:
+    async def entries(self, scope: str | None = None) -> list[EntryInfo]:
         loaded = self._ready()
-        return await self._call(loaded, partial(entry_infos, loaded.cache, self._clock.now))
+        return await self._call(loaded, partial(entry_infos, loaded.cache, self._clock.now, scope))
 
     async def stats(self) -> Stats:
         loaded = self._ready()

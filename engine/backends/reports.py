@@ -80,9 +80,16 @@ def _stored_chain(store: StoreTier, block: Block, now: float) -> ChainHeld:
     )
 
 
-def entry_infos(cache: PrefixCache, now: Callable[[], float]) -> list[EntryInfo]:
+def entry_infos(
+    cache: PrefixCache, now: Callable[[], float], scope: str | None = None
+) -> list[EntryInfo]:
+    """The live entries of one scope, or of all."""
     at, block_size = now(), cache.pool.block_size
-    return [_entry_info(entry, at, block_size) for entry in cache.entries.live()]
+    return [
+        _entry_info(entry, at, block_size)
+        for entry in cache.entries.live()
+        if scope is None or entry.scope == scope
+    ]
 
 
 def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:

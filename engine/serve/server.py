@@ -5,7 +5,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import structlog
@@ -15,7 +15,7 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import HTTPException, InternalServerException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
-from litestar.params import FromQuery, RawBody
+from litestar.params import FromQuery, QueryParameter, RawBody
 from litestar.response import Stream
 
 from engine import metrics
@@ -119,8 +119,12 @@ async def snapshot(backend: EngineBackend) -> Stream:
 
 
 @get("/entries")
-async def entries(backend: EngineBackend) -> list[EntryInfo]:
-    return await backend.entries()
+async def entries(
+    backend: EngineBackend,
+    # A parameter called `scope` would be the ASGI connection's.
+    cache_scope: Annotated[str | None, QueryParameter(name="scope")] = None,
+) -> list[EntryInfo]:
+    return await backend.entries(cache_scope)
 
 
 @get("/stats")

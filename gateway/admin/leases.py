@@ -65,7 +65,7 @@ class LeasesController(AdminController):
             (each.name, names.get(entry.scope), entry)
             for each in services.fleet.ready
             if engine in (None, each.name)
-            for entry in await _entries(each)
+            for entry in await _entries(each, wanted)
             if wanted in (None, entry.scope)
         ]
         found.sort(key=lambda lease: (-lease[2].tokens, lease[2].entry))
@@ -106,9 +106,9 @@ async def _workspaces_by_scope(services: Services) -> dict[str, str]:
     return {services.keyring.scope_of(workspace): workspace for workspace in workspaces}
 
 
-async def _entries(engine: Engine) -> list[EntryInfo]:
+async def _entries(engine: Engine, scope: str | None) -> list[EntryInfo]:
     with suppress(GatewayError):  # it went away, or is too busy to say
-        return await engine.entries()
+        return await engine.entries(scope)
     return []
 
 

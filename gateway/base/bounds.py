@@ -62,6 +62,12 @@ class RequestBounds(BaseModel):
     max_choices: int = Field(
         default=16, ge=1, le=16, description="Most choices (`n`) that a request may ask for"
     )
+    max_logprobs: int = Field(
+        default=200_000,
+        ge=1000,
+        description="Most log probabilities in an answer that is not streamed: of its tokens and"
+        " the likeliest others, in all choices; in the Responses API also where it is streamed",
+    )
     max_name_characters: int = Field(
         default=256,
         ge=64,
@@ -127,7 +133,7 @@ class LoadBounds(BaseModel):
         default=1024 * MEBIBYTE,
         ge=1024,
         description="Bytes of rows that all batches of a workspace may have together, until they"
-        " are deleted",
+        " are deleted; a row counts 512 bytes more and a batch 16 KiB",
     )
     batch_seconds: float = Field(
         default=86_400.0,

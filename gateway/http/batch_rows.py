@@ -20,6 +20,11 @@ from gateway.ledger.batches import BatchItem
 from gateway.prompt.ask import Ask, Principal
 from gateway.prompt.media import Unreadable
 
+ROW_BYTES, BATCH_BYTES = 512, 16_384
+"""What a row and a batch count besides the rows' bodies, for their places in the database.
+
+So a workspace can't fill the database with millions of rows of a few bytes each.
+"""
 _COMPRESSION = 1
 _MAX_NAMES = 64
 _PIECE_SECONDS = 0.02
@@ -60,7 +65,8 @@ class RowReader:
 def ranked(
     reader: RowReader, body: bytes, principal: Principal, version: Version
 ) -> tuple[list[BatchItem], int]:
-    """The rows of a batch's body and their bytes. Rows that begin alike have neighbouring ranks.
+    """The rows of a batch's body, and the bytes that it counts. Rows that begin alike have
+    neighbouring ranks.
 
     A row that can't be read is no error of the batch: it is answered with its own. A thread does
     this for seconds, and rests as long as it works, so that turns have the processor meanwhile.
@@ -85,7 +91,7 @@ def ranked(
         )
         for position, item in enumerate(given)
     ]
-    return items, sum(len(item.params) for item in given)
+    return items, BATCH_BYTES + sum(ROW_BYTES + len(item.params) for item in given)
 
 
 def _prefix_of(

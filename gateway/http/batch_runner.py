@@ -12,9 +12,10 @@ row that is refused for now keeps no place while it waits to be tried again.
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from itertools import groupby
+from typing import Any
 
 import msgspec
 from structlog.contextvars import bind_contextvars
@@ -57,10 +58,15 @@ _TICK_SECONDS = 0.5
 _TICKS = 10
 _OWNED_SECONDS = 15.0
 _KEPT = timedelta(days=29)
+_FORGET_SECONDS = 60.0
 _WINDOW = 64
 WORKING = 2
 _MAX_ATTEMPTS = 4
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 8.0
+"""The pause of a batch of which no row could run; it is twice as long each time.
+
+All rows are read from the database again behind it.
+"""
 _GATHER_SECONDS = 0.1
 _LATER = Overloaded, RateLimited, JournalUnavailable, LedgerUnavailable
 _BROKEN = EngineFailed, NotServed, EngineLost, EngineTimeout
@@ -86,6 +92,7 @@ class BatchRunner:
         self._clock = turns.clock
         self._concurrency = concurrency
         self._places: dict[str, asyncio.Semaphore] = {}
+        self._forget_at = self._clock.wall()
         # As it was told last: at most a tick old.
         self._statuses: dict[str, str] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -127,7 +134,9 @@ class BatchRunner:
             self._statuses[batch.id] = batch.status
             if batch.id not in self._running:
                 self._begin(batch)
-        await self.store.forget(now - _KEPT)
+        if now >= self._forget_at:
+            self._forget_at = now + timedelta(seconds=_FORGET_SECONDS)
+            await self.store.forget(now - _KEPT)
 
     def _begin(self, batch: Batch) -> None:
         workspace = self._workspaces[batch.id] = batch.workspace_id
@@ -144,6 +153,7 @@ class BatchRunner:
         """Run the batch to its end, or until the database is away: then it is claimed again."""
         warm: set[str] = set()
         attempts: dict[int, int] = {}
+        pause_seconds = _RETRY_SECONDS
         while True:
             now = self._clock.wall()
             status, rows = await self.store.pending(batch.id, _WINDOW)
@@ -153,8 +163,11 @@ class BatchRunner:
                     name = str(left.__struct_config__.tag)
                     await self.store.end(batch.id, name, _compressed(left), now)
                 return
-            if not await self._run_rows(batch, rows, warm, attempts):
-                await asyncio.sleep(_RETRY_SECONDS)
+            if await self._run_rows(batch, rows, warm, attempts):
+                pause_seconds = _RETRY_SECONDS
+                continue
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _MAX_RETRY_SECONDS)
 
     async def _run_rows(
         self, batch: Batch, rows: Sequence[BatchItem], warm: set[str], attempts: dict[int, int]
@@ -216,10 +229,11 @@ class BatchRunner:
         turn_id = self._turns.new_id()
         request_id = f"req_{turn_id.removeprefix('msg_')}"
         bind_contextvars(request_id=request_id)
-        try:
-            message = await self._message(batch, row, turn_id, Origin(request_id))
-            made: BatchResult = Succeeded(message)
-        except GatewayError as error:
+        answer = await _ended(self._message(batch, row, turn_id, Origin(request_id)))
+        if isinstance(answer, Message):
+            made: BatchResult = Succeeded(answer)
+        else:
+            error = answer
             if isinstance(error, _LATER) and not isinstance(error, _BROKEN):
                 return None
             attempts[row.position] = attempts.get(row.position, 0) + 1
@@ -246,6 +260,18 @@ class BatchRunner:
             line="rows of batches",
         )
         return await whole(self._turns.run(ask, turn_id, origin), ask, turn_id)
+
+
+async def _ended(answering: Coroutine[Any, Any, Message]) -> Message | GatewayError:
+    """How a row ended. A failure that nobody foresaw ends this row, and not the batches of all."""
+    ended: Message | BaseException
+    (ended,) = await asyncio.gather(answering, return_exceptions=True)
+    if isinstance(ended, Message | GatewayError):
+        return ended
+    if not isinstance(ended, Exception):
+        raise ended
+    get_logger("batches").error("unhandled", exc_info=ended)
+    return GatewayError()
 
 
 def _compressed(result: BatchResult) -> bytes:

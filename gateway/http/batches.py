@@ -26,6 +26,8 @@ from gateway.http.services import Services, services_of
 from gateway.ledger.batches import PENDING, Batch
 
 _PAGE = 100
+ResultRow = tuple[int, str, bytes]
+"""A row's position, its custom id and its compressed result."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -53,11 +55,12 @@ class BatchesController(Controller):
         workspace, store = request.user.workspace, services.batches
         if after_id is not None and before_id is not None:
             raise InvalidRequest("after_id: excludes before_id")
-        after = await store.get(workspace, after_id) if after_id is not None else None
-        before = await store.get(workspace, before_id) if before_id is not None else None
-        found = await store.page(workspace, limit + 1, after=after, before=before)
-        page = found[-limit:] if before is not None else found[:limit]
-        shown = await _shown(request, page)
+        async with services.storing.taken(workspace):
+            after = await store.get(workspace, after_id) if after_id is not None else None
+            before = await store.get(workspace, before_id) if before_id is not None else None
+            found = await store.page(workspace, limit + 1, after=after, before=before)
+            page = found[-limit:] if before is not None else found[:limit]
+            shown = await _shown(services, request, page)
         return answered(
             wire.MessageBatchList(
                 data=shown,
@@ -69,29 +72,34 @@ class BatchesController(Controller):
 
     @get("/{batch_id:str}")
     async def get_batch(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        batch = await services_of(request).batches.get(request.user.workspace, batch_id)
-        return answered((await _shown(request, [batch]))[0])
+        services, workspace = services_of(request), request.user.workspace
+        async with services.storing.taken(workspace):
+            batch = await services.batches.get(workspace, batch_id)
+            return answered((await _shown(services, request, [batch]))[0])
 
     @post("/{batch_id:str}/cancel", status_code=200)
     async def cancel(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        services = services_of(request)
-        now = services.clock.wall()
-        batch = await services.batches.cancel(request.user.workspace, batch_id, now)
-        return answered((await _shown(request, [batch]))[0])
+        services, workspace = services_of(request), request.user.workspace
+        async with services.storing.taken(workspace):
+            batch = await services.batches.cancel(workspace, batch_id, services.clock.wall())
+            return answered((await _shown(services, request, [batch]))[0])
 
     @delete("/{batch_id:str}", status_code=200)
     async def remove(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
-        await services_of(request).batches.remove(request.user.workspace, batch_id)
+        services, workspace = services_of(request), request.user.workspace
+        async with services.storing.taken(workspace):
+            await services.batches.remove(workspace, batch_id)
         return answered(wire.DeletedBatch(id=batch_id))
 
     @get("/{batch_id:str}/results")
     async def results(self, request: KeyRequest, batch_id: FromPath[str]) -> ASGIResponse:
         """In the order in which the rows came."""
-        services = services_of(request)
-        batch = await services.batches.get(request.user.workspace, batch_id)
+        services, workspace = services_of(request), request.user.workspace
+        async with services.storing.taken(workspace):
+            batch = await services.batches.get(workspace, batch_id)
         if batch.status != "ended":
             raise InvalidRequest("message_batch_id: the batch is processing, it has no results yet")
-        first = await services.batches.results(batch.id, -1, _PAGE)
+        first = await _page(services, batch, -1)
         return ASGIStreamingResponse(
             iterator=_lines(services, batch, first), media_type="application/x-jsonl"
         )
@@ -121,26 +129,34 @@ async def _create(request: KeyRequest, body: bytes) -> wire.MessageBatch:
         created_at=now,
         expires_at=now + timedelta(seconds=services.load_bounds.batch_seconds),
     )
-    await services.batches.create(batch, items)
+    async with services.storing.taken(principal.workspace):
+        await services.batches.create(batch, items)
     return _message_batch(request, batch, {PENDING: len(items)})
 
 
 async def _lines(
-    services: Services, batch: Batch, page: list[tuple[int, str, bytes]]
+    services: Services, batch: Batch, page: list[ResultRow]
 ) -> AsyncGenerator[bytes, None]:
     """Pages of lines. A database that goes away cuts the stream, which clients notice."""
     while page:
         yield await asyncio.to_thread(_encoded, page)
-        page = await services.batches.results(batch.id, page[-1][0], _PAGE)
+        page = await _page(services, batch, page[-1][0])
 
 
-def _encoded(page: list[tuple[int, str, bytes]]) -> bytes:
+async def _page(services: Services, batch: Batch, after: int) -> list[ResultRow]:
+    async with services.storing.taken(batch.workspace_id):
+        return await services.batches.results(batch.id, after, _PAGE)
+
+
+def _encoded(page: list[ResultRow]) -> bytes:
     lines = [_encode(wire.ResultLine(name, Raw(zlib.decompress(r)))) for _, name, r in page]
     return b"\n".join([*lines, b""])
 
 
-async def _shown(request: KeyRequest, page: list[Batch]) -> list[wire.MessageBatch]:
-    counts = await services_of(request).batches.counts([batch.id for batch in page])
+async def _shown(
+    services: Services, request: KeyRequest, page: list[Batch]
+) -> list[wire.MessageBatch]:
+    counts = await services.batches.counts([batch.id for batch in page])
     return [_message_batch(request, batch, counts.get(batch.id, {})) for batch in page]
 
 

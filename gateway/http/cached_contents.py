@@ -25,6 +25,7 @@ from gateway.dialects.gemini.ask import Asked, Held, ask_of
 from gateway.dialects.gemini.content import Content, Part
 from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
 from gateway.http.auth import KeyAuth
+from gateway.http.bodies import brought_in
 from gateway.http.generation import KeyRequest, answered, check_media, until_taken
 from gateway.http.presence import while_present
 from gateway.http.query import check_query
@@ -56,7 +57,8 @@ class CachedContentsController(Controller):
         size = min(int(given.get("pageSize", _PAGE)), _MAX_PAGE)
         after, now = given.get("pageToken", "").replace("\0", ""), services.clock.wall()
         workspace = request.user.workspace
-        found = await services.cached_contents.page(workspace, after, size + 1, now)
+        async with services.storing.taken(workspace):
+            found = await services.cached_contents.page(workspace, after, size + 1, now)
         page = found[:size]
         return answered(
             caches.CachedContentList(
@@ -81,9 +83,10 @@ class CachedContentsController(Controller):
         """The lease ends at once, unless another cached content has the same prompt."""
         services = services_of(request)
         content, now = await _find(request, content_id), services.clock.wall()
-        # First the row: should the gateway die here, the sweep ends the lease.
-        await services.cached_contents.move_expiry(content, now, content.held_until, now)
-        await services.sweep.end([content])
+        async with services.storing.taken(request.user.workspace):
+            # First the row: should the gateway die here, the sweep ends the lease.
+            await services.cached_contents.move_expiry(content, now, content.held_until, now)
+            await services.sweep.end([content])
         return answered(caches.Nothing())
 
 
@@ -110,8 +113,8 @@ async def held_by(
     if asked.cached_content is None:
         return None
     services = services_of(request)
-    now, name = services.clock.wall(), caches.id_of(asked.cached_content)
-    content, packed = await services.cached_contents.with_body(request.user.workspace, name, now)
+    now = services.clock.wall()
+    content, packed = await _with_body(request, caches.id_of(asked.cached_content))
     if content.model != model.id:
         raise InvalidRequest(
             f"cachedContent: is of models/{content.model}, the request asks for models/{model.id}"
@@ -139,7 +142,8 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
     expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
     if expires is None:
         expires = now + timedelta(seconds=caches.DEFAULT_SECONDS)
-    await services.cached_contents.check_room(workspace, num_bytes, now)
+    async with services.storing.taken(workspace):
+        await services.cached_contents.check_room(workspace, num_bytes, now)
     kept = await _hold(request, services, model, prompted, num_bytes, expires - now)
     content = CachedContent(
         id=services.turns.ids.hex(12),
@@ -164,8 +168,7 @@ async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.C
     now = services.clock.wall()
     given = caches.decode_update(body, services.bounds)
     expires = caches.expiry_of(given, now, services.load_bounds.cached_content_seconds)
-    content_id = caches.id_of(content_id)
-    content, packed = await services.cached_contents.with_body(workspace, content_id, now)
+    content, packed = await _with_body(request, caches.id_of(content_id))
     if expires is None:
         raise InvalidRequest("ttl: is required, or expireTime: nothing else can be changed")
     holdfast: Holdfast | None = None
@@ -232,9 +235,20 @@ def _unpacked(packed: bytes) -> Prompted:
 
 
 async def _find(request: KeyRequest, content_id: str) -> CachedContent:
-    services = services_of(request)
+    services, workspace = services_of(request), request.user.workspace
     now = services.clock.wall()
-    return await services.cached_contents.get(request.user.workspace, content_id, now)
+    async with services.storing.taken(workspace):
+        return await services.cached_contents.get(workspace, content_id, now)
+
+
+async def _with_body(request: KeyRequest, content_id: str) -> tuple[CachedContent, bytes]:
+    """As `_find`, with the compressed body. Its bytes count as if the request had sent them."""
+    services, workspace = services_of(request), request.user.workspace
+    found = await _find(request, content_id)
+    await brought_in(request.scope, found.num_bytes)
+    now = services.clock.wall()
+    async with services.storing.taken(workspace):
+        return await services.cached_contents.with_body(workspace, content_id, now)
 
 
 def _shown(content: CachedContent) -> caches.CachedContent:

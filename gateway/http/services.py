@@ -23,7 +23,12 @@ from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.counting import Counting
 from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import PLANS_PER_KEY, ReadLimit
+from gateway.limits.reading import (
+    PLANS_PER_KEY,
+    STORE_CALLS_PER_WORKSPACE,
+    STORE_REST,
+    ReadLimit,
+)
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
@@ -52,6 +57,11 @@ class Services:
     reading: ReadLimit
     exporting: ReadLimit
     planning: ReadLimit = field(default_factory=lambda: ReadLimit(PLANS_PER_KEY))
+    storing: ReadLimit = field(
+        default_factory=lambda: ReadLimit(
+            STORE_CALLS_PER_WORKSPACE, STORE_REST, "calls of batches and cached contents at once"
+        )
+    )
     planners: Planners
     clock: Clock
     workers: Workers

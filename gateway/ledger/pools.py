@@ -8,6 +8,7 @@ from gateway.ledger.identity import Identity
 
 _DRAIN_CONNECTIONS = 2
 _ACCESS_CONNECTIONS = 6
+_STORE_CONNECTIONS = 8
 _READ_CONNECTIONS = 8
 _INSPECTION_CONNECTIONS = 1
 _INSPECTION_SECONDS = 120.0
@@ -15,10 +16,14 @@ _INSPECTION_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgers:
-    """Pools of one database, so that large reads delay neither the drain nor a revocation."""
+    """Pools of one database, so that large reads delay neither the drain nor a revocation.
+
+    `access` is for keys and workspaces, `store` for what clients keep: batches, cached contents.
+    """
 
     drain: Ledger
     access: Ledger
+    store: Ledger
     reads: Ledger
     inspection: Ledger
 
@@ -35,6 +40,7 @@ def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
     return Ledgers(
         drain=opened(_DRAIN_CONNECTIONS),
         access=opened(_ACCESS_CONNECTIONS),
+        store=opened(_STORE_CONNECTIONS),
         reads=opened(_READ_CONNECTIONS),
         inspection=opened(_INSPECTION_CONNECTIONS, _INSPECTION_SECONDS),
     )

@@ -1,5 +1,7 @@
 """How many reads of the admin API one key may have at once. Further reads of the key wait.
 
+The calls of batches and cached contents are bounded so for each workspace.
+
 These reads have database connections of their own (`app.py`). One key could occupy all of them.
 They share the event loop with the turns. So a place rests after each read, in proportion to its
 time, and a key that reads all the time leaves most of the loop to others. An answer waits for a
@@ -19,6 +21,8 @@ PLANS_PER_KEY = 1
 READ_REST = 2.0
 EXPORT_REST = 6.0
 """How many times the time of a read its place rests."""
+STORE_CALLS_PER_WORKSPACE = 3
+STORE_REST = 1.0
 MAX_REST_SECONDS = 1.0
 WAIT_SECONDS = 10.0
 
@@ -32,9 +36,16 @@ class _Places:
 class ReadLimit:
     """`rest` times the time that a read took, its place is not given to another one."""
 
-    def __init__(self, per_key: int = READS_PER_KEY, rest: float = READ_REST) -> None:
+    def __init__(
+        self,
+        per_key: int = READS_PER_KEY,
+        rest: float = READ_REST,
+        what: str = "reads at once",
+    ) -> None:
+        """`what` is bounded, for the refusal."""
         self._per_key = per_key
         self._rest = rest
+        self._what = what
         self._places: dict[str, _Places] = {}
 
     @asynccontextmanager
@@ -50,7 +61,7 @@ class ReadLimit:
                 async with asyncio.timeout(WAIT_SECONDS):
                     await places.free.acquire()
             except TimeoutError:
-                raise RateLimited("reads at once", self._per_key, 5) from None
+                raise RateLimited(self._what, self._per_key, 5) from None
             begun = loop.time()
             try:
                 yield

@@ -157,8 +157,10 @@ class Engine:
     async def stats(self) -> Stats:
         return await self._call("GET", "/v1/stats", Stats)
 
-    async def entries(self) -> list[EntryInfo]:
-        return await self._call("GET", "/v1/entries", list[EntryInfo])
+    async def entries(self, scope: str | None = None) -> list[EntryInfo]:
+        """The live entries of one scope (hexadecimal), or of all."""
+        path = "/v1/entries" if scope is None else f"/v1/entries?scope={scope}"
+        return await self._call("GET", path, list[EntryInfo])
 
     async def memory(self) -> Memory:
         return await self._call("GET", "/v1/memory", Memory)

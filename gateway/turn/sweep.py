@@ -69,6 +69,6 @@ class Sweep:
             model = self._catalogue.find(content.model, self._fleet.served)
             if not model.is_served_by(description.model):
                 return
-            for entry in await engine.entries():
+            for entry in await engine.entries(scope):
                 if entry.scope == scope and entry.name == content.prefix:
                     await engine.drop(scope, entry.entry)

@@ -74,6 +74,22 @@ def test_a_lease_is_listed_with_what_the_ledger_knows_of_it(
     assert admin.get("leases?engine=engine-9") == []
 
 
+def test_the_engine_lists_the_entries_of_one_scope(stack: Stack, keys: dict[str, str]) -> None:
+    """A workspace's own look at its leases does not make the engine write down all others'."""
+    for workspace in ("mine", "theirs"):
+        send(stack, keys[workspace], f"Of {workspace}. " + SYSTEM)
+    with stack.engine_client() as http:
+        everything = http.get("/v1/entries").json()
+        scopes = {each["scope"] for each in everything}
+        assert len(scopes) == 2
+        for scope in scopes:
+            found = http.get(f"/v1/entries?scope={scope}").json()
+            kept = [each["entry"] for each in everything if each["scope"] == scope]
+            assert sorted(each["entry"] for each in found) == sorted(kept)
+            assert {each["scope"] for each in found} == {scope}
+        assert http.get("/v1/entries?scope=unknown").json() == []
+
+
 def test_a_lease_that_is_dropped_is_gone_in_the_engine(stack: Stack, keys: dict[str, str]) -> None:
     before = [lease["entry"]["entry"] for lease in leases(stack, "theirs")]
     send(stack, keys["theirs"], "Dropped. " + SYSTEM)
