@@ -1,6 +1,6 @@
 """POST /v1/chat/completions and POST /v1/completions."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,10 +12,11 @@ from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError
 from gateway.dialects import sse
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.collector import collect_chat, collect_completion
+from gateway.dialects.openai.collector import ChatCollector, TextCollector
 from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.errors import body_of
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
+from gateway.dialects.openai.response import ChatCompletion, Completion
 from gateway.dialects.openai.writer import ChatWriter, TextWriter
 from gateway.http.auth import KeyAuth
 from gateway.http.errors import request_id
@@ -68,7 +69,7 @@ async def create_chat_completion(request: KeyRequest, body: bytes) -> ASGIRespon
 
     check_media(request)
     ask = await prepared(request, services, len(body), read, make)
-    return await _answer(request, services, ask, ChatWriter, collect_chat)
+    return await _answer(request, services, ask, ChatWriter, ChatCollector())
 
 
 async def create_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
@@ -83,7 +84,7 @@ async def create_completion(request: KeyRequest, body: bytes) -> ASGIResponse:
 
     check_media(request)
     ask = await prepared(request, services, len(body), read, make)
-    return await _answer(request, services, ask, TextWriter, collect_completion)
+    return await _answer(request, services, ask, TextWriter, TextCollector())
 
 
 async def _answer(
@@ -91,7 +92,7 @@ async def _answer(
     services: Services,
     ask: Ask,
     kind: type[WriterT],
-    collect: Callable[[list[Any]], msgspec.Struct],
+    collector: ChatCollector | TextCollector,
 ) -> ASGIResponse:
     """Run the turn. The response's id is the turn's, in OpenAI's form."""
     turn_id, items, findings = await begun(request, services, ask)
@@ -106,17 +107,20 @@ async def _answer(
     )
     if ask.stream:
         return streamed(_stream(items, writer, request_id(request.scope)), items)
-    return answered(collect(await while_present(request, _chunks(items, writer))))
+    return answered(await while_present(request, _whole(items, writer, collector)))
 
 
-async def _chunks(items: Items, writer: ChatWriter | TextWriter) -> list[Any]:
-    return [
-        chunk
-        async for item in items
-        if not isinstance(item, Taken)
-        for frame in item
-        for chunk in writer.write(frame)
-    ]
+async def _whole(
+    items: Items, writer: ChatWriter | TextWriter, collector: Any
+) -> ChatCompletion | Completion:
+    async for item in items:
+        if isinstance(item, Taken):
+            continue
+        for frame in item:
+            for chunk in writer.write(frame):
+                collector.take(chunk)
+    whole: ChatCompletion | Completion = collector.whole()
+    return whole
 
 
 async def _stream(

@@ -17,7 +17,7 @@ from gateway.dialects.gemini.decode import decode_count, decode_generate
 from gateway.dialects.gemini.errors import body_of
 from gateway.dialects.gemini.request import GenerateRequest
 from gateway.dialects.gemini.response import GenerateContentResponse, ModalityCount, TokenCount
-from gateway.dialects.gemini.writer import GeminiWriter, collect
+from gateway.dialects.gemini.writer import GeminiCollector, GeminiWriter
 from gateway.http.cached_contents import held_by
 from gateway.http.errors import request_id
 from gateway.http.generation import (
@@ -52,7 +52,7 @@ async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIRes
     ask = await _asked(request, services, body, model, method)
     items, writer = await _begin(request, services, ask)
     if method == _GENERATE:
-        return answered(collect(await while_present(request, _chunks(items, writer))))
+        return answered(await while_present(request, _whole(items, writer)))
     made = request_id(request.scope)
     if request.query_params.get("alt") == "sse":
         return streamed(_events(items, writer, made), items)
@@ -65,8 +65,10 @@ async def _asked(
     arrived = request.scope["state"]["arrived"]
 
     def read() -> GenerateRequest:
-        decode = decode_count if method == _COUNT else decode_generate
-        return decode(body, model, services.bounds)
+        if method == _COUNT:
+            return decode_count(body, model, services.bounds)
+        is_streamed = method == _STREAM
+        return decode_generate(body, model, services.bounds, is_streamed=is_streamed)
 
     def make(decoded: GenerateRequest, found: Model, held: Held | None) -> Ask:
         asked = Asked(request.user, found, arrived, services.unreadable)
@@ -114,8 +116,12 @@ async def _begin(request: KeyRequest, services: Services, ask: Ask) -> tuple[Ite
     return items, writer
 
 
-async def _chunks(items: Items, writer: GeminiWriter) -> list[GenerateContentResponse]:
-    return [chunk async for chunks in _written(items, writer) for chunk in chunks]
+async def _whole(items: Items, writer: GeminiWriter) -> GenerateContentResponse:
+    collector = GeminiCollector()
+    async for chunks in _written(items, writer):
+        for chunk in chunks:
+            collector.take(chunk)
+    return collector.whole()
 
 
 async def _written(

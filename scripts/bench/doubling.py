@@ -9,6 +9,7 @@ import sys
 
 from scripts.setup.options import parse
 from tests.doubling import GROWTH, curve_of, row
+from tests.gateway.doubling_dialects import DIALECT_DIMENSIONS
 from tests.gateway.doubling_requests import DIMENSIONS
 from tests.gateway.doubling_state import STATE_DIMENSIONS
 
@@ -17,7 +18,7 @@ def main() -> int:
     points = parse(__doc__, points=(6, "sizes of each dimension")).points
     print(f"{'dimension':44} {'bound':>9} {'worst':>5} ms of CPU, up to the bound by doubling")
     worst = 0.0
-    for dimension in [*DIMENSIONS, *STATE_DIMENSIONS]:
+    for dimension in [*DIMENSIONS, *DIALECT_DIMENSIONS, *STATE_DIMENSIONS]:
         curve = curve_of(dimension, points)
         worst = max(worst, curve.growth)
         print(row(curve), flush=True)

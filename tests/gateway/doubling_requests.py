@@ -29,7 +29,7 @@ from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.writer import EventWriter, MessageCollector
 from gateway.dialects.nonces import without_nonces
 from gateway.dialects.openai.ask import chat_ask_of, completion_ask_of
-from gateway.dialects.openai.collector import collect_chat
+from gateway.dialects.openai.collector import ChatCollector
 from gateway.dialects.openai.decode import decode_chat, decode_completion
 from gateway.dialects.openai.writer import ChatWriter
 from gateway.prompt.ask import Ask, Compared, Principal
@@ -39,8 +39,8 @@ from tests.doubling import Dimension, Work
 
 Json = dict[str, Any]
 
-_PRINCIPAL = Principal("workspace", "key", "5" * 32)
-_MODEL = Model(id="m", display_name="m")
+PRINCIPAL = Principal("workspace", "key", "5" * 32)
+MODEL = Model(id="m", display_name="m")
 _COMPARED = Compared(is_wanted=True, previous="msg_1", parameters=b"p")
 _BLOCKS = BOUNDS.max_blocks - 16
 _BYTES = 8 << 20
@@ -52,7 +52,7 @@ _HI = {"role": "user", "content": "hi"}
 _MARKER = {"type": "ephemeral"}
 
 
-def _read(decode: Callable[[bytes], Ask], body: Json) -> Work:
+def read_by(decode: Callable[[bytes], Ask], body: Json) -> Work:
     """What the gateway does with every request besides sending it."""
     raw = msgspec.json.encode({"model": "m", **body})
 
@@ -69,24 +69,24 @@ def _read(decode: Callable[[bytes], Ask], body: Json) -> Work:
 def _messages(body: Json) -> Work:
     def decode(raw: bytes) -> Ask:
         request, _ = without_nonces(decode_messages(raw))
-        return ask_of(request, _PRINCIPAL, _MODEL, "2023-06-01", 0.0, comparison=_COMPARED)
+        return ask_of(request, PRINCIPAL, MODEL, "2023-06-01", 0.0, comparison=_COMPARED)
 
-    return _read(decode, {"max_tokens": 1, "messages": [_HI], **body})
+    return read_by(decode, {"max_tokens": 1, "messages": [_HI], **body})
 
 
 def _chat(body: Json) -> Work:
     def decode(raw: bytes) -> Ask:
         request, _ = without_nonces(decode_chat(raw))
-        return chat_ask_of(request, _PRINCIPAL, _MODEL, 0.0)
+        return chat_ask_of(request, PRINCIPAL, MODEL, 0.0)
 
-    return _read(decode, {"messages": [_HI], **body})
+    return read_by(decode, {"messages": [_HI], **body})
 
 
 def _completion(prompt: str) -> Work:
     def decode(raw: bytes) -> Ask:
-        return completion_ask_of(decode_completion(raw), _PRINCIPAL, _MODEL, 0.0)
+        return completion_ask_of(decode_completion(raw), PRINCIPAL, MODEL, 0.0)
 
-    return _read(decode, {"prompt": prompt})
+    return read_by(decode, {"prompt": prompt})
 
 
 def _raw(how: tuple[Callable[[bytes], object], bytes]) -> Work:
@@ -270,7 +270,10 @@ def _chunked(deltas: list[Frame]) -> Work:
         chunks = [chunk for frame in frames for chunk in writer.write(frame)]
         for chunk in chunks:
             sse.data(chunk)
-        collect_chat(chunks)
+        collector = ChatCollector()
+        for chunk in chunks:
+            collector.take(chunk)
+        collector.whole()
 
     return work
 
@@ -281,7 +284,7 @@ def _call_frames(count: int) -> list[Frame]:
     ]
 
 
-def _dimensions(
+def dimensions(
     group: str, work: Callable[[Any], Work], rows: Mapping[str, tuple[int, Callable[[int], Any]]]
 ) -> list[Dimension]:
     """From each dimension's bound and what `work` gets at a size."""
@@ -380,10 +383,10 @@ _CHUNKS = {
 }
 _EVENTS = {**_CHUNKS, "thinking": (16_384, lambda n: [ThinkingDelta("a")] * n)}
 DIMENSIONS = [
-    *_dimensions("messages", _messages, _MESSAGES),
-    *_dimensions("chat", _chat, _CHAT),
-    *_dimensions("completions", _completion, _COMPLETIONS),
-    *_dimensions("body", _raw, _BODIES),
-    *_dimensions("events", _written, _EVENTS),
-    *_dimensions("chunks", _chunked, _CHUNKS),
+    *dimensions("messages", _messages, _MESSAGES),
+    *dimensions("chat", _chat, _CHAT),
+    *dimensions("completions", _completion, _COMPLETIONS),
+    *dimensions("body", _raw, _BODIES),
+    *dimensions("events", _written, _EVENTS),
+    *dimensions("chunks", _chunked, _CHUNKS),
 ]

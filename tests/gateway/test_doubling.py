@@ -6,11 +6,16 @@ Three sizes of each here; `python -m scripts.bench.doubling` has more, and print
 import pytest
 
 from tests.doubling import GROWTH, Dimension, curve_of, row
+from tests.gateway.doubling_dialects import DIALECT_DIMENSIONS
 from tests.gateway.doubling_requests import DIMENSIONS
 from tests.gateway.doubling_state import STATE_DIMENSIONS
 
 
-@pytest.mark.parametrize("dimension", [*DIMENSIONS, *STATE_DIMENSIONS], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "dimension",
+    [*DIMENSIONS, *DIALECT_DIMENSIONS, *STATE_DIMENSIONS],
+    ids=lambda one: one.name,
+)
 def test_a_doubled_dimension_costs_no_more_than_twice_as_much(dimension: Dimension) -> None:
     curve = curve_of(dimension, points=3)
     print(row(curve))

@@ -7,6 +7,7 @@ import msgspec
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.calls import check_input
+from gateway.dialects.gathered import bounded_tokens
 from gateway.dialects.gemini.content import Part
 from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
 from gateway.prompt.schemas import check_schema
@@ -27,6 +28,16 @@ def check_bounds(request: Prompted, bounds: RequestBounds) -> None:
             _check_names(part, f"contents[{index}].parts[{number}]", bounds)
     if isinstance(request, GenerateRequest):
         _check_generation(request.generation_config, bounds)
+
+
+def bound_logprobs(config: GenerationConfig, bounds: RequestBounds) -> None:
+    """For an answer that is gathered. It gets a limit where it has none."""
+    if config.response_logprobs:
+        num_probs = config.candidate_count * ((config.logprobs or 0) + 1)
+        field = "generationConfig.maxOutputTokens"
+        asked = config.max_output_tokens
+        most = bounded_tokens(asked, num_probs, bounds, field=field, param=None)
+        config.max_output_tokens = most
 
 
 def check_metadata(labels: Any, bounds: RequestBounds) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from gateway.base.bounds import DEFAULT_BOUNDS, RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.complaints import split_complaint
-from gateway.dialects.gemini.bounds import check_bounds, check_metadata
+from gateway.dialects.gemini.bounds import bound_logprobs, check_bounds, check_metadata
 from gateway.dialects.gemini.content import Shape
 from gateway.dialects.gemini.fields import named
 from gateway.dialects.gemini.request import CountRequest, GenerateRequest
@@ -20,12 +20,14 @@ ShapeT = TypeVar("ShapeT", bound=Shape)
 
 
 def decode_generate(
-    body: bytes, model: str, bounds: RequestBounds = DEFAULT_BOUNDS
+    body: bytes, model: str, bounds: RequestBounds = DEFAULT_BOUNDS, *, is_streamed: bool = False
 ) -> GenerateRequest:
     request = decode(body, GenerateRequest, bounds)
     check_metadata(request.labels, bounds)
     request.model = model
     check_bounds(request, bounds)
+    if not is_streamed:
+        bound_logprobs(request.generation_config, bounds)
     return request
 
 

@@ -39,6 +39,7 @@ from gateway.dialects.gemini.content import (
 )
 from gateway.dialects.gemini.content import Part as GivenPart
 from gateway.dialects.gemini.content import Tool as GivenTool
+from gateway.dialects.gemini.pending import PendingCalls
 from gateway.dialects.gemini.request import Prompted
 from gateway.dialects.gemini.schemas import json_schema
 from gateway.prompt.ignored import Notepad
@@ -85,7 +86,7 @@ class _Builder:
     _tools: list[Tool] = field(default_factory=list)
     _system: list[TextPart] = field(default_factory=list)
     _messages: list[Message] = field(default_factory=list)
-    _pending: list[tuple[str, str]] = field(default_factory=list)
+    _pending: PendingCalls = field(default_factory=PendingCalls)
     _num_calls: int = 0
 
     def layout(self) -> Layout:
@@ -108,7 +109,7 @@ class _Builder:
 
     def check_answered(self) -> None:
         if self._pending:
-            missing = ", ".join(name[:64] for _, name in self._pending[:8])
+            missing = ", ".join(name[:64] for name in self._pending.names(8))
             raise InvalidRequest(
                 "contents: each function call must be answered by a function response in the turn"
                 f" that follows it. Missing: {missing}"
@@ -221,7 +222,7 @@ class _Builder:
         check_json(call.args, f"{where}.args")
         self._num_calls += 1
         call_id = call.id or f"call_{self._num_calls}"
-        self._pending.append((call_id, call.name))
+        self._pending.add(call_id, call.name)
         self._slots.append(Slot(path=path))
         return ToolUsePart(call_id, call.name, call.args)
 
@@ -229,21 +230,19 @@ class _Builder:
         where = f"{path}.functionResponse"
         if role != "user":
             raise InvalidRequest(f"{where}: only a content of role 'user' may answer a call")
-        awaited = next(
-            (each for each in self._pending if result.id and each[0] == result.id),
-            next((each for each in self._pending if each[1] == result.name), None),
-        )
-        if awaited is None:
+        call_id = self._pending.answered(result.id, result.name)
+        if call_id is None:
             raise InvalidRequest(
                 f"{where}: no function call of this name awaits a response in the turn before"
             )
-        self._pending.remove(awaited)
         check_json(result.response, f"{where}.response")
         text, is_error = _outcome(result.response)
-        for number, part in enumerate(result.parts):
-            text += "\n" + self._beside(f"{where}.parts[{number}]", part)
+        beside = [
+            self._beside(f"{where}.parts[{number}]", part)
+            for number, part in enumerate(result.parts)
+        ]
         self._slots.append(Slot(path=path))
-        return ToolResultPart(awaited[0], text, is_error)
+        return ToolResultPart(call_id, "\n".join([text, *beside]), is_error)
 
     def _beside(self, path: str, part: ResponsePart) -> str:
         return self._text(path, GivenPart(inline_data=part.inline_data, file_data=part.file_data))

@@ -4,7 +4,7 @@ A function call goes out whole, when its input is complete. The ends of all cand
 the last chunk, together with the usage, since clients take the last chunk for both.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,9 @@ _REASONS: dict[EngineReason, FinishReason] = {
     "tool_use": "STOP",
     "context": "MAX_TOKENS",
 }
+
+_Joined = tuple[Part, list[str]]
+"""A part, and the texts that it is joined of; none of what has no text."""
 
 
 @dataclass(slots=True)
@@ -163,44 +166,51 @@ class GeminiWriter:
         )
 
 
-def collect(chunks: Iterable[GenerateContentResponse]) -> GenerateContentResponse:
-    """Join a response's chunks to one answer.
+class GeminiCollector:
+    """Takes the chunks of one response as they come, and joins them to one answer."""
 
-    Raise EngineFailed if the chunks are not a whole response.
-    """
-    first: GenerateContentResponse | None = None
-    last: GenerateContentResponse | None = None
-    parts: dict[int, list[Part]] = {}
-    logprobs: dict[int, list[LogprobsResult]] = {}
-    for chunk in chunks:
-        first, last = first or chunk, chunk
+    def __init__(self) -> None:
+        self._first: GenerateContentResponse | None = None
+        self._last: GenerateContentResponse | None = None
+        self._parts: dict[int, list[_Joined]] = {}
+        self._logprobs: dict[int, list[LogprobsResult]] = {}
+
+    def take(self, chunk: GenerateContentResponse) -> None:
+        self._first, self._last = self._first or chunk, chunk
         for candidate in chunk.candidates:
-            parts.setdefault(candidate.index, []).extend(candidate.content.parts)
+            made = self._parts.setdefault(candidate.index, [])
+            for part in candidate.content.parts:
+                _add(made, part)
             if candidate.logprobs_result is not UNSET:
-                logprobs.setdefault(candidate.index, []).append(candidate.logprobs_result)
-    if first is None or last is None or last.usage_metadata is UNSET:
-        raise EngineFailed
-    candidates = [
-        msgspec.structs.replace(
-            ended,
-            content=Content(parts=_joined(parts[ended.index])),
-            logprobs_result=joined_logprobs(logprobs.get(ended.index, [])),
-        )
-        for ended in last.candidates
-    ]
-    return msgspec.structs.replace(last, candidates=candidates, holdfast=first.holdfast)
+                self._logprobs.setdefault(candidate.index, []).append(candidate.logprobs_result)
+
+    def whole(self) -> GenerateContentResponse:
+        """Raise EngineFailed if the chunks are not a whole response."""
+        first, last = self._first, self._last
+        if first is None or last is None or last.usage_metadata is UNSET:
+            raise EngineFailed
+        candidates = [
+            msgspec.structs.replace(
+                ended,
+                content=Content(parts=_whole_parts(self._parts[ended.index])),
+                logprobs_result=joined_logprobs(self._logprobs.get(ended.index, [])),
+            )
+            for ended in last.candidates
+        ]
+        return msgspec.structs.replace(last, candidates=candidates, holdfast=first.holdfast)
 
 
-def _joined(parts: Sequence[Part]) -> list[Part]:
+def _add(made: list[_Joined], part: Part) -> None:
     """Neighbouring texts of one kind become one; empty ones are left out beside others."""
-    made: list[tuple[Part, list[str]]] = []
-    for part in parts:
-        if part.text is UNSET or part.text is None:
-            made.append((part, []))
-        elif made and made[-1][1] and made[-1][0].thought == part.thought:
-            made[-1][1].append(part.text)
-        elif part.text:
-            made.append((part, [part.text]))
+    if part.text is UNSET or part.text is None:
+        made.append((part, []))
+    elif made and made[-1][1] and made[-1][0].thought == part.thought:
+        made[-1][1].append(part.text)
+    elif part.text:
+        made.append((part, [part.text]))
+
+
+def _whole_parts(made: list[_Joined]) -> list[Part]:
     whole = [
         msgspec.structs.replace(part, text="".join(texts)) if texts else part
         for part, texts in made

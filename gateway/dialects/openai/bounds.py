@@ -3,6 +3,7 @@
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.calls import check_arguments
+from gateway.dialects.gathered import bounded_tokens
 from gateway.dialects.openai.content import AssistantMessage, Message, ToolMessage
 from gateway.dialects.openai.request import (
     ChatRequest,
@@ -16,6 +17,8 @@ from gateway.prompt.schemas import check_schema
 def check_bounds(request: GenerationRequest, bounds: RequestBounds) -> None:
     """Raise InvalidRequest that names the field and its bound; linear in the request.
 
+    A gathered answer with log probabilities gets a limit where it has none.
+
     That there are at most four stop strings is part of the request's type.
     """
     _check_length(request.model, "model", bounds)
@@ -28,6 +31,17 @@ def check_bounds(request: GenerationRequest, bounds: RequestBounds) -> None:
         )
     if isinstance(request, ChatRequest):
         _check_chat(request, bounds)
+        _bound_logprobs(request, bounds)
+
+
+def _bound_logprobs(request: ChatRequest, bounds: RequestBounds) -> None:
+    if not request.logprobs or request.stream:
+        return
+    name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
+    asked = getattr(request, name)
+    num_probs = request.n * (request.top_logprobs + 1)
+    most = bounded_tokens(asked, num_probs, bounds, field=name, param=name)
+    setattr(request, name, most)
 
 
 def check_metadata(num_bytes: int, bounds: RequestBounds, name: str = "metadata") -> None:

@@ -1,7 +1,7 @@
 """Joins a response's chunks to one answer, for requests without a stream."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,6 +22,8 @@ from gateway.dialects.openai.response import (
     TextChoice,
     Usage,
 )
+
+ChunkT = TypeVar("ChunkT", CompletionChunk, Completion)
 
 
 @dataclass(slots=True)
@@ -63,57 +65,76 @@ class _ChosenText:
         )
 
 
-def collect_chat(chunks: Iterable[CompletionChunk]) -> ChatCompletion:
-    """Raise EngineFailed if the chunks are not a whole response."""
-    first, chosen, usage = None, dict[int, _ChosenText](), None
-    for chunk in chunks:
-        first = first or chunk
-        usage = chunk.usage or usage
+class _Collector(Generic[ChunkT]):
+    """Takes the chunks of one response as they come, so that none is kept."""
+
+    def __init__(self) -> None:
+        self._first: ChunkT | None = None
+        self._usage: Usage | UnsetType | None = None
+        self._chosen: dict[int, _ChosenText] = {}
+
+    def take(self, chunk: ChunkT) -> None:
+        self._first = self._first or chunk
+        self._usage = chunk.usage or self._usage
+
+    def _text(self, index: int) -> _ChosenText:
+        return self._chosen.setdefault(index, _ChosenText())
+
+    def _ended(self) -> tuple[ChunkT, Usage, list[tuple[int, _ChosenText]]]:
+        if self._first is None or not isinstance(self._usage, Usage):
+            raise EngineFailed
+        return self._first, self._usage, sorted(self._chosen.items())
+
+
+class ChatCollector(_Collector[CompletionChunk]):
+    def take(self, chunk: CompletionChunk) -> None:
+        super().take(chunk)
         for choice in chunk.choices:
-            chosen.setdefault(choice.index, _ChosenText()).take(choice)
-    if first is None or not isinstance(usage, Usage):
-        raise EngineFailed
-    return ChatCompletion(
-        id=first.id,
-        created=first.created,
-        model=first.model,
-        choices=[
-            Choice(
+            self._text(choice.index).take(choice)
+
+    def whole(self) -> ChatCompletion:
+        """Raise EngineFailed if the chunks are not a whole response."""
+        first, usage, chosen = self._ended()
+        return ChatCompletion(
+            id=first.id,
+            created=first.created,
+            model=first.model,
+            choices=[
+                Choice(
+                    index=index,
+                    message=text.answer(),
+                    logprobs=Logprobs(text.logprobs) if text.logprobs else None,
+                    finish_reason=_reason(text),
+                    stop_reason=text.stop_reason,
+                )
+                for index, text in chosen
+            ],
+            usage=usage,
+            holdfast=first.holdfast,
+        )
+
+
+class TextCollector(_Collector[Completion]):
+    def take(self, chunk: Completion) -> None:
+        super().take(chunk)
+        for choice in chunk.choices:
+            text = self._text(choice.index)
+            text.parts.append(choice.text)
+            text.end(choice.finish_reason, choice.stop_reason)
+
+    def whole(self) -> Completion:
+        """Raise EngineFailed if the chunks are not a whole response."""
+        first, usage, chosen = self._ended()
+        choices = [
+            TextChoice(
                 index=index,
-                message=text.answer(),
-                logprobs=Logprobs(text.logprobs) if text.logprobs else None,
+                text="".join(text.parts),
                 finish_reason=_reason(text),
                 stop_reason=text.stop_reason,
             )
-            for index, text in sorted(chosen.items())
-        ],
-        usage=usage,
-        holdfast=first.holdfast,
-    )
-
-
-def collect_completion(chunks: Iterable[Completion]) -> Completion:
-    """Raise EngineFailed if the chunks are not a whole response."""
-    first, chosen, usage = None, dict[int, _ChosenText](), None
-    for chunk in chunks:
-        first = first or chunk
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            text = chosen.setdefault(choice.index, _ChosenText())
-            text.parts.append(choice.text)
-            text.end(choice.finish_reason, choice.stop_reason)
-    if first is None or not isinstance(usage, Usage):
-        raise EngineFailed
-    choices = [
-        TextChoice(
-            index=index,
-            text="".join(text.parts),
-            finish_reason=_reason(text),
-            stop_reason=text.stop_reason,
-        )
-        for index, text in sorted(chosen.items())
-    ]
-    return msgspec.structs.replace(first, choices=choices, usage=usage)
+            for index, text in chosen
+        ]
+        return msgspec.structs.replace(first, choices=choices, usage=usage)
 
 
 def _reason(text: _ChosenText) -> FinishReason:

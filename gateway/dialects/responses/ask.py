@@ -11,6 +11,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.openai.segments import HELD_FOR_AN_HOUR, NATIVE_TTL
 from gateway.dialects.responses.content import AdditionalTools
 from gateway.dialects.responses.request import (
+    LOGPROBS,
     AllowedTools,
     Given,
     JsonObjectFormat,
@@ -18,6 +19,7 @@ from gateway.dialects.responses.request import (
     NamedTool,
     ResponsesRequest,
 )
+from gateway.dialects.responses.response import MAX_ECHO_BYTES, unechoed
 from gateway.dialects.responses.segments import Reading, lay_out
 from gateway.dialects.responses.tools import Origin, Toolbox
 from gateway.prompt.ask import Ask, Compared, Principal, guarantees_calls
@@ -27,8 +29,8 @@ from gateway.prompt.origin import name_of
 from gateway.prompt.plan import make_plan
 
 _REASONING = "reasoning.encrypted_content"
-_LOGPROBS = "message.output_text.logprobs"
 _PREFIX = "resp_"
+_MAX_SAID = 200
 KindT = TypeVar("KindT", AllowedTools, NamedTool)
 
 
@@ -70,6 +72,8 @@ def prepare(
         layout, NATIVE_TTL if is_implicit else None, principal.scope, policy, principal.sketched
     )
     _note_without_effect(request, notepad)
+    for name in unechoed(given.fields):
+        notepad.ignore(name, f"longer than {MAX_ECHO_BYTES} bytes: the answer does not repeat it")
     ask = Ask(
         dialect="responses",
         principal=principal,
@@ -149,7 +153,8 @@ def _converted(choice: dict[str, Any], kind: type[KindT]) -> KindT:
     try:
         return msgspec.convert(choice, kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"tool_choice: {error}".replace("`", "'"), "tool_choice") from None
+        said = str(error)[:_MAX_SAID].replace("`", "'")
+        raise InvalidRequest(f"tool_choice: {said}", "tool_choice") from None
 
 
 def _sampling(request: ResponsesRequest) -> Sampling:
@@ -158,7 +163,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
         # A `top_p` of 0 leaves only the most likely token, like a temperature of 0.
         temperature=0.0 if request.top_p == 0 else request.temperature,
         top_p=request.top_p or None,
-        logprobs=request.top_logprobs if _LOGPROBS in request.include else None,
+        logprobs=request.top_logprobs if LOGPROBS in request.include else None,
     )
 
 
@@ -190,7 +195,7 @@ def _compared(request: ResponsesRequest) -> str | None:
 
 def _note_without_effect(request: ResponsesRequest, notepad: Notepad) -> None:
     options, reasoning = request.prompt_cache_options, request.reasoning
-    if _LOGPROBS in request.include:
+    if LOGPROBS in request.include:
         notepad.wish("include", "this model tells no log probabilities", "logprobs")
     if request.store:
         notepad.ignore("store", "this server keeps no responses")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gateway.base.bounds import RequestBounds
 from gateway.base.errors import InvalidRequest
 from gateway.dialects.calls import check_arguments, check_input
+from gateway.dialects.gathered import bounded_tokens
 from gateway.dialects.responses.content import (
     AdditionalTools,
     ClientCall,
@@ -20,7 +21,7 @@ from gateway.dialects.responses.content import (
     NamespaceTool,
     Tool,
 )
-from gateway.dialects.responses.request import JsonSchemaFormat, ResponsesRequest
+from gateway.dialects.responses.request import LOGPROBS, JsonSchemaFormat, ResponsesRequest
 from gateway.prompt.schemas import check_schema
 
 _Call = FunctionCall | CustomToolCall | ClientCall
@@ -40,6 +41,14 @@ def check_bounds(request: ResponsesRequest, bounds: RequestBounds) -> None:
         _check_length(tool.name, f"{path}.name", bounds)
         if isinstance(tool, FunctionTool) and tool.parameters is not None:
             check_schema(tool.parameters, f"{path}.parameters", bounds)
+    choice = request.tool_choice
+    allowed = choice.get("tools") if isinstance(choice, dict) else None
+    if isinstance(allowed, list) and len(allowed) > bounds.max_tools:
+        raise InvalidRequest(f"tool_choice.tools: may have at most {bounds.max_tools} items")
+    if LOGPROBS in request.include:
+        name, num_probs = "max_output_tokens", request.top_logprobs + 1
+        most = bounded_tokens(request.max_output_tokens, num_probs, bounds, field=name, param=name)
+        request.max_output_tokens = most
     form = request.text.format if request.text else None
     if isinstance(form, JsonSchemaFormat):
         check_schema(form.schema, "text.format.schema", bounds)

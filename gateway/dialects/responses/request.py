@@ -136,6 +136,8 @@ class Given(NamedTuple):
         return self.request.model
 
 
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` says where log probabilities are wanted."""
 IGNORED = frozenset(
     {
         "access_programs",

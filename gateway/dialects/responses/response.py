@@ -163,6 +163,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     holdfast: Holdfast | UnsetType = UNSET
 
 
+MAX_ECHO_BYTES = 256 * 1024
+"""The longest field of a request that its response repeats, in bytes of JSON.
+
+A stream repeats it three times. The vendor's tools, for one, may have any length here, since they
+are not shown to the model.
+"""
 _NULL = {
     "instructions",
     "max_output_tokens",
@@ -184,8 +190,16 @@ _DEFAULTS = {
 }
 
 
+def unechoed(fields: Mapping[str, Raw]) -> list[str]:
+    """The fields of a request that are too long to be repeated."""
+    repeated = sorted(_NULL | _DEFAULTS.keys())
+    return [name for name in repeated if len(fields.get(name, b"")) > MAX_ECHO_BYTES]
+
+
 def echo_of(fields: Mapping[str, Raw]) -> dict[str, Raw | None]:
-    """The request's fields that every state of its response repeats."""
+    """The request's fields that every state of its response repeats, but for very long ones."""
+    long = unechoed(fields)
+    fields = {name: value for name, value in fields.items() if name not in long}
     echo: dict[str, Raw | None] = {name: fields.get(name) for name in _NULL}
     echo |= {name: fields.get(name, default) for name, default in _DEFAULTS.items()}
     return echo
