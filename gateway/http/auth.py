@@ -138,12 +138,13 @@ class _Reading:
             await self._app(scope, receive, send)
             return
         services = scope["litestar_app"].state.services
-        limit = services.reading
-        if opt.get("is_export"):
-            limit = services.exporting
-        elif opt.get("is_plan"):
-            limit = services.planning
-        async with limit.taken(scope["user"].key_id):
+        viewer: Viewer = scope["user"]
+        limit, whose = services.reading, viewer.key_id
+        if opt.get("is_export") or opt.get("is_plan"):
+            # There are few places for all: the keys of a workspace share one.
+            limit = services.exporting if opt.get("is_export") else services.planning
+            whose = viewer.workspace or viewer.key_id
+        async with limit.taken(whose):
             await self._app(scope, receive, send)
 
 

@@ -45,7 +45,7 @@ class Planners:
         except TimeoutError:
             raise Overloaded("too many plans are being made") from None
         try:
-            async with _process(await asyncio.to_thread(msgspec.msgpack.encode, job)) as output:
+            async with _process(await asyncio.to_thread(_packed, job)) as output:
                 ends = asyncio.get_running_loop().time() + self._deadline_seconds
                 while True:
                     line = await _line(output, ends)
@@ -60,6 +60,13 @@ class Planners:
             if isinstance(line, Planned):
                 return line.plan
         raise Overloaded("the planner has ended early")
+
+
+def _packed(job: Job) -> bytes:
+    try:
+        return msgspec.msgpack.encode(job)
+    except OverflowError:
+        raise InvalidRequest("config: integers must fit in 64 bits") from None
 
 
 async def _line(output: asyncio.StreamReader, ends: float) -> Progress | Planned:
@@ -83,7 +90,6 @@ async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=_ROOT,
-        start_new_session=True,
         limit=_MAX_LINE,
     )
     assert process.stdin is not None and process.stdout is not None
@@ -92,6 +98,9 @@ async def _process(given: bytes) -> AsyncIterator[asyncio.StreamReader]:
         yield process.stdout
     finally:
         feeding.cancel()
+        # It has a group of its own once it has begun. Before that it is alone.
+        with suppress(ProcessLookupError):
+            process.kill()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
