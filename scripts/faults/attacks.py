@@ -166,6 +166,80 @@ async def idle_socket(who: Neighbour, rng: random.Random) -> int:
     return 0
 
 
+async def pipelined(who: Neighbour, rng: random.Random) -> int:
+    """Thousands of requests in one packet, without a key."""
+    return await _on_a_socket(who, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
+
+
+async def one_byte_chunks(who: Neighbour, rng: random.Random) -> int:
+    """A body in chunks of one byte each, with a key: six times as much on the wire."""
+    head = [
+        "POST /v1/messages HTTP/1.1",
+        "host: x",
+        f"x-api-key: {who.client.headers['x-api-key']}",
+        "anthropic-version: 2023-06-01",
+        "content-type: application/json",
+        "transfer-encoding: chunked",
+        "connection: close",
+    ]
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"model": "' + b"x" * 500_000)
+    return await _on_a_socket(who, "\r\n".join([*head, "", ""]).encode() + body + b"0\r\n\r\n")
+
+
+async def values_for_advice(who: Neighbour, rng: random.Random) -> int:
+    """A body of the admin API with millions of values."""
+    values = b"[]," * ((who.bounds.body_limit_bytes - 4096) // 3)
+    return await post(who, "/admin/v1/advise", b'{"requests": [' + values + b"1]}")
+
+
+async def short_rows(who: Neighbour, rng: random.Random) -> int:
+    """A batch of rows of a byte each; then all batches are counted."""
+    row = b'{"custom_id": "r%d", "params": 0}'
+    rows = b",".join(row % number for number in range(10_000))
+    status = await post(who, "/v1/messages/batches", b'{"requests": [' + rows + b"]}")
+    for _ in range(20):
+        await get(who, "/v1/messages/batches?limit=1000")
+    return status
+
+
+async def named_content(who: Neighbour, rng: random.Random) -> int:
+    """A cached content as large as a body, of which few tokens are made, named again and again."""
+    image = {"inlineData": {"mimeType": "image/png", "data": rng.randbytes(8_000_000).hex()}}
+    parts = [{"text": text(rng, 400)}, image]
+    content = {"model": f"models/{who.model}", "contents": [{"role": "user", "parts": parts}]}
+    made = await who.client.post("/v1beta/cachedContents", json=content)
+    if made.status_code != 200:
+        return made.status_code
+    asked = {"contents": [{"parts": [{"text": "And?"}]}], "cachedContent": made.json()["name"]}
+    asked["generationConfig"] = {"maxOutputTokens": 1}
+    path, status = f"/v1beta/models/{who.model}:generateContent", 0
+    for _ in range(20):
+        status = await post(who, path, asked)
+    await who.client.delete(f"/v1beta/{made.json()['name']}")
+    return status
+
+
+async def long_echo(who: Neighbour, rng: random.Random) -> int:
+    """A field of a Responses request that each event of the answer would repeat."""
+    body = {"model": who.model, "input": text(rng, 3), "max_output_tokens": 1, "stream": True}
+    long = "u" * (who.bounds.body_limit_bytes // 2)
+    return await post(who, "/v1/responses", {**body, "user": long})
+
+
+async def log_probabilities(who: Neighbour, rng: random.Random) -> int:
+    """As many log probabilities in one answer as are allowed."""
+    tops, choices = 20, who.bounds.max_choices
+    most = who.bounds.max_logprobs // (choices * (tops + 1))
+    body = _chat(who, rng, max_tokens=most, n=choices, logprobs=True, top_logprobs=tops)
+    return await post(who, "/v1/chat/completions", body)
+
+
+async def plan(who: Neighbour, rng: random.Random) -> int:
+    """A plan for as much traffic as may be made up."""
+    made = {"tenants": 60, "conversations": 50, "turns": 20, "hours": 700, "seed": rng.randrange(9)}
+    return await post(who, "/admin/v1/plan", {"made": made, "engines": 8, "host_gib": 100})
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """An attack, and how many of it run side by side."""
@@ -188,6 +262,14 @@ KINDS: dict[str, Kind] = {
     "descriptions": Kind(describe, 8),
     "wrong keys": Kind(wrong_key, 8),
     "idle sockets": Kind(idle_socket, 1100),
+    "requests in one packet": Kind(pipelined, 4),
+    "chunks of one byte": Kind(one_byte_chunks, 2),
+    "values for advice": Kind(values_for_advice, 2),
+    "rows of a byte": Kind(short_rows, 8),
+    "a large cached content by its name": Kind(named_content, 2),
+    "a long field that is repeated": Kind(long_echo, 4),
+    "log probabilities": Kind(log_probabilities, 1),
+    "plans": Kind(plan, 2),
 }
 
 
@@ -211,6 +293,23 @@ async def post(who: Neighbour, path: str, body: dict[str, Any] | bytes) -> int:
             return reply.status_code
     except httpx.TransportError:
         return 0  # refused while the body was still being sent
+
+
+async def _on_a_socket(who: Neighbour, sent: bytes) -> int:
+    """The status of the first answer; 0 where there is none."""
+    parts = urlsplit(str(who.client.base_url))
+    answer = b""
+    try:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            writer.write(sent)
+            while piece := await reader.read(1 << 16):
+                answer = answer or piece
+        finally:
+            writer.close()
+    except OSError:
+        pass
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
 
 
 async def get(who: Neighbour, path: str) -> int:
