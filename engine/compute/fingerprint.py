@@ -22,6 +22,8 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         for start in range(0, len(flat), _PART):
             state.update(flat[start : start + _PART].cpu().numpy())
     layout = loaded.layout
+    # Ways of attention differ in the last bits, and what one computed should go on as it began.
+    kernel = loaded.kernel if layout.codec is None else None
     return {
         "weights": state.hexdigest(),
         "class": type(loaded.model).__name__,
@@ -32,5 +34,6 @@ def model_facts(loaded: LoadedModel, block_size: int) -> dict[str, str]:
         "windows": str(loaded.windows),
         "torch": torch.__version__,
         "device": loaded.device.type,
+        "attention": "torch" if kernel is None else type(kernel).__name__,
         "byte order": byteorder,
     }

@@ -43,3 +43,11 @@ def test_a_model_is_told_from_one_with_a_single_other_weight(
     assert fingerprint(model_facts(model.loaded, 8)) != before
     weight[7] = kept
     assert fingerprint(model_facts(model.loaded, 8)) == before
+
+
+def test_what_another_way_of_attention_computed_is_another_models(
+    both_attentions: Callable[[str], TinyModel], tiny_models: Callable[[str], TinyModel]
+) -> None:
+    made, usual = both_attentions("llama").loaded, tiny_models("llama").loaded
+    is_alike = type(made.kernel) is type(usual.kernel)
+    assert (model_facts(made, 8) == model_facts(usual, 8)) == is_alike
