@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import Phase, settings
 
+import tests.unneeded  # noqa: F401  it keeps packages from being imported
 from scripts import stack
 from tests.forked import ForkingPopen, first_environment
 from tests.postgres import new_database, running_postgres

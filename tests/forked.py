@@ -22,7 +22,13 @@ from scripts.stack import ROOT
 Output = IO[bytes] | int | None
 
 # What imports most is named first; the extras may be missing, and then are not imported.
-PRELOADED = ("engine.backends.native", "engine.__main__", "gateway.__main__", "tests.forked")
+PRELOADED = (
+    "tests.unneeded",
+    "engine.backends.native",
+    "engine.__main__",
+    "gateway.__main__",
+    "tests.forked",
+)
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_")

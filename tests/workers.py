@@ -2,13 +2,24 @@
 
 A fixture of session scope exists once per process. A folder whose fixtures start engines and
 gateways for all its files is therefore one unit of work; any other file is a unit of its own.
+
+A run ends with its longest units and with the CPU time of all processes: whoever adds tests sees
+from these what `LONG` lacks, and whether the run computed or waited.
 """
 
 import gc
+import os
+import time
+from collections import defaultdict
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from scripts.stack import cpu_seconds
+
+NUM_LONGEST = 40
+CPU = "cpu_seconds"
 
 # Folders whose files share servers of session scope (their conftest.py).
 SHARING = (
@@ -37,10 +48,12 @@ LONG = (
     "tests/conformance/",
     "tests/vectors/",
     "tests/isolation/",
+    "tests/scripts/test_run_stack.py",
     "tests/gateway/admin/test_keys.py",
     "tests/e2e/conftest.py",
+    "tests/e2e/test_lost_engine.py",
+    "tests/scripts/test_gpu_check.py",
     "tests/e2e/test_routing.py",
-    "tests/scripts/test_run_stack.py",
     "tests/gateway/sample/test_sample.py",
     "tests/fuzz/test_fuzz.py",
     "tests/faults/test_rolls.py",
@@ -73,6 +86,22 @@ LONG = (
     "tests/faults/test_engine_restarts.py",
     "tests/gateway/limits/test_limits.py",
     "tests/faults/test_overcommit.py",
+    "tests/gateway/routing/test_stream_splits.py",
+    "tests/scripts/test_run_errors.py",
+    "tests/scripts/test_bench_agent.py",
+    "tests/gateway/http/test_damaged_bodies.py",
+    "tests/scripts/test_demo.py",
+    "tests/faults/test_parallel_starts.py",
+    "tests/faults/test_disconnects.py",
+    "tests/faults/test_late_completions.py",
+    "tests/gateway/ledger/test_migrations.py",
+    "tests/scripts/test_bench_routing.py",
+    "tests/gateway/base/test_supervisor.py",
+    "tests/e2e/test_late_arrival.py",
+    "tests/dashboard/test_figures.py",
+    "tests/dashboard/test_figures_pages.py",
+    "tests/gateway/routing/test_gemini_stream_splits.py",
+    "tests/e2e/test_live_admin.py",
 )
 
 
@@ -105,3 +134,39 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: the garbage collector need not look through it in every test."""
     gc.collect()
     gc.freeze()
+
+
+class Times:
+    """Of the process that shares the tests out: seconds by unit, CPU seconds of all processes."""
+
+    def __init__(self) -> None:
+        self._units: defaultdict[str, float] = defaultdict(float)
+        self._cpu = 0.0
+        self._began = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._units[unit(report.nodeid)] += report.duration
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        self._cpu += getattr(node, "workeroutput", {}).get(CPU, 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        seconds, cpu = time.monotonic() - self._began, self._cpu + time.process_time()
+        said = f"{seconds:.0f} s, {cpu:.0f} s of CPU time on {os.cpu_count()} cores"
+        terminalreporter.section(f"{said}; the longest units")
+        longest = sorted(self._units.items(), key=lambda unit: -unit[1])[:NUM_LONGEST]
+        for name, took in longest:
+            terminalreporter.write_line(f"{took:7.1f} s {name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Times())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that runs tests tells the CPU time of itself and of all that it started."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[CPU] = cpu_seconds(os.getpid())

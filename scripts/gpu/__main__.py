@@ -66,6 +66,8 @@ def exactness(device: Any) -> bool:
         ALLOWED,
         FEW_SHAPES,
         SHAPES,
+        SMALL,
+        SMALLER,
         kernel_differences,
         model_differences,
     )
@@ -77,7 +79,8 @@ def exactness(device: Any) -> bool:
             shapes = SHAPES if is_gpu else FEW_SHAPES
             for what, difference in kernel_differences(device, dtype, shapes):
                 yield f"{dtype} {what}", difference, ALLOWED[dtype]
-        for what, difference in model_differences(device, 150 if is_gpu else 60):
+        num_tokens, sizes = (150, SMALL) if is_gpu else (60, SMALLER)
+        for what, difference in model_differences(device, num_tokens, sizes):
             yield f"model {what}", difference, 1e-4
 
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -174,12 +174,14 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 512,
     "initializer_range": 0.3,
 }
-CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**SMALL),
-    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=16),
-    "mistral": lambda: MistralConfig(**SMALL, sliding_window=24),
-    "gemma2": lambda: Gemma2Config(
-        **SMALL,
+# For the interpreter: a layer of either kind, and few programs for each.
+SMALLER = SMALL | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS: dict[str, Callable[[dict[str, Any]], PretrainedConfig]] = {
+    "llama": lambda sizes: LlamaConfig(**sizes),
+    "qwen3": lambda sizes: Qwen3Config(**sizes, head_dim=16),
+    "mistral": lambda sizes: MistralConfig(**sizes, sliding_window=24),
+    "gemma2": lambda sizes: Gemma2Config(
+        **sizes,
         head_dim=16,
         query_pre_attn_scalar=16,
         sliding_window=24,
@@ -191,11 +193,13 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 new_model: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
 
 
-def model_differences(device: torch.device, num_tokens: int) -> Iterator[tuple[str, float]]:
+def model_differences(
+    device: torch.device, num_tokens: int, sizes: dict[str, Any]
+) -> Iterator[tuple[str, float]]:
     """Prompts in three chunks and a decode step, in float32, against each model's own attention."""
     for name, config in CONFIGS.items():
         torch.manual_seed(3)
-        model = new_model(config(), attn_implementation="eager")
+        model = new_model(config(sizes), attn_implementation="eager")
         torch.nn.Module.to(model, device)
         model.train(mode=False)
         generator = torch.Generator().manual_seed(4)

@@ -124,6 +124,7 @@ JOBS = {
         "tests/faults",
         "tests/gateway/http/test_damaged_bodies.py",
         "tests/gateway/ledger/test_migrations.py",
+        "tests/scripts/test_run_stack.py",
         FAULTS="full",
     ),
     "clients": program(

@@ -1,6 +1,6 @@
 """Run pytest in several processes, and end with what was left out: by name, with the reason.
 
-Much of the tests is waiting for other processes, so there are two more of these than cores.
+Much of the tests is waiting for other processes, so there are four more of these than cores.
 
 Everything drawn by chance has a seed: the order of the tests, `random`, the examples of Hypothesis
 and schemathesis, the order of sets. TEST_SEED is a number, or `fresh` for a new one. Without it
@@ -18,6 +18,7 @@ from scripts.stack import ROOT
 
 USUAL_SEED = 1
 NUM_SLOWEST = 20
+MORE_THAN_CORES = 4
 
 
 def seeds(arguments: list[str]) -> list[str]:
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     if chromium := find_chromium():
         os.environ["CHROMIUM"] = chromium
     plugins = ["-p", "tests.left_out", "-p", "tests.workers"]
-    workers = ["-n", str((os.cpu_count() or 1) + 2), "--no-loadscope-reorder"]
+    workers = ["-n", str((os.cpu_count() or 1) + MORE_THAN_CORES), "--no-loadscope-reorder"]
     slowest = [f"--durations={NUM_SLOWEST}", "--durations-min=0.1"]
     return int(pytest.main([*plugins, *workers, *slowest, *seeds(arguments), *arguments]))
 

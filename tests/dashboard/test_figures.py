@@ -121,16 +121,21 @@ def figures(
         yield Figures(url, next(data.glob("*.db")))
 
 
-@pytest.fixture
-def overview(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> AppTest:
-    sign_in(monkeypatch, figures.url, ADMIN_KEY)
-    return open_page("overview", {"range": "24h"})
+def opened(figures: Figures, name: str) -> AppTest:
+    with pytest.MonkeyPatch.context() as patch:
+        sign_in(patch, figures.url, ADMIN_KEY)
+        return open_page(name, {"range": "24h"})
 
 
-@pytest.fixture
-def savings(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> AppTest:
-    sign_in(monkeypatch, figures.url, ADMIN_KEY)
-    return open_page("savings", {"range": "24h"})
+@pytest.fixture(scope="module")
+def overview(figures: Figures) -> AppTest:
+    """Opened once for each ledger: the tests only read it."""
+    return opened(figures, "overview")
+
+
+@pytest.fixture(scope="module")
+def savings(figures: Figures) -> AppTest:
+    return opened(figures, "savings")
 
 
 def card(app: AppTest, label: str) -> tuple[str, str]:

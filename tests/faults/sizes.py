@@ -1,9 +1,12 @@
 """How often a fault is tried: little on every commit, as the fault table asks in `long_tests`."""
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def number(small: int, full: int) -> int:
+def number(small: T, full: T) -> T:
     return full if os.environ.get("FAULTS") == "full" else small
 
 

@@ -15,6 +15,7 @@ import pytest
 from scripts.bench.load import body_of, headers_of
 from scripts.runner.data import read_secrets
 from scripts.stack import ROOT
+from tests.faults.sizes import number
 from tests.scripts.runs import Run, ended, environment, only_line, started, wait_gone
 
 LIGHT = ("--engine", "synthetic", "--no-dashboard")
@@ -131,15 +132,26 @@ def stream(run: Run, max_tokens: int, lines: list[str]) -> None:
         lines.append(repr(error))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALLED_AFTER = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "times"),
+    [
+        # Each time with one of the two; scripts/long_tests faults takes both.
+        (signal.SIGINT, number(SIGNALLED_AFTER[::2], SIGNALLED_AFTER)),
+        (signal.SIGTERM, number(SIGNALLED_AFTER[1::2], SIGNALLED_AFTER)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
 def test_a_signal_at_any_time_leaves_no_traceback_and_no_process(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, told: signal.Signals, times: tuple[float, ...]
 ) -> None:
-    for seconds in (0.1, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0):
+    for seconds in times:
         with started(tmp_path / str(seconds), *LIGHT) as run:
             time.sleep(seconds)
             # Until the first statements of the program, the signal itself ends it.
-            assert run.end(number) in (0, -number)
+            assert run.end(told) in (0, -told)
             assert "Traceback" not in run.said, (seconds, run.said)
 
 

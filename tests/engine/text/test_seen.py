@@ -77,12 +77,14 @@ def test_a_turn_more_costs_little_of_what_the_conversation_costs(path: Path) -> 
     *_, before, prompt = long_conversation(renderer, 120)
     seen: list[float] = []
     cold: list[float] = []
-    # The best of several, in turns: what else the machine does only adds.
-    for _ in range(5):
+    # The best of two rounds, or of five where that is too much: other programs only add.
+    for number in range(5):
         one = fresh(renderer)
         one.render(before, thinking=True)
         seen.append(_seconds(one, prompt))
         cold.append(_seconds(fresh(renderer), prompt))
+        if number and min(seen) < 0.7 * min(cold):
+            break
     assert min(seen) < 0.7 * min(cold)
 
 
