@@ -27,6 +27,7 @@ PRELOADED = (
     "engine.backends.native",
     "engine.__main__",
     "gateway.__main__",
+    "gateway.cli.serve",
     "tests.forked",
 )
 PROGRAMS = ("engine", "gateway")

@@ -3,49 +3,37 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from engine.traces import TracesError
 from gateway.base.catalogue import CatalogueError
 from gateway.base.errors import GatewayError
 from gateway.base.settings import SettingsError
-from gateway.cli import (
-    advise,
-    export,
-    journal,
-    keys,
-    ledger,
-    migrate,
-    plan,
-    prices,
-    recover,
-    retain,
-    rollups,
-    seed,
-    serve,
-    workspaces,
-)
 from gateway.prices.files import PriceError
 
+# Each is a module beside this one, and is imported where it is asked for: all of them take twice as
+# long as what the schema or a key needs.
 _COMMANDS = (
-    serve,
-    migrate,
-    recover,
-    keys,
-    workspaces,
-    prices,
-    retain,
-    rollups,
-    export,
-    advise,
-    plan,
-    seed,
-    journal,
-    ledger,
+    "serve",
+    "migrate",
+    "recover",
+    "keys",
+    "workspaces",
+    "prices",
+    "retain",
+    "rollups",
+    "export",
+    "advise",
+    "plan",
+    "seed",
+    "journal",
+    "ledger",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser(words).parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -57,9 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Of the command that the words begin with; of all commands where they begin with none."""
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Holdfast's gateway")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for each in _COMMANDS:
-        each.add_commands(commands)
+    for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
+        import_module(f"gateway.cli.{name}").add_commands(commands)
     return parser

@@ -1,6 +1,7 @@
 """Run pytest in several processes, and end with what was left out: by name, with the reason.
 
-Much of the tests is waiting for other processes, so there are four more of these than cores.
+Much of the tests is waiting for other processes, so there are four more of these than cores, or as
+many as there are two GiB of memory for.
 
 Everything drawn by chance has a seed: the order of the tests, `random`, the examples of Hypothesis
 and schemathesis, the order of sets. TEST_SEED is a number, or `fresh` for a new one. Without it
@@ -19,6 +20,7 @@ from scripts.stack import ROOT
 USUAL_SEED = 1
 NUM_SLOWEST = 20
 MORE_THAN_CORES = 4
+PROCESS_BYTES = 2 << 30
 
 
 def seeds(arguments: list[str]) -> list[str]:
@@ -40,6 +42,12 @@ def seeds(arguments: list[str]) -> list[str]:
     return [*options, f"--hypothesis-seed={seed}"]
 
 
+def num_processes() -> int:
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(cores, min(cores + MORE_THAN_CORES, memory // PROCESS_BYTES))
+
+
 def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)  # as `python -m pytest` would: the packages are imported from the tree
@@ -49,7 +57,7 @@ def main(arguments: list[str]) -> int:
     if chromium := find_chromium():
         os.environ["CHROMIUM"] = chromium
     plugins = ["-p", "tests.left_out", "-p", "tests.workers"]
-    workers = ["-n", str((os.cpu_count() or 1) + MORE_THAN_CORES), "--no-loadscope-reorder"]
+    workers = ["-n", str(num_processes()), "--no-loadscope-reorder"]
     slowest = [f"--durations={NUM_SLOWEST}", "--durations-min=0.1"]
     return int(pytest.main([*plugins, *workers, *slowest, *seeds(arguments), *arguments]))
 
