@@ -100,7 +100,14 @@ def hardware(choices: PlanChoices) -> dict[str, Any]:
     with right:
         host = st.number_input("Host memory of an engine (GiB)", 0.0, 1e6, 0.0, key="plan_host")
         disk = st.number_input("Disk of an engine (GiB)", 0.0, 1e6, 0.0, key="plan_disk")
-        decode = st.number_input("A decode step takes (ms)", 0.0, 1e4, 20.0, key="plan_decode")
+        decode = st.number_input(
+            "A decode step takes (ms)",
+            0.0,
+            1e4,
+            None,
+            key="plan_decode",
+            placeholder="as measured",
+        )
     pasted = st.text_area(
         "config.json of a model that is not in the list",
         key="plan_config",

@@ -1,6 +1,7 @@
 """How much memory keeps which promise: POST /admin/v1/plan, simulated in a process of its own."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.response import Stream
 
-from gateway.admin.advise import in_thread, row_of
+from gateway.admin.advise import in_thread, min_tokens_of, row_of
 from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import Span, range_of
@@ -19,7 +20,7 @@ from gateway.http.presence import while_present
 from gateway.http.services import Services
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
-from gateway.planning.asked import DTYPES, MAX_TURNS, PlanRequest
+from gateway.planning.asked import DEFAULT_MIN_TOKENS, DTYPES, MAX_TURNS, PlanRequest
 from gateway.planning.families import family_names
 from gateway.planning.report import Plan, PlanFailed, Planned, Progress
 from gateway.planning.traffic import Job, Numbers, Thinned, Turn
@@ -118,7 +119,9 @@ async def _job(services: Services, asked: PlanRequest, viewer: Viewer) -> Job:
         await in_thread(services, viewer, _LINE, gathering.take, rows)
         if gathering.is_full:
             break
-    job: Job = await in_thread(services, viewer, _LINE, gathering.job, asked)
+    told = [min_tokens_of(services, model) for model in gathering.models]
+    least = min(told, default=DEFAULT_MIN_TOKENS)
+    job: Job = await in_thread(services, viewer, _LINE, gathering.job, asked, least)
     return job
 
 
@@ -131,7 +134,10 @@ class TrafficGathering:
         self._scopes = Numbers()
         self._turns: list[Turn] = []
         self._num_prefixes = 0
+        self.models: set[str] = set()
         self._rates: list[float] = []
+        self._decodes: list[float] = []
+        self._overheads: list[float] = []
 
     @property
     def is_full(self) -> bool:
@@ -144,9 +150,19 @@ class TrafficGathering:
                 continue
             self._num_prefixes += len(turn.digests)
             self._turns.append(self._turn(turn, row.output_tokens))
-            served = turn.served
-            if served.prefill_seconds and served.computed >= _TIMED_TOKENS:
-                self._rates.append(served.prefill_seconds / served.computed)
+            self.models.add(row.model)
+            self._time(row)
+
+    def _time(self, row: Any) -> None:
+        if not row.prefill_seconds:
+            return
+        if row.computed_tokens >= _TIMED_TOKENS:
+            self._rates.append(row.prefill_seconds / row.computed_tokens)
+        if row.decode_seconds and row.output_tokens > 1:
+            self._decodes.append(row.decode_seconds / (row.output_tokens - 1))
+        if row.queue_seconds is not None:
+            of_engine = row.queue_seconds + row.prefill_seconds
+            self._overheads.append(max(row.first_token_seconds - of_engine, 0.0))
 
     def _turn(self, turn: Observation, output: int) -> Turn:
         return Turn(
@@ -157,17 +173,28 @@ class TrafficGathering:
             segments=list(range(len(turn.digests))),
             marks=turn.marks,
             output=output,
+            tail=turn.total - turn.tokens[-1],
+            steps=[] if turn.steps.count(1) == len(turn.steps) else turn.steps,
         )
 
-    def job(self, asked: PlanRequest) -> Job:
-        thinned, rates = Thinned(), sorted(self._rates)
+    def job(self, asked: PlanRequest, min_cache_tokens: int = DEFAULT_MIN_TOKENS) -> Job:
+        thinned = Thinned()
+        # The others shared their steps, so theirs took longer than their tokens alone.
+        rate, decode = _quickest(self._rates), _quickest(self._decodes)
         return Job(
             asked=asked,
             turns=[thinned.of(turn) for turn in reversed(self._turns)],
-            # The others shared their steps, so their prefill took longer than it computed.
-            prefill_us=rates[len(rates) // 4] * 1e6 if rates else None,
-            timed_turns=len(rates),
+            prefill_us=None if rate is None else rate * 1e6,
+            timed_turns=len(self._rates),
+            decode_ms=None if decode is None else decode * 1e3,
+            overhead_seconds=median(self._overheads) if self._overheads else 0.0,
+            min_cache_tokens=min_cache_tokens,
         )
+
+
+def _quickest(seconds: list[float]) -> float | None:
+    """What the quickest quarter took at most."""
+    return sorted(seconds)[len(seconds) // 4] if seconds else None
 
 
 def all_of(asked: PlanRequest, since_ms: int, until_ms: int) -> Range:

@@ -51,6 +51,7 @@ def add_commands(commands: Commands) -> None:
         plan.add_argument(f"--{name}", type=float, help=about)
     plan.add_argument("--engines", type=int)
     plan.add_argument("--max-running", type=int)
+    plan.add_argument("--min-cache-tokens", type=int, help="the shortest prefix that is cached")
     plan.add_argument("--trace", type=Path, help="traffic: lines of JSON in Mooncake's format")
     plan.add_argument(
         "--made",

@@ -10,7 +10,8 @@ from itertools import count
 import msgspec
 
 from engine.protocol import Event, InputUsage, Started
-from gateway.planner.engine import SimulatedEngine, SimulatedRequest, SimulatedTurn
+from gateway.planner.engine import SimulatedEngine, SimulatedTurn
+from gateway.planner.simulated import SimulatedRequest
 from gateway.routing.cost import Candidate, Load, PromptSizes, Weights, place
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 
@@ -209,6 +210,7 @@ class Simulation:
 
     def _on_started(self, engine: int, job: SimulatedTurn, now: float) -> None:
         request = job.request
+        assert job.found is not None
         reused = request.tokens_of(0, job.found.reused)
         turn = self._turns[id(request)]
         counts = self.result.counts[request.kind]
@@ -223,6 +225,7 @@ class Simulation:
         request, at = job.request, job.arrived_at
         if not request.is_marked:
             return
+        assert job.found is not None
         for index, unit in enumerate(request.units[:-1]):
             used_at = self._used_at.get(unit)
             if used_at is not None and at - used_at <= HONOURED_SECONDS:

@@ -9,7 +9,6 @@ from gateway.planner import words
 from gateway.planner.distances import Distances, distances
 from gateway.planner.parallel import points_of
 from gateway.planner.points import (
-    ASSUMED_PREFILL_US,
     Bench,
     Fleet,
     asked_fleet,
@@ -18,9 +17,10 @@ from gateway.planner.points import (
     memory_fleets,
     stretch_of,
     tier_fleets,
+    timing_of,
     typical_lease,
 )
-from gateway.planner.requests import PlannedRequest, Requests, unit_for
+from gateway.planner.requests import PlannedRequest, Requests, exact_unit_for, unit_for
 from gateway.planner.sizes import GIB, Sizes, sizes_of
 from gateway.planning.report import Change, KvFigures, LruPoint, Plan, Point
 from gateway.planning.traffic import Job, Turn, made_up, of_trace, total_tokens
@@ -56,8 +56,8 @@ def plan(job: Job, tell: Tell) -> Plan:
     exact = _exact(turns, unit)
     tell(_LRU_WORK)
     distinct = exact.num_distinct * unit
-    prefill_us = asked.prefill_us or job.prefill_us or ASSUMED_PREFILL_US
-    bench = Bench(asked, sizes, unit, prefill_us, distinct)
+    timing = timing_of(job)
+    bench = Bench(asked, sizes, exact_unit_for(turns), timing, distinct)
     base = asked_fleet(asked)
     stretch = stretch_of(turns)
     points = _points(bench, turns, stretch, _fleets(base), tell)
@@ -72,7 +72,7 @@ def plan(job: Job, tell: Tell) -> Plan:
     tiers, same = of(tier_fleets(base)), at[base.key]
     return Plan(
         text=words.about(turns, stretch, unit),
-        assumptions=words.assumptions(job, sizes, prefill_us, unit, len(stretch) < len(turns)),
+        assumptions=words.assumptions(job, sizes, timing, unit),
         turns=len(turns),
         prompt_tokens=total_tokens(turns),
         distinct_tokens=distinct,

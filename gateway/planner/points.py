@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from gateway.planner.engine import Capacities, Costs
-from gateway.planner.requests import PlannedRequest, Requests
+from gateway.planner.requests import BLOCK_TOKENS, PlannedRequest, Requests
 from gateway.planner.run import Run, Tell
+from gateway.planner.simulated import Capacities, Costs
 from gateway.planner.sizes import GIB, Sizes
 from gateway.planning.asked import MAX_ENGINES, PlanRequest
 from gateway.planning.report import Point
-from gateway.planning.traffic import Turn, total_tokens
+from gateway.planning.traffic import Job, Turn, total_tokens
 
-STEP_SECONDS, STEP_TOKENS = 0.02, 512
-"""How long a step of the engine's prefill takes where workspaces share it, and its most tokens."""
+STEP_TOKENS = 2048
+"""The most tokens of a step, as engines have it on a GPU."""
 HOST_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 10e9, 2e9
-ASSUMED_PREFILL_US = 50.0
+ASSUMED_PREFILL_US, ASSUMED_DECODE_MS = 50.0, 20.0
 SCOPE_LEASE_SHARE = 0.5
 TERABYTE_GIB = 1e12 / GIB
 MAX_STRETCH = 8_000
@@ -107,19 +107,45 @@ def typical_lease(turns: Sequence[Turn]) -> int | None:
     return round(median(marked)) if marked else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What is known of an engine's speed, and what it caches at all.
+
+    `overhead` seconds of a first token are not the engine's work. Steps have `step_tokens`.
+    """
+
+    prefill_us: float
+    decode_ms: float
+    overhead: float = 0.0
+    step_tokens: int = STEP_TOKENS
+    min_cache_tokens: int = 1
+
+
+def timing_of(job: Job) -> Timing:
+    """What is asked for, else what the ledger's turns took, else what is assumed."""
+    asked = job.asked
+    decode = asked.decode_ms if asked.decode_ms is not None else job.decode_ms
+    return Timing(
+        prefill_us=asked.prefill_us or job.prefill_us or ASSUMED_PREFILL_US,
+        decode_ms=ASSUMED_DECODE_MS if decode is None else decode,
+        overhead=job.overhead_seconds,
+        min_cache_tokens=asked.min_cache_tokens or job.min_cache_tokens,
+    )
+
+
 class Bench:
-    """Simulates fleets of one model under one traffic. `prefill_us` is the time of a token."""
+    """Simulates fleets of one model under one traffic. A unit of one token is exact."""
 
     def __init__(
-        self, asked: PlanRequest, sizes: Sizes, unit: int, prefill_us: float, distinct_tokens: int
+        self, asked: PlanRequest, sizes: Sizes, unit: int, timing: Timing, distinct_tokens: int
     ) -> None:
         self._asked = asked
         self._sizes = sizes
         self._unit = unit
-        self._prefill_us = prefill_us
+        self._timing = timing
         # A pool whose leases have room for everything that there is: more is the same.
         share = max(min(asked.lease_share, 1.0), 0.05)
-        self._enough = int(distinct_tokens / share * 1.1) + 64 * unit
+        self._enough = int(distinct_tokens / share * 1.1) + 64 * max(unit, BLOCK_TOKENS)
 
     def tokens_of(self, gib: float, fleet: Fleet) -> int:
         return int(gib * GIB / self._sizes.bytes_per_token * fleet.token_scale)
@@ -137,20 +163,23 @@ class Bench:
             lease_share=self._asked.lease_share,
             scope_lease_share=SCOPE_LEASE_SHARE,
             max_running=self._asked.max_running,
+            block_units=max(BLOCK_TOKENS // self._unit, 1),
+            min_cache_tokens=self._timing.min_cache_tokens,
         )
 
     def costs(self, fleet: Fleet) -> Costs:
-        prefill = self._prefill_us / 1e6
         per_token = self._sizes.bytes_per_token / fleet.token_scale
         return Costs(
-            prefill=prefill,
-            decode=self._asked.decode_ms / 1e3,
+            prefill=self._timing.prefill_us / 1e6,
+            decode=self._timing.decode_ms / 1e3,
             host=per_token / HOST_BYTES_PER_SECOND,
             disk=per_token / DISK_BYTES_PER_SECOND,
-            step_tokens=max(min(STEP_TOKENS, int(STEP_SECONDS / prefill)), 1),
+            step_tokens=self._timing.step_tokens,
+            overhead=self._timing.overhead,
         )
 
     def requests(self, turns: Sequence[Turn], *, is_warmed: bool) -> list[PlannedRequest]:
+        """`is_warmed`: the first ones only fill the memory."""
         made = Requests(self._unit, with_names=True)
         requests = [made.of(turn) for turn in turns]
         for request in requests[: int(_WARMING * len(requests)) if is_warmed else 0]:
@@ -178,7 +207,7 @@ class Bench:
             best_effort=1 - found.leased / found.breakpoints if found.breakpoints else None,
             first_token_p50=_at_share(waits, 0.5),
             first_token_p95=_at_share(waits, 0.95),
-            prefill_saved_seconds=found.reused * self._prefill_us / 1e6,
+            prefill_saved_seconds=found.reused * self._timing.prefill_us / 1e6,
             refused=found.refused,
             turns=len(found.waits),
         )

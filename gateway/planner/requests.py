@@ -7,13 +7,17 @@ What was read is told in exact tokens wherever it ends at a known prefix.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.cache.lookup import Segment, SegmentKind
 from engine.protocol import Breakpoint, HeldName
-from gateway.planner.engine import SimulatedRequest
+from gateway.planner.simulated import SimulatedRequest
 from gateway.planning.traffic import Turn, total_tokens
 
-MIN_UNIT = 16
-"""Tokens of an engine's block."""
+BLOCK_TOKENS = 16
+"""Of an engine."""
 _UNITS_A_TURN, _UNITS = 5, 100_000
+EXACT_TOKENS = 2_000_000
+"""Of all prompts together: up to so many, a unit is one token."""
+_NO_END = Segment("text", None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class PlannedRequest(SimulatedRequest):
 
     exact: dict[int, int]
     marked: list[Breakpoint]
+    parts: list[Segment]
     scope_number: int
     is_counted: bool = True
     held_names: list[HeldName] = field(default_factory=list)
@@ -36,14 +41,22 @@ class PlannedRequest(SimulatedRequest):
     def names(self) -> list[HeldName]:
         return self.held_names
 
+    def segments(self) -> list[Segment]:
+        return self.parts
+
     def breakpoints(self) -> list[Breakpoint]:
         return self.marked
+
+
+def exact_unit_for(turns: Sequence[Turn]) -> int:
+    """One token where the traffic is small enough for that, else as `unit_for` says."""
+    return 1 if total_tokens(turns) <= EXACT_TOKENS else unit_for(turns)
 
 
 def unit_for(turns: Sequence[Turn]) -> int:
     """Tokens of a unit: as few as the number of turns allows."""
     wanted = max(_UNITS_A_TURN * len(turns), _UNITS)
-    return max(MIN_UNIT, -(-total_tokens(turns) // wanted))
+    return max(BLOCK_TOKENS, -(-total_tokens(turns) // wanted))
 
 
 class Requests:
@@ -52,17 +65,12 @@ class Requests:
     def __init__(self, unit: int, *, with_names: bool) -> None:
         self._unit = unit
         self._with_names = with_names
-        self._slots: dict[int, list[int]] = {}
+        self._slots: dict[int, dict[int, list[int]]] = {}
         self.num_units = 0
 
     def of(self, turn: Turn) -> PlannedRequest:
         units, depths, exact = self._units(turn)
-        ends, segment_of = list[int](), dict[int, int]()
-        for place in turn.segments:
-            depth = depths[place]
-            if depth and (not ends or depth > ends[-1]):
-                ends.append(depth)
-            segment_of[place] = len(ends) - 1
+        ends, segments, segment_of = self._segments(turn, depths)
         marked: dict[int, Breakpoint] = {}
         for place, ttl in turn.marks:
             segment = segment_of.get(place, -1)
@@ -76,20 +84,46 @@ class Requests:
             kind="",
             units=units,
             unit_tokens=self._unit,
-            tokens=turn.ends[-1],
+            tokens=turn.ends[-1] + turn.tail,
             output_tokens=turn.output,
             ends=ends,
             scope=f"workspace-{turn.scope}",
-            answer=self._new(max(round(turn.output / self._unit), 1)),
+            behind=self._new(max(turn.tail, 1) if self._unit == 1 else 1),
+            answer=self._new(turn.output // self._unit + (self._unit == 1)),
             exact=exact,
             marked=list(marked.values()),
+            parts=segments,
             scope_number=turn.scope,
             held_names=names,
         )
 
+    def _segments(
+        self, turn: Turn, depths: list[int]
+    ) -> tuple[list[int], list[Segment], dict[int, int]]:
+        """The ends in units, the segments, and the number of the segment at each place.
+
+        Segments without an end stand for positions that are walked between two places. Segments of
+        one run are one position.
+        """
+        ends, segments, segment_of = list[int](), list[Segment](), dict[int, int]()
+        kind: SegmentKind = "tool_use" if turn.steps else "text"
+        walked = run = 0
+        for place in turn.segments:
+            depth, step = depths[place], turn.steps[place] if turn.steps else 1
+            run += step > 0
+            walked += step
+            if depth and (not ends or depth > ends[-1]):
+                if turn.steps:
+                    segments += [_NO_END] * (walked - 1)
+                ends.append(depth)
+                segments.append(Segment(kind, depth, run))
+                walked = 0
+            segment_of[place] = len(segments) - 1
+        return ends, segments, segment_of
+
     def _units(self, turn: Turn) -> tuple[list[int], list[int], dict[int, int]]:
         """The prompt's units, the depth of each prefix in them, and its tokens by depth."""
-        unit, slots = self._unit, self._slots
+        unit, slots = self._unit, self._slots.setdefault(turn.scope, {})
         units: list[int] = []
         depths: list[int] = []
         exact: dict[int, int] = {}
@@ -111,5 +145,5 @@ class Requests:
 
     def _new(self, count: int) -> list[int]:
         first = self.num_units
-        self.num_units += count
-        return list(range(first, first + count))
+        self.num_units += max(count, 0)
+        return list(range(first, self.num_units))

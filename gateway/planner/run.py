@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.protocol import Event
-from gateway.planner.engine import Capacities, Costs, SimulatedEngine, SimulatedTurn
+from gateway.planner.engine import SimulatedEngine, SimulatedTurn
 from gateway.planner.fleet import EVENT_SECONDS, Clockwork, SimulatedGateway
 from gateway.planner.requests import PlannedRequest
+from gateway.planner.simulated import Capacities, Costs
 
 _TOLD_EVERY = 256
 Tell = Callable[[int], None]
@@ -34,12 +35,14 @@ class Outcome:
 
 
 class Run:
-    """`requests` are in order of time. `tell` hears how many more were sent."""
+    """`requests` are in order of time. `tell` hears how many more were sent, `watch` of each turn
+    when its answer begins."""
 
     def __init__(
         self, num_engines: int, capacities: Capacities, costs: Costs, unit: int, tell: Tell
     ) -> None:
         self._clock = Clockwork()
+        self._overhead = costs.overhead
         self._engines = [
             SimulatedEngine(capacities, unit, self._clock.at, costs) for _ in range(num_engines)
         ]
@@ -48,6 +51,7 @@ class Run:
         self._names: dict[int, str] = {}
         self._num_sent = 0
         self.outcome = Outcome()
+        self.watch: Callable[[SimulatedTurn, float], None] | None = None
         for number, engine in enumerate(self._engines):
             engine.started = partial(self._on_started, number)
             engine.ended = partial(self._on_ended, number)
@@ -97,6 +101,9 @@ class Run:
     def _on_started(self, engine: int, job: SimulatedTurn, now: float) -> None:
         request = job.request
         assert isinstance(request, PlannedRequest) and job.written is not None
+        assert job.found is not None
+        if self.watch is not None:
+            self.watch(job, now)
         reused = request.tokens_of(0, min(job.found.reused, len(request.units)))
         if self._gateway is not None:
             computed = request.tokens - reused
@@ -107,7 +114,7 @@ class Run:
         outcome.prompt += request.tokens
         outcome.reused += reused
         outcome.read += request.tokens_of(0, min(job.found.read, len(request.units)))
-        outcome.waits.append(now - job.arrived_at)
+        outcome.waits.append(now - job.arrived_at + self._overhead)
         for each in job.written.breakpoints:
             outcome.breakpoints += 1
             outcome.leased += each.state == "leased"

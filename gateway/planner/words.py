@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from gateway.planner.points import Timing
 from gateway.planner.sizes import Sizes
 from gateway.planning.report import Change, Point
 from gateway.planning.traffic import Job, Turn, total_tokens
@@ -30,7 +31,7 @@ def about(turns: Sequence[Turn], stretch: Sequence[Turn], unit: int) -> str:
     return text
 
 
-def assumptions(job: Job, sizes: Sizes, prefill_us: float, unit: int, is_cut: bool) -> list[str]:
+def assumptions(job: Job, sizes: Sizes, timing: Timing, unit: int) -> list[str]:
     asked = job.asked
     if asked.prefill_us is not None:
         told = "as given"
@@ -39,15 +40,16 @@ def assumptions(job: Job, sizes: Sizes, prefill_us: float, unit: int, is_cut: bo
     else:
         told = "assumed: give prefill_us"
     found = [
-        f"A computed token takes {prefill_us:,.1f} µs ({told}), a decode step"
-        f" {asked.decode_ms:g} ms.",
+        f"A computed token takes {timing.prefill_us:,.1f} µs ({told}), a decode step"
+        f" {timing.decode_ms:,.3g} ms.",
         f"Keys and values take {sizes.bytes_per_token:,} bytes a token in {asked.kv_dtype}, on a"
         f" memory of {sizes.kv_bytes / 2**30:,.1f} GiB an engine.",
         f"Pool, leases and placement are the product's own, with {unit} tokens a block;"
         " model and time are simulated.",
         "Each engine has its own host memory and disk. Copies take 10 GB/s from the host and 2 GB/s"
         " from disk.",
-        "Prompts are computed one after the other on an engine, in order of arrival.",
+        f"An engine takes requests in order of arrival and computes at most {timing.step_tokens:,}"
+        " tokens of prompts in a step.",
     ]
     if not sizes.is_weights_given:
         found.append(

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 MAX_TURNS = 100_000
+DEFAULT_MIN_TOKENS = 1024
+"""Of engines whose setting says nothing else."""
 MAX_TRACE_CHARACTERS = 8 * 2**20
 MAX_ENGINES = 64
 MAX_MADE_TURNS = 60_000
@@ -51,8 +53,12 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     The shape is that of `config` (a Hugging Face config.json) or of the family `model`.
     `weights_gib` is the part of `device_gib` that is not for keys and values; by default that of
     16-bit weights, as far as the shape tells it, and a tenth of the device. `prefill_us` is the
-    time of one computed token; by default what the ledger measured. The traffic is `trace` (lines
-    of JSON in Mooncake's format), `made`, or the turns of a range of the ledger.
+    time of one computed token, `decode_ms` that of a step that only decodes; by default what the
+    ledger measured. Shorter prefixes than `min_cache_tokens` are not cached; by default the least
+    of what the engines of the range's models say, else DEFAULT_MIN_TOKENS.
+
+    The traffic is `trace` (lines of JSON in Mooncake's format), `made`, or the turns of a range of
+    the ledger.
     """
 
     model: Name = "llama-3-8b"
@@ -66,7 +72,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     lease_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     max_running: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
     prefill_us: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
-    decode_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 20.0
+    decode_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] | None = None
+    min_cache_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     trace: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_CHARACTERS)] | None = None
     made: MadeTraffic | None = None
     workspace: Name | None = None

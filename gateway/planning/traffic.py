@@ -10,7 +10,13 @@ import msgspec
 
 from engine.protocol import Ttl
 from gateway.base.errors import InvalidRequest
-from gateway.planning.asked import MAX_MADE_TURNS, MAX_TURNS, MadeTraffic, PlanRequest
+from gateway.planning.asked import (
+    DEFAULT_MIN_TOKENS,
+    MAX_MADE_TURNS,
+    MAX_TURNS,
+    MadeTraffic,
+    PlanRequest,
+)
 
 TRACE_UNIT = 512
 MAX_MADE_BLOCKS = 2_000_000
@@ -19,8 +25,10 @@ _TTLS: dict[str, Ttl] = {"5m": "5m", "1h": "1h"}
 
 class Turn(msgspec.Struct, array_like=True):
     """`ids` and `ends` (tokens) are of the prompt's prefixes, the shortest first; the last is the
-    whole prompt. `segments` are the places among them where a content block ends, and `marks` those
-    of breakpoints. `at` is in seconds, `scope` a workspace."""
+    whole prompt but for `tail` tokens, which no other prompt shares. `segments` are the places
+    among them where a content block ends, and `marks` those of breakpoints. `at` is in seconds,
+    `scope` a workspace. `steps` are the positions that a breakpoint's look-back walks to each place
+    from the one before, 0 inside a run of calls or of results; empty: one to each segment."""
 
     at: float
     scope: int
@@ -29,6 +37,8 @@ class Turn(msgspec.Struct, array_like=True):
     segments: list[int]
     marks: list[tuple[int, Ttl]]
     output: int
+    tail: int = 0
+    steps: list[int] = []
 
 
 class Numbers:
@@ -167,11 +177,19 @@ class Thinned:
             segments=list(range(len(kept))),
             marks=[(at[place], ttl) for place, ttl in turn.marks],
             output=turn.output,
+            tail=turn.tail,
+            steps=_merged(turn.steps or [1] * (last + 1), kept),
         )
 
 
+def _merged(steps: Sequence[int], kept: Sequence[int]) -> list[int]:
+    """The steps between the kept places: those of the places between are walked all the same."""
+    starts = [0, *(place + 1 for place in kept[:-1])]
+    return [sum(steps[start : end + 1]) for start, end in zip(starts, kept, strict=True)]
+
+
 def total_tokens(turns: Sequence[Turn]) -> int:
-    return sum(turn.ends[-1] for turn in turns)
+    return sum(turn.ends[-1] + turn.tail for turn in turns)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,10 +197,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `turns` are those of the ledger; the process makes those of a trace or a rule by itself.
     `prefill_us` is the time of a computed token as the quickest quarter of `timed_turns` took it,
-    None where no turn was timed.
+    None where no turn was timed. `decode_ms` is the same of a token of an answer. So long, beside
+    the engine's work, a first token took (`overhead_seconds`). Prefixes below `min_cache_tokens`
+    are not cached.
     """
 
     asked: PlanRequest
     turns: list[Turn] = []
     prefill_us: float | None = None
     timed_turns: int = 0
+    decode_ms: float | None = None
+    overhead_seconds: float = 0.0
+    min_cache_tokens: int = DEFAULT_MIN_TOKENS

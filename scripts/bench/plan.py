@@ -6,6 +6,7 @@ same size. What both say is compared: hit rate and promise kept within 3 points,
 p95 within 25 %. `--turns` plans a sample month.
 
     python -m scripts.bench.plan --backend synthetic
+    python -m scripts.bench.plan --backend synthetic --blocks 1400 --turn-by-turn
     python -m scripts.bench.plan --backend native
     python -m scripts.bench.plan --turns 60000
 """
@@ -17,19 +18,23 @@ import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
+from engine.backends.synthetic import STEP_TOKENS
 from gateway.admin.plan import TrafficGathering
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
+from gateway.planner.engine import SimulatedTurn
 from gateway.planner.plan import plan
-from gateway.planner.points import Bench, asked_fleet
-from gateway.planner.requests import MIN_UNIT
+from gateway.planner.points import Bench, asked_fleet, timing_of
+from gateway.planner.requests import BLOCK_TOKENS, exact_unit_for
 from gateway.planner.run import Outcome, Run
 from gateway.planner.sizes import GIB, sizes_of
 from gateway.planning.asked import PlanRequest
@@ -50,9 +55,13 @@ _ENDS = ("expired", "sacrificed", "yielded", "dropped", "damaged")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One engine and its traffic; lengths are in characters, times in seconds."""
+    """One engine and its traffic; lengths are in characters, times in seconds.
+
+    A step of the engine computes `step_tokens` of prompts at most.
+    """
 
     num_blocks: int
+    step_tokens: int
     settings: dict[str, str]
     system: int
     question: int
@@ -66,10 +75,13 @@ class Size:
 SIZES = {
     "synthetic": Size(
         4000,
+        STEP_TOKENS,
         {"ENGINE_SYNTHETIC_PREFILL_US": "50", "ENGINE_SYNTHETIC_DECODE_MS": "5"},
         *(12_000, 2000, 16, 6, 4.0, 24, "synthetic"),
     ),
-    "native": Size(400, {}, *(2500, 400, 12, 5, 3.0, 8, "demo")),
+    "native": Size(
+        400, 256, {"ENGINE_MAX_STEP_TOKENS": "256"}, *(2500, 400, 12, 5, 3.0, 8, "demo")
+    ),
 }
 
 
@@ -82,10 +94,18 @@ class Figures:
 
 
 def main() -> int:
-    options = parse(__doc__, backend="", turns=0, seed=1)
+    options = parse(
+        __doc__,
+        backend="",
+        turns=0,
+        seed=1,
+        blocks=(0, "of the engine's pool; 0: those of the bounds"),
+        turn_by_turn=(False, "print every turn, as measured and as simulated"),
+    )
     if options.turns:
         return month(options.turns)
     size = SIZES[options.backend or "synthetic"]
+    size = replace(size, num_blocks=options.blocks or size.num_blocks)
     settings = {
         "ENGINE_NUM_BLOCKS": str(size.num_blocks),
         "ENGINE_TTL_SCALE": str(TTL_SCALE),
@@ -96,10 +116,12 @@ def main() -> int:
         with running_stack(data, options.backend or "synthetic", settings) as stack:
             asyncio.run(send(stack, size, options.seed))
             time.sleep(300 * TTL_SCALE + _SETTLED_SECONDS)
-            counters = counters_of(stack)
+            counters, least = counters_of(stack), min_tokens_of(stack)
         job = asyncio.run(with_ledger(f"sqlite+aiosqlite:///{data}/ledger.db", gathered))
         measured = figures_of(data / "ledger.db", counters)
-        outcome = simulated(job, size, decode_ms_of(data / "ledger.db"))
+        outcome, each = simulated(replace_least(job, least), size)
+        if options.turn_by_turn:
+            print_turns(data / "ledger.db", each)
     said = Figures(
         outcome.read / max(outcome.prompt, 1),
         outcome.promise_kept,
@@ -169,6 +191,12 @@ def counters_of(stack: Stack) -> dict[str, int]:
     return found
 
 
+def min_tokens_of(stack: Stack) -> int:
+    with stack.engine_client() as http:
+        found: int = http.get("/v1/describe").raise_for_status().json()["min_cache_tokens"]
+    return found
+
+
 async def gathered(ledger: Ledger) -> Job:
     gathering = TrafficGathering(load_prices())
     async for rows in observed(ledger, Range(since_ms=0, until_ms=_ALL_MS), None, 100_000):
@@ -192,31 +220,62 @@ def figures_of(ledger: Path, counters: dict[str, int]) -> Figures:
     )
 
 
-def decode_ms_of(ledger: Path) -> float:
-    """The time of an output token after the first, in the quickest quarter of turns."""
-    with sqlite3.connect(ledger) as database:
-        rows = database.execute(
-            "select decode_seconds / (output_tokens - 1) from turns"
-            " where output_tokens > 1 and decode_seconds is not null"
-        ).fetchall()
-    return percentile([row[0] for row in rows], 0.25) * 1000
+@dataclass(frozen=True, slots=True)
+class SimulatedFigures:
+    at: float
+    read: int
+    computed: int
+    seconds: float
 
 
-def simulated(job: Job, size: Size, decode_ms: float) -> Outcome:
-    """An engine of the same blocks and times. Its time of a computed token is the ledger's."""
-    asked = PlanRequest(weights_gib=0.0, decode_ms=decode_ms, device_gib=1.0)
+def simulated(job: Job, size: Size) -> tuple[Outcome, list[SimulatedFigures]]:
+    """An engine of the same blocks. Its times are the ledger's."""
+    asked = PlanRequest(weights_gib=0.0, device_gib=1.0)
     per_token = sizes_of(asked).bytes_per_token
-    asked = replace_gib(asked, size.num_blocks * MIN_UNIT * per_token / GIB + 1e-6)
-    assert job.prefill_us is not None
-    bench = Bench(asked, sizes_of(asked), MIN_UNIT, job.prefill_us, 10**9)
+    asked = replace_gib(asked, size.num_blocks * BLOCK_TOKENS * per_token / GIB + 1e-6)
+    timing = replace(timing_of(job), step_tokens=size.step_tokens)
+    unit = exact_unit_for(job.turns)
+    bench = Bench(asked, sizes_of(asked), unit, timing, 10**9)
     fleet = asked_fleet(asked)
     capacities = replace(bench.capacities(fleet), ttl_scale=TTL_SCALE)
-    run = Run(1, capacities, bench.costs(fleet), MIN_UNIT, lambda count: None)
-    return run.run(bench.requests(job.turns, is_warmed=False))
+    run = Run(1, capacities, bench.costs(fleet), unit, lambda count: None)
+    each: list[SimulatedFigures] = []
+
+    def watch(turn: SimulatedTurn, now: float) -> None:
+        assert turn.found is not None
+        request, found = turn.request, turn.found
+        read, reused = (request.tokens_of(0, units) for units in (found.read, found.reused))
+        waited = now - turn.arrived_at + timing.overhead
+        each.append(SimulatedFigures(request.at, read, request.tokens - reused, waited))
+
+    run.watch = watch
+    outcome = run.run(bench.requests(job.turns, is_warmed=False))
+    return outcome, sorted(each, key=lambda turn: turn.at)
+
+
+def print_turns(ledger: Path, each: Sequence[SimulatedFigures]) -> None:
+    """Tokens read and computed and seconds to the first token, measured and simulated."""
+    with sqlite3.connect(ledger) as database:
+        rows = database.execute(
+            "select opened_ms, cache_read_tokens, computed_tokens, first_token_seconds,"
+            " queue_seconds, prefill_seconds, decode_seconds from turns"
+            " where first_token_seconds is not null order by opened_ms, id"
+        ).fetchall()
+    print("  at s     read         computed     first token s    queue  prefill  decode")
+    for row, told in zip(rows, each, strict=False):
+        print(
+            f"  {(row[0] - rows[0][0]) / 1e3:6.2f}  {row[1]:5} {told.read:5}  {row[2]:5}"
+            f" {told.computed:5}  {row[3]:6.3f} {told.seconds:6.3f}"
+            f"    {row[4]:.3f}   {row[5]:.3f}   {row[6] or 0:.3f}"
+        )
+
+
+def replace_least(job: Job, min_cache_tokens: int) -> Job:
+    return msgspec.structs.replace(job, min_cache_tokens=min_cache_tokens)
 
 
 def replace_gib(asked: PlanRequest, gib: float) -> PlanRequest:
-    return PlanRequest(weights_gib=asked.weights_gib, decode_ms=asked.decode_ms, device_gib=gib)
+    return msgspec.structs.replace(asked, device_gib=gib)
 
 
 def month(num_turns: int) -> int:

@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.planner.engine import Capacities, SimulatedEngine, SimulatedRequest
+from gateway.planner.engine import SimulatedEngine
 from gateway.planner.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
+from gateway.planner.simulated import Capacities, SimulatedRequest
 from scripts.bench.report import percentile
 from scripts.bench.routing_scripts import SHAPES, Workload
 from scripts.setup.options import new_parser

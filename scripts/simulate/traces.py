@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from engine.backends.synthetic import BYTES_PER_TOKEN
-from gateway.planner.engine import SimulatedRequest
+from gateway.planner.simulated import SimulatedRequest
 from scripts.bench.routing_scripts import Workload
 
 TRACE_UNIT, TENANT_UNIT = 512, 16

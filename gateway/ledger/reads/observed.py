@@ -25,7 +25,9 @@ _COLUMNS = (
     TurnRow.output_tokens,
     TurnRow.computed_tokens,
     TurnRow.first_token_seconds,
+    TurnRow.queue_seconds,
     TurnRow.prefill_seconds,
+    TurnRow.decode_seconds,
     TurnRow.fingerprint,
 )
 

@@ -1,0 +1,132 @@
+"""What the planner says of an engine is what the engine's own core does, to the token."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from gateway.planner.engine import SimulatedEngine, SimulatedTurn
+from gateway.planner.fleet import Clockwork
+from gateway.planner.requests import PlannedRequest, Requests
+from gateway.planner.simulated import Capacities, Costs
+from gateway.planning.traffic import Turn
+from tests.gateway.planner.core import Core, Told
+
+COSTS = Costs(prefill=50e-6, decode=5e-3, step_tokens=512)
+ROOMY = Capacities(
+    device=40_000, max_running=32, ttl_scale=0.05, block_units=16, min_cache_tokens=64
+)
+SYSTEM, QUESTION, ANSWER, TAIL = 1003, 167, 24, 4
+
+
+def talks(
+    seed: int,
+    num_talks: int,
+    num_turns: int = 6,
+    gap: float = 4.0,
+    answer: int = ANSWER,
+    num_scopes: int = 1,
+) -> list[PlannedRequest]:
+    """Conversations on two system prompts, with ends inside of blocks."""
+    chance, numbers, turns = random.Random(seed), dict[object, int](), list[Turn]()
+
+    def number(of: object) -> int:
+        return numbers.setdefault(of, len(numbers))
+
+    for talk in range(num_talks):
+        at, which = chance.uniform(0, gap * num_turns), chance.randrange(2)
+        ids, ends = [number(which)], [SYSTEM + which]
+        for turn in range(num_turns):
+            ids.append(number((talk, turn)))
+            ends.append(ends[-1] + QUESTION + chance.randrange(100))
+            places = list(range(len(ids)))
+            marks = [(0, "5m"), (len(ids) - 1, "5m")]
+            scope = talk % num_scopes
+            turns.append(Turn(at, scope, [*ids], [*ends], places, marks, answer, TAIL))
+            at += 0.2 + chance.expovariate(1 / gap)
+            ids.append(number((talk, turn, "said")))
+            ends.append(ends[-1] + answer)
+    made = Requests(1, with_names=False)
+    return [made.of(turn) for turn in sorted(turns, key=lambda turn: turn.at)]
+
+
+class Planned:
+    """The same on the planner's engine."""
+
+    def __init__(
+        self, capacities: Capacities, costs: Costs, requests: list[PlannedRequest]
+    ) -> None:
+        self.told: dict[int, Told] = {}
+        clock = Clockwork()
+        self.engine = SimulatedEngine(capacities, 1, clock.at, costs)
+        self._numbers = {id(request): number for number, request in enumerate(requests)}
+        self.engine.started = self._on_started
+        for request in requests:
+            clock.at(request.at, partial(self.engine.take, request))
+        clock.run()
+        self.engine.close(clock.now + 2 * 3600)
+
+    def _on_started(self, turn: SimulatedTurn, now: float) -> None:
+        assert turn.found is not None
+        computed = len(turn.query.tokens) - turn.found.reused
+        self.told[self._numbers[id(turn.request)]] = Told(turn.found.read, computed, now)
+
+
+def compare(capacities: Capacities, requests: list[PlannedRequest], costs: Costs = COSTS) -> Core:
+    core = Core(capacities, costs)
+    core.run(requests)
+    planned = Planned(capacities, costs, requests)
+    assert planned.told.keys() == core.told.keys()
+    for number, told in sorted(core.told.items()):
+        found = planned.told[number]
+        assert (number, found.read, found.computed) == (number, told.read, told.computed)
+        assert found.started_at == pytest.approx(told.started_at, abs=1e-6), number
+    assert planned.engine.leases_ended == Counter(core.ends)
+    assert planned.engine.num_preempted == core.scheduler.num_preempted
+    return core
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("blocks", [250, 400, 700, 2500])
+def test_reads_are_equal_to_the_token_in_tight_and_roomy_pools(seed: int, blocks: int) -> None:
+    requests = talks(seed, 12)
+    core = compare(replace(ROOMY, device=blocks * 16), requests)
+    assert sum(told.read for told in core.told.values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_that_find_no_block_preempt_the_same_turns(seed: int) -> None:
+    requests = talks(seed, 10, num_turns=2, gap=0.3, answer=500)
+    core = compare(replace(ROOMY, device=260 * 16), requests)
+    assert core.scheduler.num_preempted > 0
+
+
+def test_equal_cold_prompts_are_computed_once() -> None:
+    requests = talks(1, 1, num_turns=1) * 3
+    twins = [replace(request, at=1.0 + n / 1000) for n, request in enumerate(requests)]
+    core = compare(ROOMY, twins)
+    size = requests[0].tokens
+    assert core.told[0].computed == size and core.told[2].computed < size / 2
+
+
+def test_what_expired_is_spared_as_long_as_engines_spare_it() -> None:
+    """The grace for late turns keeps expired content, which costs others their room."""
+    requests = talks(2, 16)
+    tight = replace(ROOMY, device=500 * 16)
+    kept = compare(tight, requests)
+    forgot = compare(replace(tight, grace_seconds=0.0), requests)
+    assert _computed(kept) != _computed(forgot)
+
+
+def test_prefixes_below_the_least_are_not_cached() -> None:
+    requests = talks(3, 6)
+    core = compare(replace(ROOMY, min_cache_tokens=SYSTEM + 700), requests)
+    every = compare(ROOMY, requests)
+    read = [sum(told.read for told in one.told.values()) for one in (core, every)]
+    assert 0 < read[0] < read[1]
+
+
+def _computed(core: Core) -> int:
+    return sum(told.computed for told in core.told.values())
