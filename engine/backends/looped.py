@@ -213,7 +213,7 @@ class LoopedBackend:
         reply = await self._call(loaded, partial(loaded.lifecycle.drop, request.scope, key))
         if loaded.store is not None:
             root = loaded.cache.digests(request.scope, []).root
-            drop = partial(loaded.store.disk.drop, root, is_all=key is None)
+            drop = partial(loaded.store.disk.drop, root, key)
             written = await self._call(loaded, drop)
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(written), MAX_DROP_SECONDS)

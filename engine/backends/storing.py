@@ -59,10 +59,13 @@ class StorePlan:
         name_of = self.directory.keys.name_of
         return StoreTier(self.num_blocks, block_size, hasher, name_of, lower_than=lower_than)
 
-    def peer_tier(self, block_size: int, hasher: ChainHasher) -> PeerTier | None:
+    def peer_tier(
+        self, block_size: int, hasher: ChainHasher, lower_than: Sequence[BlockPool]
+    ) -> PeerTier | None:
         if not self.is_shared:
             return None
-        return PeerTier(self.num_blocks, block_size, hasher, self.directory.keys.name_of)
+        name_of = self.directory.keys.name_of
+        return PeerTier(self.num_blocks, block_size, hasher, name_of, lower_than=lower_than)
 
 
 def plan_store(
@@ -155,9 +158,9 @@ def new_memory(
     hasher = ChainHasher(key, pool.block_size)
     tier = peers = None
     if plan is not None:
-        peers = plan.peer_tier(pool.block_size, hasher)
         above = [pool] if host is None else [pool, host.pool]
         tier = plan.tier(pool.block_size, hasher, above)
+        peers = plan.peer_tier(pool.block_size, hasher, [*above, tier.pool])
     entries = Entries(
         pool,
         lease_share=settings.lease_share,

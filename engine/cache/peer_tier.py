@@ -19,7 +19,10 @@ KnownAbove = Callable[[BlockKey], bool]
 
 
 class PeerTier(StoreTier):
-    """Only finds and reads: nothing is wanted of it, and its deletions are nobody's."""
+    """Only finds and reads: nothing is wanted of it, and its deletions are nobody's.
+
+    Of what the pools above reuse it takes the names over, as far as it has the content.
+    """
 
     def take_over_keys(self, keys: Iterable[BlockKey]) -> list[Block] | None:
         """Blocks for these files, each with a reference. None where there is no room."""
@@ -37,9 +40,22 @@ class PeerTier(StoreTier):
             blocks.append(block)
         return blocks
 
+    def has_room(self, keys: Sequence[BlockKey]) -> bool:
+        """Whether nothing here makes way for these files."""
+        return sum(self.files.block_of(key.name) is None for key in keys) <= self.pool.num_empty
+
     def tell(self, names: Mapping[str, int]) -> None:
         """These names can be read from here now."""
         self._tell_moved("disk", dict(names))
+
+    def _take_over(self, block: Block) -> bool:
+        """Keep the names of what a pool above reuses. False where something of it is lost."""
+        found = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
+        if found is not None and block.names:
+            found.names.update(block.names)
+            self.tell(block.names)
+            block.names.clear()
+        return not block.dependents and not block.names
 
 
 class PeerEntries:
@@ -73,6 +89,10 @@ class PeerEntries:
                 self._tier.tell(blocks[index].names)
         self._tier.pool.release_chain(blocks)
         return True
+
+    def has(self, key: Digest) -> bool:
+        """Whether this engine has the entry, anywhere."""
+        return self._entries.get(key) is not None
 
     def ended(self, key: Digest) -> None:
         """The other member has it no more. What this engine has above is its own."""

@@ -1,5 +1,7 @@
 """What the engine's thread does for the other members of a shared store, around each step."""
 
+from collections import OrderedDict
+
 from engine.cache.digests import ChainHasher
 from engine.cache.ids import Digest
 from engine.cache.peer_tier import PeerEntries, PeerTier
@@ -9,9 +11,17 @@ from engine.store.peers import PeerEnd, PeerPut, Peers, PeerUnfit
 from engine.store.restore import MAX_SECONDS, entry_of, is_chain
 from engine.store.threads import Arrived, Missed
 
+LOOKED_AT = 32
+"""Entries of other members that one step looks at again."""
+MAX_LOST = 65_536
+
 
 class PeerWork:
-    """Takes in what the members' journals and files say. None of its methods waits for a file."""
+    """Takes in what the members' journals and files say. None of its methods waits for a file.
+
+    An entry that made way here while another member still has it is taken in again, where there is
+    room. A few are looked at in each step, in turn.
+    """
 
     def __init__(
         self,
@@ -30,6 +40,10 @@ class PeerWork:
         self._wall = wall
         self.read_bytes = 0
         self.misses: dict[str, int] = {}
+        # In the order in which they are looked at again.
+        self._known: OrderedDict[Digest, PeerPut] = OrderedDict()
+        # Files that were not there, or not what they must be.
+        self._lost: set[str] = set()
 
     @property
     def is_reading(self) -> bool:
@@ -44,9 +58,11 @@ class PeerWork:
         for result in self._peers.take_results():
             match result:
                 case PeerPut():
-                    self._put(result)
+                    self._learn(result)
                 case PeerEnd():
-                    self._entries.ended(Digest(bytes.fromhex(result.key)))
+                    key = Digest(bytes.fromhex(result.key))
+                    self._known.pop(key, None)
+                    self._entries.ended(key)
                 case Arrived():
                     self.read_bytes += len(result.payload)
                     self._tier.reads.arrived(result.name, result.payload)
@@ -54,8 +70,9 @@ class PeerWork:
                     self._count(result.reason)
                 case Missed():
                     self._count(result.reason)
-                    self._entries.lost(result.name)
+                    self._lose(result.name)
         self._entries.sweep()
+        self._look_again()
 
     def after_step(self) -> None:
         for key in self._tier.reads.take_asked():
@@ -63,20 +80,56 @@ class PeerWork:
 
     def drop_scope(self, owner: Digest) -> None:
         """A scope was dropped: none of its content is found here any more."""
+        for key in [key for key, one in self._known.items() if one.keys[0].owner == owner]:
+            del self._known[key]
         self._tier.drop_scope(owner)
         self._tier.take_deletes()
 
+    def drop_entry(self, key: Digest) -> None:
+        """An entry was dropped: it is not taken in again."""
+        self._known.pop(key, None)
+
     def close(self) -> None:
         self._peers.close()
+
+    # Inside.
 
     def _count(self, damage: str) -> None:
         reason = f"peer_{damage}"
         self.misses[reason] = self.misses.get(reason, 0) + 1
 
-    def _put(self, found: PeerPut) -> None:
+    def _learn(self, found: PeerPut) -> None:
+        """A member has written an entry, or prolonged it. Its files are there."""
+        key = Digest(bytes.fromhex(found.put.key))
+        self._known[key] = found
+        self._lost.difference_update(one.name for one in found.keys)
+        self._put(key, found)
+
+    def _lose(self, name: str) -> None:
+        if len(self._lost) >= MAX_LOST:
+            self._lost.clear()
+        self._lost.add(name)
+        self._entries.lost(name)
+
+    def _look_again(self) -> None:
+        for _ in range(min(LOOKED_AT, len(self._known))):
+            key = next(iter(self._known))
+            self._known.move_to_end(key)
+            found = self._known[key]
+            if not self._entries.has(key) and self._is_whole(found):
+                self._put(key, found)
+
+    def _is_whole(self, found: PeerPut) -> bool:
+        """Whether no file is known to be lost, and nothing here makes way for the entry."""
+        is_there = not any(key.name in self._lost for key in found.keys)
+        return is_there and self._tier.has_room(found.keys)
+
+    def _put(self, key: Digest, found: PeerPut) -> None:
         put, keys = found
         passed = elapsed(put.times.at, self._wall.moment()).seconds
         left = min(put.times.left, MAX_SECONDS) - passed
-        if left > 0 and is_chain(put, keys, self._hasher):
-            entry = entry_of(put, self._clock.now(), left, passed, is_leased=False)
-            self._entries.take_in(entry, keys, put.names)
+        if left <= 0 or not is_chain(put, keys, self._hasher):
+            self._known.pop(key, None)
+            return
+        entry = entry_of(put, self._clock.now(), left, passed, is_leased=False)
+        self._entries.take_in(entry, keys, put.names)

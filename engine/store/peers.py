@@ -21,7 +21,7 @@ from engine.store.journal import VERSION, End, Put, Touch, decode_line
 from engine.store.members import other_members
 from engine.store.threads import READERS, Arrived, Missed
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
 """Of one journal, at one look."""
 _HEAD_BYTES = header_bytes(MAX_TOKENS)
@@ -90,7 +90,7 @@ class Peers:
         self.wake: Callable[[], None] = lambda: None
         self._results: queue.SimpleQueue[PeerResult] = queue.SimpleQueue()
         self._journals: dict[Path, _Journal] = {}
-        self._places: dict[str, Path] = {}
+        self._members: list[Path] = []
         self.num_rounds = 0
         self._is_closed = threading.Event()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="peer-reader")
@@ -121,7 +121,7 @@ class Peers:
 
     def _run(self) -> None:
         while not self._is_closed.wait(POLL_SECONDS):
-            members = other_members(self._own, self._model)
+            members = self._members = other_members(self._own, self._model)
             for path in members:
                 self._follow(path, self._journals.setdefault(path, _Journal()))
             for path in self._journals.keys() - set(members):
@@ -229,7 +229,6 @@ class Peers:
             if isinstance(found, Missed):
                 return found
             keys.append(found)
-            self._places[name] = path
         return keys
 
     def _head(self, path: Path, name: str) -> BlockKey | Missed:
@@ -244,19 +243,30 @@ class Peers:
             return Missed(name, damaged.reason)
 
     def _read(self, key: BlockKey) -> None:
+        """Read a file from any member that has it whole."""
+        missed = Missed(key.name, "missing")
+        for path in self._members:
+            found = self._read_at(path, key)
+            if isinstance(found, Arrived):
+                self._say(found)
+                return
+            if found.reason != "missing":
+                missed = found
+        self._say(missed)
+
+    def _read_at(self, path: Path, key: BlockKey) -> Arrived | Missed:
         limit = self._payload_bytes + _HEAD_BYTES
         try:
-            data, size = read_block(self._places[key.name] / "blocks", key.name, limit)
+            data, size = read_block(path / "blocks", key.name, limit)
             if size > limit:
                 raise Damaged("short")
             payload = decode(data, key, self._model, self._own.keys)
             if len(payload) != self._payload_bytes:
                 raise Damaged("short")
-        except (FileNotFoundError, KeyError):
-            self._say(Missed(key.name, "missing"))
+        except FileNotFoundError:
+            return Missed(key.name, "missing")
         except OSError:
-            self._say(Missed(key.name, "unreadable"))
+            return Missed(key.name, "unreadable")
         except Damaged as damaged:
-            self._say(Missed(key.name, damaged.reason))
-        else:
-            self._say(Arrived(key.name, payload))
+            return Missed(key.name, damaged.reason)
+        return Arrived(key.name, payload)

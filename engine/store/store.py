@@ -140,12 +140,15 @@ class DiskStore:
 
     # What an operator does.
 
-    def drop(self, owner: Digest, *, is_all: bool) -> "Future[None]":
-        """A scope's entries were dropped, or one of them. With all of them its files go.
+    def drop(self, owner: Digest, key: Digest | None = None) -> "Future[None]":
+        """A scope's entry was dropped, or all of them. With all of them its files go.
 
         Done when the files are deleted.
         """
-        if is_all:
+        if key is not None:
+            if self._peers is not None:
+                self._peers.drop_entry(key)
+        else:
             self._tier.drop_scope(owner)
             if self._peers is not None:
                 self._peers.drop_scope(owner)

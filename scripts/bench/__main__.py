@@ -41,6 +41,7 @@ BENCHMARKS = {
     "queries": Benchmark("time of each query of the dashboard",
                          ("gateway", "postgres", "test")),
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
+    "shared_store": Benchmark("hit rate of traffic that alternates between two engines", SYSTEM),
     "speculation": Benchmark("whether speculation answers alike, and how much faster",
                              ("engine", "test")),
     "step": Benchmark("time of the native engine's step on a CPU, by each way of attention",

@@ -103,17 +103,42 @@ def run_engine_kills(
     data: Path, *, kills: int, clients: int, hangs: int = 0, max_tokens: int = 60, seed: int = 1
 ) -> Report:
     """Run it all. `hangs` of the rounds are hangs, at random places."""
+    with running_fleet(data, NUM_ENGINES, 1, ENGINE_SETTINGS, GATEWAY_SETTINGS) as fleet:
+        ledger = data / "gateway-0" / "ledger.db"
+        return kill_in(
+            fleet,
+            ledger,
+            kills=kills,
+            clients=clients,
+            hangs=hangs,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+
+
+def kill_in(
+    fleet: Fleet,
+    ledger: Path,
+    *,
+    kills: int,
+    clients: int,
+    hangs: int = 0,
+    max_tokens: int = 60,
+    seed: int = 1,
+) -> Report:
+    """As `run_engine_kills`, in a running fleet that is idle. `ledger` is its gateway's."""
     rng = random.Random(seed)
     report = Report(kills, hangs)
-    with running_fleet(data, NUM_ENGINES, 1, ENGINE_SETTINGS, GATEWAY_SETTINGS) as fleet:
-        gateway = fleet.gateways[0]
-        asking = SdkClients(gateway.url, "synthetic", max_tokens, rng)
-        asyncio.run(_kill_over_and_over(fleet, asking, report, clients, rng))
-        report.retries = _counted(gateway, "holdfast_gateway_retries_total")
-        report.reconciled = _counted(gateway, "holdfast_gateway_reconciled_turns_total")
-        rows = _rows(data / "gateway-0" / "ledger.db")
-        _read_books(fleet, report, rows)
-    _compare(report, asking, rows)
+    gateway = fleet.gateways[0]
+    asyncio.run(_until(lambda: _backlog(gateway) == 0))
+    before = {row["id"] for row in _rows(ledger)}
+    asking = SdkClients(gateway.url, gateway.model, max_tokens, rng)
+    asyncio.run(_kill_over_and_over(fleet, asking, report, clients, rng))
+    report.retries = _counted(gateway, "holdfast_gateway_retries_total")
+    report.reconciled = _counted(gateway, "holdfast_gateway_reconciled_turns_total")
+    rows = _rows(ledger)
+    _read_books(fleet, report, rows)
+    _compare(report, asking, [row for row in rows if row["id"] not in before])
     return report
 
 
@@ -130,7 +155,7 @@ async def _kill_over_and_over(
         await asyncio.sleep(rng.uniform(0, 1))
         running_at = {
             number: (await _engine(gateway, number))["routing"]["running"]
-            for number in range(NUM_ENGINES)
+            for number in range(len(fleet.engines))
         }
         engine = rng.choice([number for number, count in running_at.items() if count] or [0])
         report.interrupted.append(running_at[engine])

@@ -1,4 +1,4 @@
-"""Several synthetic engines behind several gateways that know nothing of each other."""
+"""Several engines behind several gateways that know nothing of each other."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,15 +23,21 @@ from scripts.stack import (
     url_of,
     wait_until_ready,
 )
+from tests.e2e.prompts import MODEL
 
 
 @dataclass(frozen=True)
 class Gateway:
-    url: str
+    """`model`: whom its engines serve."""
 
-    def ask(self, system: str, question: str = "q", **changes: Any) -> httpx.Response:
-        """One turn over a marked system prompt."""
-        body = body_of("synthetic", system, question, **{"max_tokens": 4, **changes})
+    url: str
+    model: str = "synthetic"
+
+    def ask(
+        self, system: str | list[dict[str, Any]], question: str = "q", **changes: Any
+    ) -> httpx.Response:
+        """One turn over a system prompt; a text is marked."""
+        body = body_of(self.model, system, question, **{"max_tokens": 4, **changes})
         url = f"{self.url}/v1/messages"
         return httpx.post(url, json=body, headers=API_HEADERS, timeout=120, trust_env=False)
 
@@ -53,14 +59,19 @@ class Fleet:
     engines: list[str]
     processes: list[Process]
     settings: Mapping[str, str]
+    backend: str = "synthetic"
 
     def stats(self, number: int) -> dict[str, Any]:
         return self._get(number, "stats")
 
+    def chains(self, number: int) -> list[dict[str, Any]]:
+        """All that it holds, as it tells whoever begins to follow its events."""
+        chains: list[dict[str, Any]] = self._get(number, "snapshot")["chains"]
+        return chains
+
     def held_names(self, number: int) -> set[str]:
-        """All prefixes that it holds, as it tells whoever begins to follow its events."""
-        chains = self._get(number, "snapshot")["chains"]
-        return {name["digest"] for chain in chains for name in chain["names"]}
+        """All prefixes that it holds."""
+        return {name["digest"] for chain in self.chains(number) for name in chain["names"]}
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()
@@ -69,7 +80,7 @@ class Fleet:
     def restart(self, number: int, settings: Mapping[str, str] | None = None) -> None:
         """A new process on the same port. `settings` replace those of the fleet."""
         given = self.settings if settings is None else settings
-        self.processes[number] = _engine(self.engines[number], given)
+        self.processes[number] = _engine(self.engines[number], self.backend, given)
         wait_until_ready(self.engines[number], self.processes[number])
 
     def _get(self, number: int, path: str) -> dict[str, Any]:
@@ -87,11 +98,13 @@ def running_fleet(
     num_gateways: int,
     settings: Mapping[str, str],
     gateway_settings: Mapping[str, str],
+    backend: str = "synthetic",
 ) -> Iterator[Fleet]:
     """Start all, wait until every gateway has every engine, and end them whatever happens."""
     engines = [url_of(free_port()) for _ in range(num_engines)]
     with ExitStack() as stack:
-        fleet = Fleet([], engines, [_engine(url, settings) for url in engines], settings)
+        processes = [_engine(url, backend, settings) for url in engines]
+        fleet = Fleet([], engines, processes, settings, backend)
         stack.callback(lambda: stop(*fleet.processes))
         for url, process in zip(engines, fleet.processes, strict=True):
             wait_until_ready(url, process)
@@ -99,10 +112,11 @@ def running_fleet(
             stack.enter_context(serving_gateway(data / f"gateway-{i}", engines, gateway_settings))
             for i in range(num_gateways)
         ]
-        fleet.gateways += [Gateway(gateway.wait().url) for gateway in gateways]
+        model = "synthetic" if backend == "synthetic" else MODEL
+        fleet.gateways += [Gateway(gateway.wait().url, model) for gateway in gateways]
         yield fleet
 
 
-def _engine(url: str, settings: Mapping[str, str]) -> Process:
+def _engine(url: str, backend: str, settings: Mapping[str, str]) -> Process:
     environment = engine_environment(int(url.rpartition(":")[2]), settings)
-    return start([*python("engine"), "--backend", "synthetic"], environment)
+    return start([*python("engine"), "--backend", backend], environment)

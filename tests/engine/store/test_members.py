@@ -99,11 +99,64 @@ def test_what_a_member_drops_ends_at_the_others(pair: Pair) -> None:
     learn(writer, reader, PREFIX)
     writer.lifecycle.drop("s", None)
     assert writer.store is not None
-    writer.store.disk.drop(writer.cache.digests("s", []).root, is_all=True).result(60)
+    writer.store.disk.drop(writer.cache.digests("s", []).root).result(60)
     assert not files_of(writer)
     until(reader, lambda: not entries_of(reader))
     assert read_of(reader.say(PREFIX, scope="s")) == 0
     close(*pair)
+
+
+def test_what_made_way_here_is_taken_in_again_and_what_was_dropped_is_not(pair: Pair) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    (entry,) = entries_of(reader)
+    reader.entries.end(entry, "best_effort_evicted")
+    until(reader, lambda: bool(entries_of(reader)))
+    assert read_of(reader.say(PREFIX, [77], scope="s")) == 22
+    (entry,) = (entry for entry in entries_of(reader) if entry.tokens == len(PREFIX))
+    reader.lifecycle.drop("s", entry.key)
+    assert reader.store is not None
+    reader.store.disk.drop(reader.cache.digests("s", []).root, entry.key).result(60)
+    for _ in range(8):
+        reader.step()
+    assert len(PREFIX) not in [entry.tokens for entry in entries_of(reader)]
+    close(*pair)
+
+
+def test_names_of_what_is_reused_above_are_told_on_disk(pair: Pair) -> None:
+    writer, reader = pair
+    learn(writer, reader, PREFIX)
+    assert reader.cache.store is not None
+    peers = reader.cache.stores[-1]
+    block = next(block for block in peers.files.blocks if block.index == 0)
+    above = reader.cache.pool.allocate(0, block.owner)
+    reader.cache.pool.append(above, bytes(block.tokens))
+    assert block.digest is not None
+    reader.cache.pool.index(above, block.digest)
+    above.names["n"] = 4
+    reader.cache.pool.release(above)
+    peers.take_moved()
+    for one in [reader.cache.pool.allocate() for _ in range(reader.cache.pool.num_reclaimable)]:
+        reader.cache.pool.release(one)
+    (moved,) = peers.take_moved()
+    assert (moved.tier, [name.digest for name in moved.names]) == ("disk", ["n"])
+    assert "n" in block.names and "n" not in reader.cache.pool.take_evicted_names()
+    close(*pair)
+
+
+def test_a_file_that_one_member_lost_is_read_from_another(pair: Pair) -> None:
+    writer, reader = pair
+    third = StoredEngine(writer.path, is_shared=True)
+    for one in (writer, third):
+        one.say(PREFIX, scope="s")
+        one.settle()
+    until(reader, lambda: bool(entries_of(reader)))
+    for _ in range(8):
+        reader.step()
+    for place in files_of(writer):
+        place.unlink()
+    assert read_of(reader.say(PREFIX, [77], scope="s")) == 22 and not reader.stats.misses
+    close(*pair, third)
 
 
 def test_each_member_has_a_folder_and_a_killed_ones_is_taken_over(pair: Pair) -> None:

@@ -92,7 +92,7 @@ def test_what_a_workspace_drops_is_gone_from_the_disk(engine: StoredEngine) -> N
     engine.lifecycle.drop("mine", None)
     assert engine.store is not None
     root = engine.cache.digests("mine", []).root
-    engine.store.disk.drop(root, is_all=True).result(60)
+    engine.store.disk.drop(root).result(60)
     left = set(engine.path.glob("blocks/*/*"))
     assert len(files - left) == 6 and len(left) == 8
     again = engine.restart(is_killed=True)
@@ -108,7 +108,7 @@ def test_a_drop_takes_content_whose_entries_have_ended(engine: StoredEngine) -> 
     engine.step()
     assert not engine.entries.live() and list(engine.path.glob("blocks/*/*"))
     assert engine.store is not None
-    engine.store.disk.drop(engine.cache.digests("mine", []).root, is_all=True).result(60)
+    engine.store.disk.drop(engine.cache.digests("mine", []).root).result(60)
     assert not list(engine.path.glob("blocks/*/*"))
     engine.kill()
 

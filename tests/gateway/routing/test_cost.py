@@ -57,6 +57,20 @@ def test_what_must_be_copied_back_counts_less_than_what_is_at_hand() -> None:
     assert place(prompt(), [engine(0, 3, tier="host"), engine(1)], WEIGHTS, NOW).chosen == 0
 
 
+def test_what_a_shared_store_has_counts_for_every_engine_less_than_what_is_at_hand() -> None:
+    """One engine wrote the prefix and still has it; two can read it; one knows nothing of it."""
+    engines = [engine(0), engine(1, 4, tier="disk"), engine(2, 4), engine(3, 4, tier="disk")]
+    placement = place(prompt(), engines, WEIGHTS, NOW)
+    assert placement.chosen == 2
+    assert [offer.to_prefill for offer in placement.offers] == [SIZES[-1], 0, 0, 0]
+    for number in range(40):
+        engines[2].load.assign(f"t{number}", 8000, NOW)
+    placement = place(prompt(), engines, WEIGHTS, NOW)
+    assert placement.chosen in (1, 3)
+    offers = placement.offers
+    assert offers[1].cost == offers[3].cost < min(offers[0].cost, offers[2].cost)
+
+
 def test_when_the_holder_is_overloaded_the_lighter_one_that_holds_most_takes_it() -> None:
     engines = [engine(0, 4), engine(1, 3), engine(2)]
     for number in range(40):
