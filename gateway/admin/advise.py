@@ -17,7 +17,7 @@ from gateway.advice import pasted
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.advice.pasted import MAX_REQUESTS, PastedDialect
 from gateway.advice.report import StreamAdvice
-from gateway.advice.request import RequestAdvice, advise_request
+from gateway.advice.request import RequestAdvice, advise_request, with_own_paths
 from gateway.advice.stream import advise_stream
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
@@ -126,7 +126,7 @@ def of_requests(
     asked: AdviseRequest, prices: PriceSheets, on: date, min_tokens: Callable[[str], int]
 ) -> AdviceReport:
     """`min_tokens` is asked with a model's name. Raise InvalidRequest by the request's number."""
-    turns, found, least = [], [], 1
+    turns, found, plans, least = [], [], [], 1
     for number, given in enumerate(asked.requests):
         try:
             read = pasted.read(given, asked.dialect)
@@ -137,8 +137,9 @@ def of_requests(
             raise InvalidRequest(f"requests[{number}]: {error}") from None
         least = asked.min_tokens or min_tokens(turn.model)
         turns.append(turn)
+        plans.append(read)
         found.append(advise_request(read, turn, least))
-    streams = [advise_stream(turns, least)] if len(turns) > 1 else []
+    streams = [with_own_paths(advise_stream(turns, least), plans)] if len(turns) > 1 else []
     return AdviceReport(
         text=f"{len(turns)} pasted request{'s' * (len(turns) > 1)}, tokens estimated from bytes.",
         num_turns=len(turns),

@@ -6,34 +6,25 @@ is new is no fault, nor is one that shares nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from gateway.advice.observation import Observation, Segment
+from gateway.advice.differences import (
+    ALIKE,
+    LEAST_TOKENS,
+    FaultKind,
+    difference,
+    overlap,
+    part_of,
+)
+from gateway.advice.observation import Observation
 from gateway.advice.placements import Section
 
-FaultKind = Literal[
-    "tool_order",
-    "key_order",
-    "tool_set",
-    "date",
-    "hour",
-    "minute",
-    "nonce",
-    "varying_text",
-    "growing_text",
-    "moved_text",
-    "sliding_history",
-]
 _HOUR_MS = 3_600_000
 _PERIODS: dict[FaultKind, int] = {"minute": 60_000, "hour": _HOUR_MS, "date": 24 * _HOUR_MS}
-_ALIKE = 0.5
 _MOSTLY = 0.9
-# A text of which only a part changes has about the same length.
-_GROWTH_TOKENS = 4
-# Less than so many tokens, and than this share of a prompt, is not worth a word.
-_LEAST_TOKENS = 64
+# Less than LEAST_TOKENS, and than this share of a prompt, is not worth a word.
 _LEAST_SHARE = 0.05
 _LEAST_TURNS = 0.1
 _FEW = 3
@@ -47,14 +38,6 @@ class Loss(NamedTuple):
     earlier: str
     tokens: int
     gap_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    kind: FaultKind
-    section: Section
-    index: int
-    tokens: int
 
 
 @dataclass(slots=True)
@@ -94,7 +77,7 @@ def find_faults(turns: Sequence[Observation]) -> list[Fault]:
     finder = _Finder()
     for turn in turns:
         finder.take(turn)
-    return finder.faults()
+    return finder.faults(turns)
 
 
 class _Finder:
@@ -103,7 +86,6 @@ class _Finder:
         self._own: dict[bytes, Observation] = {}
         self._shapes: dict[tuple[int, int], Observation] = {}
         self._found: dict[tuple[str, Section, int], Fault] = {}
-        self._texts: dict[tuple[Section, int], list[tuple[int, bytes]]] = defaultdict(list)
         self._parts: dict[tuple[Section, int], Counter[str]] = defaultdict(Counter)
         self._num_turns = self._num_near = 0
 
@@ -113,8 +95,9 @@ class _Finder:
             return
         chains = _chains(turn, len(owns))
         first = next((n for n, chain in enumerate(chains) if chain not in self._chains), None)
-        if self._num_turns and first is not None and self._is_known(owns, first, turn.head):
-            self._compare(turn, first)
+        if self._num_turns and first is not None:
+            if self._is_known(owns, first, turn.head) or self._begins_anew(turn, first):
+                self._compare(turn, first)
         before = self._shapes.get((turn.num_tools, turn.num_system))
         self._num_near += before is not None and turn.at_ms - before.at_ms <= _HOUR_MS
         self._num_turns += 1
@@ -122,17 +105,17 @@ class _Finder:
         for own in owns:
             self._own[own] = turn
         self._shapes[turn.num_tools, turn.num_system] = turn
-        for index in range(turn.num_tools, min(turn.head + 1, len(owns))):
-            self._texts[_place(turn, index)].append((turn.at_ms, owns[index]))
 
-    def faults(self) -> list[Fault]:
+    def faults(self, turns: Sequence[Observation]) -> list[Fault]:
         """Those that came often enough, named by when they change."""
         least = 1 if self._num_turns <= _FEW else max(_FEW, _LEAST_TURNS * self._num_near)
         kept = []
+        varying = [fault for fault in self._found.values() if fault.kind == "varying_text"]
+        texts = _texts_at({(fault.section, fault.index) for fault in varying}, turns)
         for fault in self._found.values():
             is_timed = False
             if fault.kind == "varying_text":
-                fault.kind = self._timed(fault)
+                fault.kind = _timed(texts[fault.section, fault.index])
                 is_timed = fault.kind in ("date", "hour")
                 parts = self._parts[fault.section, fault.index]
                 fault.part = parts.most_common(1)[0][0] if parts else ""
@@ -145,31 +128,41 @@ class _Finder:
         """Whether anything from the first difference on may have been there before."""
         return first < head or any(own in self._own for own in owns[first:])
 
+    def _begins_anew(self, turn: Observation, first: int) -> bool:
+        """Whether the first message is the one of the turn before with another beginning."""
+        before = self._shapes.get((turn.num_tools, turn.num_system))
+        if first != turn.head or before is None:
+            return False
+        there, here = before.pieces_of(first), turn.pieces_of(first)
+        return bool(there and here) and there[0] != here[0] and overlap(there, here) >= ALIKE
+
     def _compare(self, turn: Observation, first: int) -> None:
         earlier = self._earlier(turn, first)
         if earlier is None or earlier.owns[:first] != turn.owns[:first]:
             earlier = self._chains[turn.digests[first - 1]] if first else earlier
         if earlier is None:
             return
-        found = _difference(earlier, turn, first)
+        found = difference(earlier, turn, first)
         if found is None:
             return
-        least = max(_LEAST_TOKENS, _LEAST_SHARE * turn.total)
+        is_of_tools = found.kind == "varying_text" and found.section == "tools"
+        if is_of_tools and turn.owns[first] in self._own:
+            # A tool that is known from elsewhere stands here.
+            found = replace(found, kind="tool_set")
+        least = max(LEAST_TOKENS, _LEAST_SHARE * turn.total)
         gap = turn.at_ms - earlier.at_ms
         if found.tokens < least or gap > _HOUR_MS:
             return
-        in_head = found.section != "messages"
-        is_anywhere = found.kind == "moved_text" or not in_head
-        index = (
-            0 if is_anywhere and found.kind not in ("varying_text", "key_order") else found.index
-        )
-        key = (found.kind, found.section, index)
+        is_of_block = found.kind in ("varying_text", "key_order")
+        if found.section != "messages":
+            is_of_block = found.kind not in ("tool_order", "tool_set", "moved_text")
+        key = (found.kind, found.section, found.index if is_of_block else 0)
         fault = self._found.get(key)
         if fault is None:
             fault = self._found[key] = Fault(found.kind, found.section, found.index)
         fault.losses.append(Loss(turn.id, earlier.id, found.tokens, gap))
         if found.kind == "varying_text":
-            part = _part(earlier.segments, turn.segments, first)
+            part = part_of(earlier.segments, turn.segments, first)
             self._parts[found.section, found.index][part] += 1
 
     def _earlier(self, turn: Observation, first: int) -> Observation | None:
@@ -186,28 +179,52 @@ class _Finder:
                 found[other.id] = other
         if votes:
             return found[votes.most_common(1)[0][0]]
-        if first >= turn.head:
+        if first > turn.head:
             return None
         return self._shapes.get((turn.num_tools, turn.num_system))
 
-    def _timed(self, fault: Fault) -> FaultKind:
-        """What kind of text varies: by how long it stays the same."""
-        texts = self._texts.get((fault.section, fault.index), [])
-        values = {text for _, text in texts}
-        if not texts:
-            return "varying_text"
-        if len(values) >= _MOSTLY * len(texts):
-            return "nonce"
-        for kind, period in _PERIODS.items():
-            of_period: dict[int, set[bytes]] = defaultdict(set)
-            periods: dict[bytes, set[int]] = defaultdict(set)
-            for at_ms, text in texts:
-                of_period[at_ms // period].add(text)
-                periods[text].add(at_ms // period)
-            is_one = all(len(found) == 1 for found in of_period.values())
-            if is_one and len(values) > 1 and all(len(found) == 1 for found in periods.values()):
-                return kind
+
+_Places = dict[tuple[Section, int], list[tuple[int, bytes]]]
+
+
+def _texts_at(wanted: set[tuple[Section, int]], turns: Sequence[Observation]) -> _Places:
+    """For each of these places when the turns came and the digests of what they had there.
+
+    Of the messages only the first block tells when a text changes: the others are a conversation's.
+    """
+    found: _Places = {place: [] for place in wanted}
+    heads = [place for place in wanted if place[0] != "messages" or place[1] == 0]
+    for turn in turns if heads else ():
+        owns = turn.owns
+        starts: dict[Section, tuple[int, int]] = {
+            "tools": (0, turn.num_tools),
+            "system": (turn.num_tools, turn.num_system),
+            "messages": (turn.head, 1),
+        }
+        for section, index in heads:
+            start, count = starts[section]
+            if index < count and start + index < len(owns):
+                found[section, index].append((turn.at_ms, owns[start + index]))
+    return found
+
+
+def _timed(texts: Sequence[tuple[int, bytes]]) -> FaultKind:
+    """What kind of text varies: by how long it stays the same."""
+    values = {text for _, text in texts}
+    if not texts:
         return "varying_text"
+    if len(values) >= _MOSTLY * len(texts):
+        return "nonce"
+    for kind, period in _PERIODS.items():
+        of_period: dict[int, set[bytes]] = defaultdict(set)
+        periods: dict[bytes, set[int]] = defaultdict(set)
+        for at_ms, text in texts:
+            of_period[at_ms // period].add(text)
+            periods[text].add(at_ms // period)
+        is_one = all(len(found) == 1 for found in of_period.values())
+        if is_one and len(values) > 1 and all(len(found) == 1 for found in periods.values()):
+            return kind
+    return "varying_text"
 
 
 def _chains(turn: Observation, count: int) -> list[bytes]:
@@ -221,152 +238,3 @@ def _chains(turn: Observation, count: int) -> list[bytes]:
             break
         found.append(turn.digests[place])
     return found
-
-
-def _place(turn: Observation, index: int) -> tuple[Section, int]:
-    if index < turn.num_tools:
-        return "tools", index
-    if index < turn.head:
-        return "system", index - turn.num_tools
-    return "messages", index - turn.head
-
-
-def _difference(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    if first < turn.num_tools:
-        return _in_tools(earlier, turn, first)
-    if first < turn.head:
-        return _in_system(earlier, turn, first)
-    return _in_messages(earlier, turn, first)
-
-
-def _in_tools(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    before, after = earlier.segments[: earlier.num_tools], turn.segments[: turn.num_tools]
-    tokens = _same_tokens(earlier, turn, first)
-    names = Counter(tool.own for tool in before), Counter(tool.own for tool in after)
-    if names[0] == names[1]:
-        return Difference("tool_order", "tools", first, tokens)
-    if [tool.unordered for tool in before] == [tool.unordered for tool in after]:
-        changed = sum(a.tokens for b, a in zip(before, after, strict=True) if a.own != b.own)
-        return Difference("key_order", "tools", first, tokens + changed)
-    if Counter(tool.unordered for tool in before) == Counter(tool.unordered for tool in after):
-        return Difference("tool_order", "tools", first, tokens)
-    if len(before) != len(after):
-        return Difference("tool_set", "tools", first, tokens)
-    return Difference("varying_text", "tools", first, tokens)
-
-
-def _in_system(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    index = first - turn.num_tools
-    tokens = _same_tokens(earlier, turn, first)
-    if _moves(earlier, turn, first):
-        return Difference("moved_text", "system", index, tokens)
-    here = turn.segments[first]
-    there = earlier.segments[first] if first < len(earlier.segments) else None
-    if there is None or not (here.pieces and there.pieces):
-        # A short block changed as a whole, and what stands behind it did not.
-        is_kept = tokens >= _LEAST_TOKENS and _has_rest(earlier, turn, first)
-        return Difference("varying_text", "system", index, tokens) if is_kept else None
-    alike = _alike(there, here)
-    if _grows(there, here):
-        return Difference("growing_text", "system", index, tokens + there.tokens)
-    if alike >= _ALIKE:
-        return Difference("varying_text", "system", index, tokens + round(alike * here.tokens))
-    if _has_rest(earlier, turn, first):
-        return Difference("varying_text", "system", index, tokens)
-    return None
-
-
-def _in_messages(earlier: Observation, turn: Observation, first: int) -> Difference | None:
-    index = first - turn.head
-    before, after = earlier.segments, turn.segments
-    tokens = _same_tokens(earlier, turn, first)
-    if _slides(earlier, turn, first):
-        return Difference("sliding_history", "messages", index, tokens)
-    here, there = after[first], before[first] if first < len(before) else None
-    if there is None:
-        return None
-    if here.unordered is not None and here.unordered == there.unordered:
-        return Difference("key_order", "messages", index, tokens + here.tokens)
-    if _moves(earlier, turn, first):
-        return Difference("moved_text", "messages", index, tokens)
-    if _has_rest(earlier, turn, first) and len(before) > first + 1:
-        return Difference("varying_text", "messages", index, tokens)
-    return None
-
-
-def _same_tokens(earlier: Observation, turn: Observation, first: int) -> int:
-    """The tokens from `first` on whose segments both turns have."""
-    known = {segment.own for segment in earlier.segments}
-    return sum(segment.tokens for segment in turn.segments[first:] if segment.own in known)
-
-
-def _has_rest(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether what stood behind the place in the earlier turn stands there again, but for its last
-    segment: most of its tokens, in the same order."""
-    before = earlier.segments[first + 1 :]
-    after = turn.segments[first + 1 :]
-    if first < turn.head:
-        before = before[: earlier.head - first - 1]
-        after = after[: turn.head - first - 1]
-    same = sum(b.tokens for b, a in zip(before, after, strict=False) if a.own == b.own)
-    return same >= max(_LEAST_TOKENS, 0.8 * sum(segment.tokens for segment in before))
-
-
-def _moves(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether a text stands at another place than before, among texts that are the same."""
-    before, after = earlier.segments, turn.segments
-    if first >= len(before):
-        return False
-    places = {segment.own: n for n, segment in enumerate(after)}
-    moved = places.get(before[first].own)
-    if moved is None or moved <= first or before[first].tokens < _LEAST_TOKENS // 4:
-        return False
-    were = {segment.own: n for n, segment in enumerate(before)}
-    now_here = were.get(after[first].own)
-    # Either two texts changed their order, or a text moved on as the conversation grew.
-    return now_here is not None or first == len(before) - 1 or after[first].own not in were
-
-
-def _slides(earlier: Observation, turn: Observation, first: int) -> bool:
-    """Whether the earlier turn's first messages were left out and the next ones moved up."""
-    were = {segment.own: n for n, segment in enumerate(earlier.segments)}
-    shift = were.get(turn.segments[first].own, first) - first
-    if shift <= 0:
-        return False
-    behind = earlier.segments[first + shift :]
-    same = [a.own == b.own for a, b in zip(turn.segments[first:], behind, strict=False)]
-    return len(same) >= 2 and all(same[: len(behind)])
-
-
-def _alike(there: Segment, here: Segment) -> float:
-    """The part of the pieces that both texts have."""
-    known = Counter(there.pieces) & Counter(here.pieces)
-    return known.total() / max(len(there.pieces), len(here.pieces))
-
-
-def _grows(there: Segment, here: Segment) -> bool:
-    """Whether the text is the earlier one with more behind it."""
-    if here.tokens < there.tokens + _GROWTH_TOKENS:
-        return False
-    kept = set(here.pieces)
-    inner = there.pieces[:-1]
-    is_begun = bool(inner) and here.pieces[0] == inner[0]
-    same = sum(piece in kept for piece in inner)
-    return is_begun and here.pieces[-1] != there.pieces[-1] and same >= _ALIKE * len(inner)
-
-
-def _part(before: Sequence[Segment], after: Sequence[Segment], first: int) -> str:
-    """Where in the block the text differs."""
-    if first >= min(len(before), len(after)):
-        return ""
-    pieces = list(_paired(before[first].pieces, after[first].pieces))
-    changed = [n for n, is_same in enumerate(pieces) if not is_same]
-    if not changed or len(changed) == len(pieces):
-        return ""
-    if changed == [0]:
-        return "start"
-    return "end" if changed == [len(pieces) - 1] else "middle"
-
-
-def _paired(there: Sequence[bytes], here: Sequence[bytes]) -> Iterator[bool]:
-    yield from (one == other for one, other in zip(there, here, strict=False))

@@ -108,6 +108,11 @@ class Observation:
             self._segments = _segments(self)
         return self._segments
 
+    def pieces_of(self, segment: int) -> tuple[bytes, ...]:
+        """The pieces of one sketched segment, without reading the others; empty without any."""
+        pieces = () if self.sketch is None else self.sketch.pieces
+        return _split(next((packed for at, packed in pieces if at == segment), b""))
+
     def prefix_at(self, segment: int) -> int:
         """The place of the prefix that ends with this segment; -1 where it has none."""
         if 0 <= segment < len(self.places) and self.places[segment] == segment:
@@ -234,7 +239,11 @@ def _segments(turn: Observation) -> list[Segment]:
                 own,
                 (after or 0) - (before or 0) if is_told else round(size * turn.tokens_per_byte),
                 unordered.get(index),
-                tuple(packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)),
+                _split(packed),
             )
         )
     return made
+
+
+def _split(packed: bytes) -> tuple[bytes, ...]:
+    return tuple(packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES))

@@ -114,7 +114,7 @@ def observation_of(
     total = printed.num_tokens
     served = Served(input=total, computed=total, begun_ms=at_ms)
     row = Row(
-        id=f"requests[{number}]",
+        id=turn_id(number),
         at_ms=at_ms,
         workspace="",
         key="",
@@ -127,6 +127,11 @@ def observation_of(
     if found is None:
         raise InvalidRequest("the request has no content")
     return found
+
+
+def turn_id(number: int) -> str:
+    """What the turn of a pasted request is called."""
+    return f"requests[{number}]"
 
 
 def marked(pasted: Pasted, places: Mapping[int, str]) -> dict[str, Any] | None:

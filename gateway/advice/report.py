@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.advice.faults import FaultKind
+from gateway.advice.differences import FaultKind
 
 Verdict = Literal["mark", "unmark", "leave"]
 PolicyMode = Literal["off", "prefix", "conversation"]

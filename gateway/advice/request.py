@@ -8,8 +8,8 @@ import msgspec
 
 from engine.protocol import TextPart
 from gateway.advice.observation import Observation
-from gateway.advice.pasted import Pasted, marked
-from gateway.advice.report import Finding
+from gateway.advice.pasted import Pasted, marked, turn_id
+from gateway.advice.report import Finding, StreamAdvice
 from gateway.prompt.sketch import SYSTEM, TOOL
 
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -80,6 +80,26 @@ def advise_request(pasted: Pasted, turn: Observation, min_tokens: int) -> Reques
         findings=findings,
         marked=marked(pasted, places) if places else None,
     )
+
+
+def with_own_paths(advice: StreamAdvice, read: Sequence[Pasted]) -> StreamAdvice:
+    """The advice with each finding's block called as its request's own dialect calls it.
+
+    `read` are the requests of the stream, in order.
+    """
+    numbers = {turn_id(number): number for number in range(len(read))}
+    findings = []
+    for finding in advice.findings:
+        section, _, index = finding.path.partition(".")
+        if index and finding.turns:
+            plan = read[numbers[finding.turns[0]]].plan
+            start = {"tools": 0, "system": len(plan.prompt.tools)}.get(
+                section, len(plan.prompt.tools) + len(plan.prompt.system)
+            )
+            path = plan.slots[start + int(index)].path
+            finding = msgspec.structs.replace(finding, path=path)
+        findings.append(finding)
+    return msgspec.structs.replace(advice, findings=findings)
 
 
 def _broken(pasted: Pasted) -> Iterator[Finding]:

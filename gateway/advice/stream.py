@@ -198,7 +198,7 @@ def _finding(fault: Fault, turn: Observation, rate: float | None) -> Finding:
         kind=fault.kind,
         path=fault.path,
         text=words.fault(fault),
-        change=words.CHANGES[fault.kind],
+        change=words.change(fault),
         tokens=fault.tokens,
         multiples=round(fault.tokens * 0.9, 1),
         nano=None if rates is None else fault.tokens * (rates.input - rates.read),

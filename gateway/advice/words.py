@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from gateway.advice.cache import Sums
-from gateway.advice.faults import Fault, FaultKind
+from gateway.advice.differences import FaultKind
+from gateway.advice.faults import Fault
 from gateway.advice.report import Amount, Finding, Marker, Verdict
 
 BEFORE_ANSWER = "before the last answer"
@@ -21,7 +22,7 @@ _WHAT: dict[FaultKind, str] = {
     "moved_text": "A text stands at another place than before",
     "sliding_history": "The first messages are left out and the others move up",
 }
-CHANGES: dict[FaultKind, str] = {
+_CHANGES: dict[FaultKind, str] = {
     "tool_order": "Sort the tools by name before sending them.",
     "key_order": "Write JSON with its keys in a fixed order.",
     "tool_set": "Send all tools always, and choose with `tool_choice`.",
@@ -34,6 +35,8 @@ CHANGES: dict[FaultKind, str] = {
     "moved_text": "Keep the text at the place where it stood first.",
     "sliding_history": "Append only, and cut the history rarely and by much.",
 }
+# The last user message may be the one that has it.
+_BEHIND = "Put it behind what stays the same, in a block of its own, or leave it out."
 _WAYS = {
     "none": "no marker",
     "shared_5m": "a 5-minute marker behind what requests share",
@@ -70,6 +73,11 @@ def fault(found: Fault) -> str:
     tokens = f"{found.tokens:,} tokens that were the same as before had to be sent anew"
     turns = f"{found.turns:,} request" + ("s" if found.turns != 1 else "")
     return f"{_WHAT[found.kind]}{part}: {tokens} in {turns}."
+
+
+def change(found: Fault) -> str:
+    is_timed = found.kind in ("date", "hour", "minute", "nonce")
+    return _BEHIND if is_timed and found.section == "messages" else _CHANGES[found.kind]
 
 
 def too_short(count: int, longest: int, least: int, turns: list[str]) -> Finding:

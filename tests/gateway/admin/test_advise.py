@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +19,9 @@ from gateway.cli.migrate import migrate
 from gateway.journal.charge import charge
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.files import load_prices
-from scripts.simulate.advice_shapes import Sent, fingerprint
+from scripts.simulate.advice_bodies_faulty import FAULTY_BODIES
+from scripts.simulate.advice_bodies_sound import SOUND_BODIES
+from scripts.simulate.advice_shapes import Author, Sent, fingerprint
 from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
 
 DAY = datetime(2026, 11, 10, tzinfo=UTC)
@@ -210,6 +214,34 @@ def test_two_pasted_requests_are_compared(gateway: str) -> None:
         ("tool_order", "tools")
     ]
     assert stream["findings"][0]["turns"] == ["requests[1]"]
+
+
+@pytest.mark.parametrize("shape", FAULTY_BODIES)
+def test_a_fault_of_pasted_requests_is_named_as_its_dialect_names_the_block(
+    gateway: str, shape: str
+) -> None:
+    bodies, expected = FAULTY_BODIES[shape](Author(random.Random(shape)))
+    (stream,) = ask(gateway, {"requests": bodies, "min_tokens": 64})["streams"]
+    found = [each for each in stream["findings"] if each["kind"] in expected.kinds]
+    assert found, stream["findings"]
+    body = bodies[int(found[0]["turns"][0].removeprefix("requests[").removesuffix("]"))]
+    # The path leads to the block in the body that was sent.
+    block: Any = body
+    for step in re.findall(r"\w+", found[0]["path"]):
+        if isinstance(block, str):
+            # A text alone is the one block of its field.
+            assert step in ("0", "content")
+        else:
+            block = block[int(step) if step.isdigit() else step]
+    assert block
+
+
+@pytest.mark.parametrize("shape", SOUND_BODIES)
+def test_sound_pasted_requests_have_no_finding(gateway: str, shape: str) -> None:
+    bodies = SOUND_BODIES[shape](Author(random.Random(shape)))
+    (stream,) = ask(gateway, {"requests": bodies, "min_tokens": 64})["streams"]
+    # `moving_markers` marks; the others leave nothing to say about markers either.
+    assert [each["kind"] for each in stream["findings"]] == []
 
 
 def test_the_command_says_the_same(

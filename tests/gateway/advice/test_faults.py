@@ -3,6 +3,8 @@
 import pytest
 
 from scripts.simulate.advice import faults_of, is_named, shown, sound_faults
+from scripts.simulate.advice_bodies_faulty import FAULTY_BODIES
+from scripts.simulate.advice_bodies_sound import SOUND_BODIES
 from scripts.simulate.advice_faulty import FAULTY
 from scripts.simulate.advice_sound import SOUND
 
@@ -10,7 +12,7 @@ SEEDS = range(1000, 1004)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shape", FAULTY)
+@pytest.mark.parametrize("shape", [*FAULTY, *FAULTY_BODIES])
 def test_a_planted_fault_is_named_at_its_block(shape: str, seed: int) -> None:
     found, expected = faults_of(shape, seed)
     assert is_named(found, expected), (expected, shown(found))
@@ -20,6 +22,6 @@ def test_a_planted_fault_is_named_at_its_block(shape: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shape", SOUND)
+@pytest.mark.parametrize("shape", [*SOUND, *SOUND_BODIES])
 def test_sound_traffic_raises_no_alarm(shape: str, seed: int) -> None:
     assert shown(sound_faults(shape, seed)) == []
