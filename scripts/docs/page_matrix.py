@@ -1,8 +1,9 @@
 """Check every page as it is drawn: 4 widths, 2 themes, and each state that its data can be in.
 
 The states are: no data and no engine, one request, traffic on two and on four engines, and the
-sample month. Why and Requests are looked at with a request picked, too. Both themes are looked at
-at once, each in a browser of its own. Prints a table of problems by state and width.
+sample month. Why and Requests are looked at with a request picked, too, and Advice and Plan with
+what they refuse. Both themes are looked at at once, each in a browser of its own. Prints a table of
+problems by state and width.
 
     python -m scripts.docs.page_matrix [--states empty,two] [--pages a,b] [--widths 480,1440]
         [--themes dark]
@@ -46,19 +47,31 @@ THEMES = ("light", "dark")
 PICKED = {"why": ("miss", "any"), "requests": ("request", None)}
 """The pages that show one request: its name in their URL, and which miss reasons are asked for."""
 
+WRONG = {
+    "advice": ("Pasted requests", "A JSON body or a curl", "Advise", "The gateway refuses that"),
+    "plan": ("A trace", "Lines of JSON", "Plan", "There is no plan"),
+}
+"""What is chosen on a page, the text area that gets no JSON, the button, and what is then said."""
+
 SAID = {1: "Send it once more", 2: "The second send (answered|has)|Both sends"}
 """How the playground's first sentence begins after each send."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A page that is looked at, with what its URL picks."""
+    """A page that is looked at, with what its URL picks.
+
+    `is_wrong`: it is given what it refuses.
+    """
 
     page: str
     query: Mapping[str, str]
+    is_wrong: bool = False
 
     @property
     def name(self) -> str:
+        if self.is_wrong:
+            return f"{self.page}-wrong"
         return f"{self.page}-picked" if self.query else self.page
 
 
@@ -91,7 +104,8 @@ def main() -> int:
     num_drawn, started = 0, time.monotonic()
     for state in options.states.split(","):
         with stack_in(state, options.turns) as stack:
-            for each in look(stack, state, themes, pages, widths):
+            wrong = [name for name in pages if name in WRONG]
+            for each in look(stack, state, themes, pages, widths, wrong):
                 num_drawn += 1
                 found[state, each.width, each.theme] += len(each.problems)
                 for line in each.problems:
@@ -133,9 +147,12 @@ def look(
     themes: Sequence[str],
     pages: Sequence[str],
     widths: Sequence[int],
+    wrong: Sequence[str] = (),
 ) -> Iterable[Drawn]:
-    """Every page at every width; a browser and a thread for each theme."""
+    """Every page at every width; a browser and a thread for each theme. Those of `wrong` are also
+    given what they refuse."""
     sights = [*(Sight(page, {}) for page in pages), *picked(stack.gateway, pages)]
+    sights += [Sight(page, {}, is_wrong=True) for page in wrong]
 
     def of_theme(theme: str) -> list[Drawn]:
         with browsing() as browser:
@@ -179,15 +196,38 @@ def drawn(
                 page.set_viewport_size(size)
                 open_page(page, stack, sight.page, time_range, sight.query)
                 for width in wanted:
-                    problems = [*checked(page, sight.page, width), *heard]
+                    problems = [*checked(page, sight, width), *heard]
                     heard.clear()
                     yield Drawn(state, theme, width, sight.name, problems, page.screenshot())
             page.context.close()
 
 
-def checked(page: Page, name: str, width: int) -> list[str]:
+def checked(page: Page, sight: Sight, width: int) -> list[str]:
     """What is wrong with the page. The playground sends twice first, so that it has all to show,
     and a plan is made."""
+    if sight.is_wrong:
+        give_wrong_input(page, sight.page)
+    else:
+        give_input(page, sight.page)
+    show_whole(page, width)
+    problems: list[str] = page.evaluate(CHECKS)
+    return problems
+
+
+def give_wrong_input(page: Page, name: str) -> None:
+    chosen, label, button, said = WRONG[name]
+    if page.get_by_text(said).count():
+        return
+    page.get_by_test_id("stButtonGroup").get_by_text(chosen, exact=True).click()
+    area = page.get_by_label(label).first
+    area.wait_for(timeout=60_000)
+    area.fill("no JSON")
+    area.blur()
+    page.get_by_role("button", name=button, exact=True).click()
+    page.get_by_text(said).first.wait_for(timeout=180_000)
+
+
+def give_input(page: Page, name: str) -> None:
     plan = page.get_by_role("button", name="Plan", exact=True)
     if name == "plan" and plan.count() and not page.get_by_text("What each purchase").count():
         plan.first.click()
@@ -201,9 +241,6 @@ def checked(page: Page, name: str, width: int) -> list[str]:
                 # It stays away where the ledger was late: the page is checked all the same.
                 with suppress(TimeoutError):
                     page.wait_for_selector(f"text=/{SAID[number]}/", timeout=20_000)
-    show_whole(page, width)
-    problems: list[str] = page.evaluate(CHECKS)
-    return problems
 
 
 if __name__ == "__main__":
