@@ -17,6 +17,8 @@ TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 # A long prefill sends comments meanwhile. A stream that is silent for longer has broken off.
 CALL_TIMEOUT = httpx.Timeout(300.0, connect=2.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=2.0)
+# For what the gateway computes long, asked in a thread that no page waits for.
+PATIENT_TIMEOUT = httpx.Timeout(90.0, connect=2.0)
 # Tabs of one sign-in ask the same questions. One answer serves them all for this long.
 KEPT_SECONDS = 3.0
 _MAX_KEPT = 256
@@ -64,6 +66,7 @@ class AdminClient:
         shape: type[Reply],
         params: Params | None = None,
         kept_seconds: float | None = None,
+        timeout: httpx.Timeout = TIMEOUT,
     ) -> Reply:
         """The answer, at most `kept_seconds` old. Raise ClientError where there is none to use."""
         fresh = KEPT_SECONDS if kept_seconds is None else kept_seconds
@@ -74,7 +77,7 @@ class AdminClient:
         if kept is not None and time.monotonic() - kept[0] < fresh:
             answer: Reply = kept[1]
             return answer
-        answer = decoded(self.send("GET", path, asked), shape)
+        answer = decoded(self.send("GET", path, asked, timeout=timeout), shape)
         with self._lock:
             self._kept[about] = time.monotonic(), answer
             self._kept.move_to_end(about)
@@ -96,11 +99,16 @@ class AdminClient:
         return decoded(self.send(method, path, params, body), shape)
 
     def send(
-        self, method: str, path: str, params: Params | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        params: Params | None = None,
+        body: Any = None,
+        timeout: httpx.Timeout = TIMEOUT,
     ) -> httpx.Response:
         """The response, if it is a success."""
         try:
-            reply = self._http.request(method, path, params=params, json=body)
+            reply = self._http.request(method, path, params=params, json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise ClientError(f"The gateway does not answer ({type(error).__name__}).") from None
         except RuntimeError:

@@ -14,7 +14,7 @@ from dashboard.charts.time import per_bucket, stacked_over_time
 from dashboard.rows.engines import in_use_share, leases_kept
 from dashboard.rows.latency import compared
 from dashboard.rows.usage import hit_rates, miss_reason_table, running_savings, tokens_by_class
-from dashboard.ui import formats, live, parts, viewer
+from dashboard.ui import formats, live, parts, viewer, week
 from dashboard.ui.colours import TOKENS
 from dashboard.ui.selection import Selection
 
@@ -239,3 +239,4 @@ def draw_health(engines: list[EngineReport] | None) -> None:
 
 parts.title("Overview", "Is the cache working, and what is it saving?")
 live.show("overview", read, draw)
+week.show()

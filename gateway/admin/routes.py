@@ -1,6 +1,7 @@
 """The controllers of the HTTP API."""
 
 from gateway.admin.about import AboutController
+from gateway.admin.advice_summary import AdviceSummaryController
 from gateway.admin.advise import AdviseController
 from gateway.admin.divergence import DivergenceController
 from gateway.admin.engines import EnginesController
@@ -39,6 +40,7 @@ CONTROLLERS = (
     OverviewController,
     AboutController,
     AdviseController,
+    AdviceSummaryController,
     PlanController,
     DivergenceController,
     EnginesController,

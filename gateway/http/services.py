@@ -8,6 +8,7 @@ import litestar
 from gateway.base.bounds import LoadBounds, RequestBounds
 from gateway.base.catalogue import Catalogue, Model
 from gateway.base.clock import Clock
+from gateway.base.kept import Kept
 from gateway.base.metrics import Metrics
 from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
@@ -37,6 +38,9 @@ from gateway.routing.fleet import Fleet
 from gateway.turn.sweep import Sweep
 from gateway.turn.turn import TurnService
 
+SUMMARY_SECONDS = 600.0
+"""How long a summary of advice is kept: it is of a week."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
@@ -63,6 +67,7 @@ class Services:
         )
     )
     planners: Planners
+    summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))
     clock: Clock
     workers: Workers
     counting: Counting

@@ -89,3 +89,28 @@ class AdviceReport(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool
     streams: list[StreamAdvice]
     requests: list[RequestAdvice]
+
+
+class SummaryLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence, and the page that shows the same with these filters."""
+
+    kind: str
+    text: str
+    page: str
+    workspace: str | None
+    model: str | None
+    multiples: float
+    nano: int | None
+    num_turns: int
+    turns: list[str]
+
+
+class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The advice of the seven days before `until_ms`."""
+
+    text: str
+    since_ms: int
+    until_ms: int
+    num_turns: int
+    lines: list[SummaryLine]
+    num_more: int

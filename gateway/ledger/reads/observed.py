@@ -1,4 +1,4 @@
-"""A range's turns with their fingerprints, for advice: page by page, the newest first."""
+"""A range's turns for advice: with their fingerprints page by page, and those that wrote."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from gateway.ledger.reads.ranges import Range
 from gateway.ledger.schema import TurnRow
 
 PAGE_TURNS = 4000
+_SEARCHED_TURNS = 1000
 _COLUMNS = (
     TurnRow.id,
     TurnRow.opened_ms,
@@ -61,3 +62,24 @@ async def observed(
             return
         limit -= len(rows)
         after = rows[-1].opened_ms, rows[-1].id
+
+
+async def newest_writers(ledger: Ledger, of: Range, workspace: str, limit: int) -> list[str]:
+    """The ids of a workspace's newest turns that wrote, among its newest 1,000 of the range."""
+    written = TurnRow.cache_write_5m_tokens + TurnRow.cache_write_1h_tokens
+    newest = (
+        select(TurnRow.id, TurnRow.opened_ms, written.label("written"))
+        .where(TurnRow.workspace_id == workspace)
+        .where(TurnRow.opened_ms >= of.since_ms, TurnRow.opened_ms < of.until_ms)
+        .order_by(TurnRow.opened_ms.desc(), TurnRow.id.desc())
+        .limit(_SEARCHED_TURNS)
+        .subquery()
+    )
+    query = (
+        select(newest.c.id)
+        .where(newest.c.written > 0)
+        .order_by(newest.c.opened_ms.desc(), newest.c.id.desc())
+        .limit(limit)
+    )
+    async with ledger.snapshot() as connection:
+        return list((await connection.execute(query)).scalars())

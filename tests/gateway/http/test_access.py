@@ -22,6 +22,7 @@ CLOSED = [operation for operation in OPERATIONS if operation.security]
 # What a key that is not an admin's may look at, of its own workspace.
 OWN = {
     "advise",
+    "summarizeAdvice",
     "plan",
     "planChoices",
     "planWithProgress",

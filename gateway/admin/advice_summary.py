@@ -1,0 +1,153 @@
+"""What would pay, of the last seven days in a few sentences: GET /admin/v1/advice/summary."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import msgspec
+from litestar import get
+from litestar.di import NamedDependency
+
+from gateway.admin.advise import AdviceReport, AdviseRequest, of_range
+from gateway.admin.controller import AdminController
+from gateway.admin.ranges import WorkspaceName, now_ms
+from gateway.advice.summary import MIN_TURNS, KnownPrefix, Spent, SummaryLine, summary_lines
+from gateway.base.errors import Overloaded
+from gateway.http.auth import OWN_WORKSPACE, AdminRequest, Viewer
+from gateway.http.presence import while_present
+from gateway.http.services import Services
+from gateway.ledger.reads.observed import newest_writers
+from gateway.ledger.reads.prefixes import PrefixReport, prefixes
+from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.totals import Totals
+
+WEEK_MS = 7 * 86_400_000
+MAX_TURNS = 20_000
+"""As many as the dashboard's page Advice looks at."""
+MAX_PREFIXES = 100
+"""As many as the dashboard's page Savings shows."""
+DEADLINE_SECONDS = 60.0
+_NUM_TURNS_NAMED = 5
+
+
+class AdviceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines that are worth most, six at most; `num_more` are left out.
+
+    They come from the newest 20,000 turns of the seven days before `until_ms`, from the workspaces'
+    sums of these days, and from the 100 most used prefixes that came in them. `text` says what was
+    looked at, and that there is nothing to advise where that is so. A workspace, or a group of key
+    and model, with fewer than 20 requests gives no line. An answer is kept for ten minutes.
+    """
+
+    text: str
+    since_ms: int
+    until_ms: int
+    num_turns: int
+    is_cut: bool
+    lines: list[SummaryLine]
+    num_more: int
+
+
+class AdviceSummaryController(AdminController):
+    path = "/admin/v1/advice/summary"
+
+    @get(
+        operation_id="summarizeAdvice",
+        summary="What would pay, of the last 7 days in a few sentences.",
+        opt=OWN_WORKSPACE,
+    )
+    async def summary(
+        self,
+        request: AdminRequest,
+        services: NamedDependency[Services],
+        workspace: WorkspaceName = None,
+    ) -> AdviceSummary:
+        own = request.user.confine(workspace)
+
+        async def make() -> AdviceSummary:
+            return await summarized(services, own, request.user)
+
+        asked = services.summaries.get(own, services.clock.monotonic(), make)
+        found: AdviceSummary = await while_present(request, _in_time(asked))
+        return found
+
+
+async def _in_time(asked: Coroutine[Any, Any, AdviceSummary]) -> AdviceSummary:
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return await asked
+    except TimeoutError:
+        raise Overloaded(f"the advice took longer than {DEADLINE_SECONDS:.0f} seconds") from None
+
+
+async def summarized(services: Services, workspace: str | None, viewer: Viewer) -> AdviceSummary:
+    """Of one workspace, or of all for None."""
+    until = now_ms(services.clock)
+    of = Range(since_ms=max(until - WEEK_MS, 0), until_ms=until, workspace=workspace)
+    ledger = services.queries.ledger
+    report = await of_range(services, of, AdviseRequest(max_turns=MAX_TURNS), viewer)
+    known = await prefixes(ledger, of, services.prices.own, MAX_PREFIXES)
+    totals = await services.queries.totals_by(of, ("workspace_id",))
+    lines, num_more = summary_lines(
+        report.streams,
+        [each for one in known for each in _known(one)],
+        [_spent(name, sums) for (name,), sums in totals.items()],
+    )
+    for number, line in enumerate(lines):
+        if line.kind == "unpaid" and line.workspace is not None:
+            writers = await newest_writers(ledger, of, line.workspace, _NUM_TURNS_NAMED)
+            lines[number] = msgspec.structs.replace(line, turns=writers)
+    return AdviceSummary(
+        text=_text(report, has_lines=bool(lines)),
+        since_ms=of.since_ms,
+        until_ms=of.until_ms,
+        num_turns=report.num_turns,
+        is_cut=report.is_cut,
+        lines=lines,
+        num_more=num_more,
+    )
+
+
+def _text(report: AdviceReport, *, has_lines: bool) -> str:
+    if not report.num_turns:
+        if has_lines:
+            return "No request of the last 7 days could be compared block by block."
+        return "No request of the last 7 days had an answer: there is nothing to advise on."
+    text = f"The last 7 days: {report.text}" if has_lines else f"Nothing to advise. {report.text}"
+    small = sum(stream.num_turns < MIN_TURNS for stream in report.streams)
+    if small:
+        groups = "group of key and model" if small == 1 else "groups of key and model"
+        text += f" {small:,} {groups} with fewer than {MIN_TURNS} requests gave no line."
+    return text
+
+
+def _known(found: PrefixReport) -> Iterable[KnownPrefix]:
+    """Nothing of a prefix whose costs are not known, or that has the better TTL."""
+    if not found.better_ttl_saves_nano or found.better_ttl is None:
+        return
+    marked = found.cache_read_tokens + found.cache_write_5m_tokens + found.cache_write_1h_tokens
+    tokens = marked / found.requests
+    in_5m, in_1h = found.gaps_5m, found.gaps_5m + found.gaps_1h
+    with_5m = 1.25 * (found.requests - in_5m) + 0.1 * in_5m
+    with_1h = 2.0 * (found.requests - in_1h) + 0.1 * in_1h
+    is_hour = found.better_ttl == "1h"
+    yield KnownPrefix(
+        workspace=found.workspace,
+        better_ttl="1h" if is_hour else "5m",
+        saves_nano=found.better_ttl_saves_nano,
+        saves_multiples=tokens * (with_5m - with_1h if is_hour else with_1h - with_5m),
+        num_turns=found.requests,
+        last_turn=None if found.look is None else found.look.last_turn,
+    )
+
+
+def _spent(workspace: str, sums: Totals) -> Spent:
+    return Spent(
+        workspace=workspace,
+        num_turns=sums.requests,
+        read=sums.cache_read_tokens,
+        write_5m=sums.cache_write_5m_tokens,
+        write_1h=sums.cache_write_1h_tokens,
+        prompt_tokens=sums.prompt_tokens,
+        saved_nano=None if sums.unpriced else sums.saved_nano,
+    )

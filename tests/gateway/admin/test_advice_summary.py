@@ -1,0 +1,105 @@
+"""GET /admin/v1/advice/summary, over a week in a real ledger."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli.migrate import migrate
+from gateway.ledger.database import Ledger, with_ledger
+from tests.gateway.admin_client import Admin
+from tests.gateway.advice.weeks import NUM, RULES, unread_text, week
+from tests.gateway.serving import make_settings, serve_gateway
+
+SIZE = len(RULES) // 4
+SUMMARY = "advice/summary"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    data: Path = tmp_path_factory.mktemp("summary")
+    settings = make_settings(data)
+    migrate(settings)
+    turns = list(week(datetime.now(UTC) - timedelta(days=2)))
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.insert_turns(turns)
+
+    asyncio.run(with_ledger(settings.ledger_url, fill))
+    with serve_gateway(data, "http://127.0.0.1:9") as url:
+        yield Admin(url)
+
+
+def lines(found: Any) -> dict[tuple[str, str | None], Any]:
+    return {(line["kind"], line["workspace"]): line for line in found["lines"]}
+
+
+def test_each_sentence_has_its_number_and_its_turns(gateway: Admin) -> None:
+    found = gateway.get(SUMMARY)
+    by = lines(found)
+    fault = by["fault", "nonces"]
+    assert "system.0" in fault["text"] and "new in every request" in fault["text"]
+    assert fault["num_turns"] == NUM - 1 and fault["turns"]
+    # Written and never read: a quarter of their tokens more than without markers.
+    unread = by["unpaid", "unread"]
+    written = sum(len(unread_text(number)) // 4 for number in range(NUM))
+    assert unread["multiples"] == round(written * 0.25, 1)
+    assert f"{written:,} tokens were written and 0 were read" in unread["text"]
+    assert unread["nano"] == written * 250
+    assert unread["turns"] == [f"msg_unread_{n}" for n in (29, 28, 27, 26, 25)]
+    # Twelve minutes apart: an hour's writes are 2 and 29 reads, five minutes' are 30 writes.
+    (slow,) = (line for line in found["lines"] if line["kind"] == "ttl")
+    assert slow["workspace"] == "slow" and slow["page"] == "savings"
+    assert slow["text"].startswith("1 prefix would have been cheaper with a 1-hour TTL")
+    assert slow["multiples"] == pytest.approx(SIZE * (30 * 1.25 - 2 - 29 * 0.1), abs=0.1)
+    assert slow["nano"] == round(SIZE * (30 * 1250 - 2000 - 29 * 100))
+    assert (slow["num_turns"], slow["turns"]) == (NUM, ["msg_slow_29"])
+    assert all(line["turns"] for line in found["lines"])
+    worths = [line["multiples"] for line in found["lines"]]
+    assert worths == sorted(worths, reverse=True) and len(worths) + found["num_more"] >= 6
+
+
+def test_a_line_says_what_its_page_says(gateway: Admin) -> None:
+    found = gateway.get(f"{SUMMARY}?workspace=unmarked")
+    body = {"workspace": "unmarked", "since_ms": found["since_ms"], "until_ms": found["until_ms"]}
+    (stream,) = gateway.post("advise", body)["streams"]
+    (line,) = found["lines"]
+    assert line["kind"] == "markers" and line["page"] == "advice"
+    assert line["text"] == f"Workspace unmarked with m: {stream['text']}"
+    assert (line["multiples"], line["nano"]) == (
+        stream["saves"]["multiples"],
+        stream["saves"]["nano"],
+    )
+    assert (line["turns"], line["num_turns"]) == (stream["turns"], NUM)
+
+
+@pytest.mark.parametrize(
+    ("workspace", "said"),
+    [
+        ("sound", f"Nothing to advise. {NUM} requests were looked at."),
+        ("few", "1 group of key and model with fewer than 20 requests gave no line."),
+        ("nobody", "there is nothing to advise on"),
+    ],
+)
+def test_where_there_is_nothing_to_advise_that_is_said(
+    gateway: Admin, workspace: str, said: str
+) -> None:
+    found = gateway.get(f"{SUMMARY}?workspace={workspace}")
+    assert found["lines"] == [] and said in found["text"]
+
+
+def test_a_key_of_a_workspace_sees_its_own_lines(gateway: Admin) -> None:
+    gateway.workspace("unread")
+    own = Admin(gateway.url, gateway.make_key("unread", scope="read_only")[1])
+    found = own.get(SUMMARY)
+    assert {line["workspace"] for line in found["lines"]} == {"unread"}
+    assert found["num_turns"] == NUM
+    own.get(f"{SUMMARY}?workspace=slow", 403)
+    assert own.get(f"{SUMMARY}?workspace=unread") == found, "kept, and the same for both questions"
+
+
+def test_a_wrong_query_is_told_by_its_field(gateway: Admin) -> None:
+    assert "workspace" in gateway.get(f"{SUMMARY}?workspace=", 400)["error"]["message"]

@@ -1,0 +1,80 @@
+"""Records of a week in which each workspace has one thing to be advised on, or nothing."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from engine.protocol import Message, Prompt, TextPart, Ttl
+from gateway.base.record import TurnRecord
+from gateway.journal.charge import charge
+from gateway.prices.files import load_prices
+from scripts.simulate.advice_shapes import Sent, fingerprint
+
+RULES = "a rule to follow\n" * 600
+NUM = 30
+MARK: tuple[tuple[int, Ttl], ...] = ((0, "5m"),)
+
+
+def week(start: datetime) -> Iterator[TurnRecord]:
+    """Thirty turns of each workspace, a minute apart; of `slow` and `few` see below."""
+    for number in range(NUM):
+        yield _turn("unmarked", number, RULES, start)
+        yield _turn("nonces", number, f"request {number}\n{RULES}", start)
+        yield _written(_turn("unread", number, unread_text(number), start, MARK))
+        if number < 5:
+            yield _turn("few", number, RULES, start)
+        sound = _turn("sound", number, RULES, start, MARK)
+        yield _written(sound) if number == 0 else _read(sound)
+        # Twelve minutes apart and marked for five.
+        slow = _written(_turn("slow", number, RULES, start + timedelta(minutes=11 * number), MARK))
+        slow.prefix, slow.prefix_ttl = "5" * 16, "5m"
+        yield slow
+
+
+def unread_text(number: int) -> str:
+    """A system prompt that has nothing of the others."""
+    return "".join(f"rule {number}.{line} of its own\n" for line in range(900))
+
+
+def _turn(
+    workspace: str,
+    number: int,
+    system: str,
+    start: datetime,
+    marks: tuple[tuple[int, Ttl], ...] = (),
+) -> TurnRecord:
+    prompt = Prompt([Message("user", [TextPart(f"q {number}")])], system=[TextPart(system)])
+    size = len(system) // 4
+    made = TurnRecord(
+        id=f"msg_{workspace}_{number:02}",
+        instance="i",
+        workspace=workspace,
+        key_id=f"key_{workspace}",
+        model="m",
+        engine="engine-0",
+        stream=False,
+        opened_at=start + timedelta(minutes=number),
+        outcome="stop",
+        input_tokens=size,
+        computed_tokens=size,
+        output_tokens=1,
+        first_token_seconds=0.1,
+        prefill_seconds=size / 10_000,
+        dialect="openai",
+        fingerprint=fingerprint(Sent(0, prompt, marks)),
+    )
+    return _charged(made)
+
+
+def _written(made: TurnRecord) -> TurnRecord:
+    made.cache_write_5m_tokens, made.input_tokens = made.input_tokens, 0
+    return _charged(made)
+
+
+def _read(made: TurnRecord) -> TurnRecord:
+    made.cache_read_tokens, made.input_tokens, made.computed_tokens = made.input_tokens, 0, 0
+    return _charged(made)
+
+
+def _charged(made: TurnRecord) -> TurnRecord:
+    charge(made, load_prices().find("reference", made.opened_at.date()))
+    return made
