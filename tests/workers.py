@@ -91,7 +91,11 @@ LONG = (
     "tests/scripts/test_bench_agent.py",
     "tests/gateway/http/test_damaged_bodies.py",
     "tests/scripts/test_demo.py",
+    "tests/e2e/test_store_restarts.py",
+    "tests/e2e/test_batches.py",
     "tests/faults/test_parallel_starts.py",
+    "tests/e2e/test_cached_contents.py",
+    "tests/gateway/admin/test_plan.py",
     "tests/faults/test_disconnects.py",
     "tests/faults/test_late_completions.py",
     "tests/gateway/ledger/test_migrations.py",
@@ -101,6 +105,8 @@ LONG = (
     "tests/dashboard/test_figures.py",
     "tests/dashboard/test_figures_pages.py",
     "tests/gateway/routing/test_gemini_stream_splits.py",
+    "tests/engine/text/test_seen.py",
+    "tests/engine/backends/upstream/test_llamacpp_shaped.py",
     "tests/e2e/test_live_admin.py",
 )
 

@@ -90,6 +90,12 @@ JOBS = {
         "tests/engine/text/test_injection.py",
         INJECTIONS="20000",
     ),
+    "templates": pytest_job(
+        "random prompts of every chat template on all five kinds of tokenizers",
+        1,
+        "tests/engine/text/test_model_templates.py",
+        TEMPLATE_KINDS="5",
+    ),
     "soak": pytest_job(
         "500 streams at once; python -m scripts.faults.soak is the long one",
         5,
