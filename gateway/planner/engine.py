@@ -31,9 +31,15 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, capacities: Capacities, unit_tokens: int, at: At, costs: Costs | None = None
+        self,
+        capacities: Capacities,
+        unit_tokens: int,
+        at: At,
+        costs: Costs | None = None,
+        *,
+        has_names: bool = True,
     ) -> None:
-        self._memory = SimulatedMemory(capacities, unit_tokens)
+        self._memory = SimulatedMemory(capacities, unit_tokens, has_names=has_names)
         self.pool, self.entries = self._memory.pool, self._memory.entries
         self._costs = costs or Costs()
         self._unit = unit_tokens

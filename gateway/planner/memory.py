@@ -43,7 +43,9 @@ class Copied:
 
 
 class SimulatedMemory:
-    def __init__(self, capacities: Capacities, unit_tokens: int) -> None:
+    def __init__(self, capacities: Capacities, unit_tokens: int, *, has_names: bool) -> None:
+        """`has_names`: a gateway asks where a prefix is held."""
+        self._has_names = has_names
         block_tokens = unit_tokens * capacities.block_units
         self.block_tokens = block_tokens
         self.pool = BlockPool(max(capacities.device // block_tokens, 2), capacities.block_units)
@@ -83,7 +85,8 @@ class SimulatedMemory:
     def query(self, request: SimulatedRequest, now: float) -> CacheQuery:
         """The prompt as the cache sees it. It is kept: other points of a plan ask the same."""
         made = request.query
-        if made is None or (made.arrived_at, made.min_tokens) != (now, self._min_units):
+        same = now, self._min_units, self._has_names
+        if made is None or (made.arrived_at, made.min_tokens, bool(made.names)) != same:
             tokens = request.units + request.behind
             made = request.query = CacheQuery(
                 scope=request.scope,
@@ -91,7 +94,7 @@ class SimulatedMemory:
                 digests=self.cache.digests(request.scope, tokens),
                 segments=request.segments(),
                 breakpoints=request.breakpoints(),
-                names=request.names(),
+                names=request.names() if self._has_names else [],
                 min_tokens=self._min_units,
                 arrived_at=now,
             )

@@ -44,7 +44,8 @@ class Run:
         self._clock = Clockwork()
         self._overhead = costs.overhead
         self._engines = [
-            SimulatedEngine(capacities, unit, self._clock.at, costs) for _ in range(num_engines)
+            SimulatedEngine(capacities, unit, self._clock.at, costs, has_names=num_engines > 1)
+            for _ in range(num_engines)
         ]
         self._gateway = SimulatedGateway(num_engines, None) if num_engines > 1 else None
         self._tell = tell

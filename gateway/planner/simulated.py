@@ -68,9 +68,8 @@ class Costs:
 
     `host` and `disk` are the ways back to the device. A step computes at most `step_tokens` of
     prompts and one token of each answer, and takes a decode longer if there are answers;
-    `step_tokens` 0: prompts and answers do not hold each other up. While several scopes share an
-    engine a step computes prompts for `shared_seconds` only. Before and after an engine's work a
-    first token takes `overhead` seconds.
+    `step_tokens` 0: prompts and answers do not hold each other up. Before and after an engine's
+    work a first token takes `overhead` seconds.
     """
 
     prefill: float = PREFILL_SECONDS
