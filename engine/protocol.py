@@ -37,6 +37,7 @@ Capability = Literal[
     "manual_clock",
     "block_map",
     "service_class",
+    "own_template",
 ]
 MissReason = Literal[
     "cold",

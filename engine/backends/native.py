@@ -99,6 +99,7 @@ def _capabilities(renderer: ChatRenderer) -> list[Capability]:
         "copy_on_write": True,
         "block_map": True,
         "multiple_choices": True,
+        "own_template": True,
         "tools": has_tools,
         "forced_tools": has_tools and renderer.can_constrain,
         "strict_tools": has_tools and renderer.can_trigger,

@@ -89,7 +89,27 @@ def check_request(request: GenerateRequest, description: Description) -> None:
     for capability in _needed(request):
         if capability not in description.capabilities:
             raise Unsupported(f"this engine does not declare the capability {capability!r}")
+    if "own_template" not in description.capabilities:
+        _check_for_server(request)
     _check_tool_choice(request)
+
+
+def _check_for_server(request: GenerateRequest) -> None:
+    """Raise Unsupported for what a server that renders its prompts itself can't be told."""
+    prompt = request.prompt
+    checks = (
+        (prompt.text is not None, "prompt.text: a raw prompt"),
+        (
+            bool(prompt.messages) and prompt.messages[-1].role == "assistant",
+            "messages: a last message of the assistant, to be continued,",
+        ),
+        (request.sampling.ignore_eos, "ignore_eos"),
+    )
+    for is_asked, what in checks:
+        if is_asked:
+            raise Unsupported(
+                f"{what} is not supported: the model's server renders its own prompts"
+            )
 
 
 def _check_tool_choice(request: GenerateRequest) -> None:

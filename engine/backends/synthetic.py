@@ -82,6 +82,7 @@ def load_synthetic(
                 "tools",
                 "block_map",
                 "service_class",
+                "own_template",
             ],
             prefix_order="tools_first",
             ttl_scale=settings.ttl_scale,

@@ -233,6 +233,20 @@ def test_a_deep_tool_schema_is_refused_or_served(engine: Engine) -> None:
         ("forced_tools", {"tool_choice": {"mode": "any"}}),
         ("structured_output", {"output_schema": {"type": "object"}}),
         ("logprobs", {"sampling": {"max_tokens": 1, "logprobs": 1}}),
+        ("own_template", {"sampling": {"max_tokens": 1, "ignore_eos": True}}),
+        ("own_template", {"prompt": {"messages": [], "text": "raw"}, "breakpoints": []}),
+        (
+            "own_template",
+            {
+                "prompt": {
+                    "messages": [
+                        {"role": "user", "parts": [{"type": "text", "text": "Begin."}]},
+                        {"role": "assistant", "parts": [{"type": "text", "text": "It"}]},
+                    ]
+                },
+                "breakpoints": [],
+            },
+        ),
     ],
 )
 def test_what_is_not_declared_is_refused_as_unsupported(

@@ -111,6 +111,8 @@ def test_a_breakpoint_looks_at_twenty_positions(
 def test_a_run_of_tool_uses_or_results_is_one_position(engine: Engine) -> None:
     if not engine.has("tools"):
         pytest.skip("no tools")
+    if not engine.has("own_template"):
+        pytest.skip("declares no own_template: its server counts tools in its own way")
     calls = [ToolUsePart(f"c{i}", "look", {"at": engine.text(6)}) for i in range(25)]
     results = [ToolResultPart(f"c{i}", engine.text(6)) for i in range(25)]
     asked = Prompt(

@@ -12,7 +12,13 @@ def raw(text: str) -> Prompt:
     return Prompt([], text=text)
 
 
+def need_own_template(engine: Engine) -> None:
+    if not engine.has("own_template"):
+        pytest.skip("declares no own_template: test_access.py shows that it refuses these")
+
+
 def test_a_raw_prompt_counts_as_it_computes(engine: Engine) -> None:
+    need_own_template(engine)
     text = engine.text(100)
     counted = engine.count(raw(text))
     assert counted.segment_tokens == [counted.input_tokens]
@@ -23,6 +29,7 @@ def test_a_raw_prompt_counts_as_it_computes(engine: Engine) -> None:
 
 
 def test_a_raw_prompt_reuses_what_it_shares_and_writes_entries(engine: Engine) -> None:
+    need_own_template(engine)
     scope, text = engine.scope(), engine.text(100)
     engine.ask(raw(text), scope)
     again = engine.ask(raw(text), scope)
@@ -38,6 +45,7 @@ def test_a_raw_prompt_reuses_what_it_shares_and_writes_entries(engine: Engine) -
 
 
 def test_a_raw_prompt_has_names(engine: Engine) -> None:
+    need_own_template(engine)
     text = engine.text(100)
     name, end = Name("a" * 16, 0, len(text) // 2), Name("b" * 16, 0)
     receipt = engine.ask(raw(text), engine.scope(), names=(name, end)).started.receipt
@@ -70,6 +78,7 @@ def test_an_empty_raw_prompt_is_refused(engine: Engine) -> None:
 
 
 def test_without_a_length_an_answer_goes_on_until_nothing_is_left(tiny_engine: Engine) -> None:
+    need_own_template(tiny_engine)
     asked = raw(tiny_engine.text(150))
     description = tiny_engine.description
     room = min(description.max_context_tokens, description.num_blocks * description.block_size)
@@ -81,6 +90,7 @@ def test_without_a_length_an_answer_goes_on_until_nothing_is_left(tiny_engine: E
 
 
 def test_nothing_ends_a_turn_that_ignores_its_end(engine: Engine) -> None:
+    need_own_template(engine)
     asked = prompt("What is a lease?")
     answer = engine.ask(asked, engine.scope(), max_tokens=200, ignore_eos=True)
     assert (answer.finished[0].reason, answer.finished[0].output_tokens) == ("length", 200)

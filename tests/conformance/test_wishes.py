@@ -86,6 +86,7 @@ def test_biases_and_penalties_move_what_is_drawn(engine: Engine) -> None:
 
 
 def test_an_assistant_message_at_the_end_is_continued(engine: Engine) -> None:
+    need(engine, "own_template")
     asked = demand(engine)
     more = [*asked.prompt.messages, Message("assistant", [TextPart("A lease is a")])]
     prompt = msgspec.structs.replace(asked.prompt, messages=more)

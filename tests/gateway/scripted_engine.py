@@ -90,6 +90,7 @@ class ScriptedEngine:
     unheld: list[UnheldTool] = field(default_factory=list)
     folded: list[int] = field(default_factory=list)
     inexact: list[int] = field(default_factory=list)
+    upstream: str | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -131,6 +132,7 @@ class ScriptedEngine:
                 capabilities=list(self.capabilities),
                 max_running=self.max_running,
                 longest_token_bytes=self.longest_token_bytes,
+                upstream=self.upstream,
             ),
         )
 

@@ -304,6 +304,7 @@ class UpstreamBackend(ExternalBackend):
 def _capabilities(facts: Facts, renderer: ChatRenderer) -> list[Capability]:
     declared: dict[Capability, bool] = {
         "multiple_choices": "multiple_choices" in facts.capabilities,
+        "own_template": not facts.is_chat,
         "tools": renderer.tool_format is not None,
         "forced_tools": "forced_tools" in facts.capabilities,
         "structured_output": "structured_output" in facts.capabilities,

@@ -229,6 +229,7 @@ def _capabilities(renderer: ChatRenderer, policy: str) -> list[Capability]:
     has_tools = renderer.tool_format is not None
     declared: dict[Capability, bool] = {
         "multiple_choices": True,
+        "own_template": True,
         "tools": has_tools,
         "forced_tools": has_tools and renderer.can_constrain,
         "structured_output": renderer.can_constrain,

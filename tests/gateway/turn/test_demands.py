@@ -213,6 +213,29 @@ def test_what_the_engine_cannot_do_is_refused_by_the_fields_own_name(tmp_path: A
     assert not engine.requests
 
 
+def test_what_the_servers_own_template_rules_is_refused_by_the_fields_own_name(
+    tmp_path: Any,
+) -> None:
+    can: tuple[Capability, ...] = ("tools",)
+    engine = ScriptedEngine(capabilities=can, upstream="openai")
+    begun = [*MESSAGES, {"role": "assistant", "content": "Once"}]
+    turns = [{"role": "user", "parts": [{"text": "Begin."}]}]
+    contents = [*turns, {"role": "model", "parts": [{"text": "Once"}]}]
+    with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
+        completions, chats = "/v1/completions", "/v1/chat/completions"
+        said = error(url, completions, {"model": MODEL, "prompt": "Once upon"})
+        assert said["message"].startswith("prompt: ")
+        said = error(url, chats, {"model": MODEL, "messages": MESSAGES, "ignore_eos": True})
+        assert said["message"].startswith("ignore_eos: ")
+        said = error(url, chats, {"model": MODEL, "messages": begun})
+        assert said["message"].startswith("messages: ")
+        gemini = f"{url}/v1beta/models/{MODEL}:generateContent"
+        reply = httpx.post(gemini, json={"contents": contents}, headers={"x-goog-api-key": API_KEY})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith("contents: ")
+    assert not engine.requests
+
+
 def test_counting_takes_a_format_and_diagnostics_see_it(stack: Stack) -> None:
     sdk, request = stack.sdk(), body(output_config=FORMAT)
     del request["max_tokens"]

@@ -1,6 +1,7 @@
 """An engine before a server of OpenAI's shape: conversations out, deltas in, and its usage."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
-from tests.conformance.engines import Engine, prompt
+from tests.conformance.engines import Engine, Refused, prompt
 from tests.engine.backends.upstream.conftest import engine_before
 from tests.engine.backends.upstream.scripted import ANSWER, Fault, Script, serving_script
 from tests.engine.backends.upstream.scripted_openai import ScriptedOpenAi
@@ -115,10 +116,27 @@ def test_a_wrong_answer_is_no_right_one(engine: Engine, script: Script, fault: F
     assert is_failed or answer.finished[0].reason == "failed"
 
 
-def test_a_raw_prompt_is_refused_by_name(engine: Engine) -> None:
-    answer = engine.ask(Prompt(messages=[], text="Once upon"), engine.scope())
-    assert isinstance(answer.last, Failed)
-    assert answer.last.code == "unsupported" and "raw prompt" in answer.last.message
+@pytest.mark.parametrize(
+    ("asked", "sampling", "named"),
+    [
+        (Prompt(messages=[], text="Once upon"), {}, "prompt.text"),
+        (prompt("Once upon"), {"ignore_eos": True}, "ignore_eos"),
+        (
+            Prompt(
+                [Message("user", [TextPart("Begin.")]), Message("assistant", [TextPart("Once")])]
+            ),
+            {},
+            "messages",
+        ),
+    ],
+)
+def test_what_the_servers_own_template_rules_is_refused_by_name(
+    engine: Engine, asked: Prompt, sampling: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        engine.ask(asked, engine.scope(), max_tokens=8, **sampling)
+    assert refused.value.reply["code"] == "unsupported"
+    assert refused.value.reply["message"].startswith(named)
 
 
 @pytest.mark.parametrize(("kind", "tells"), [("sglang", True), ("trtllm", True), ("tgi", False)])
