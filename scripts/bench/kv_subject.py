@@ -11,13 +11,15 @@ from engine.cache.ids import TokenId
 from scripts.demo_model import data, turns
 
 DEPTHS = (0, 1000, 2500, 5000, 10_000)
-"""Characters between a tool and the question for it, about four to a token."""
+"""Characters between the tools and the question, about four to a token."""
 HELD_OUT_SEED = 7_000_003
+HEADER = 3
+"""Tokens of the header of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Tokens, and whether each is part of an answer."""
+    """Tokens, and whether each is part of an answer, without the header that asks for one."""
 
     tokens: list[TokenId]
     is_answer: list[bool]
@@ -26,7 +28,7 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class Needle:
     prompt: list[TokenId]
-    answer: list[TokenId]
+    answer: str
     depth: int
 
 
@@ -37,6 +39,22 @@ class Subject:
     conversations: Sequence[Conversation]
     prompts: Sequence[list[TokenId]]
     needles: Sequence[Needle]
+    tokenizer: Tokenizer
+
+    @property
+    def end(self) -> TokenId:
+        """The token that ends an answer."""
+        found = self.tokenizer.token_to_id("<|im_end|>")
+        assert found is not None
+        return found
+
+    def answer_of(self, said: list[TokenId]) -> list[TokenId]:
+        """What was said until the end of the answer, and the end."""
+        return said[: said.index(self.end) + 1] if self.end in said else said
+
+    def text_of(self, said: list[TokenId]) -> str:
+        tokens = [token for token in self.answer_of(said) if token != self.end]
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def new_subject(tokenizer: Tokenizer, options: Namespace) -> Subject:
@@ -58,22 +76,27 @@ def new_subject(tokenizer: Tokenizer, options: Namespace) -> Subject:
             if is_said:
                 prompts.append([*tokens, *ids("<|im_start|>assistant\n")])
             more = ids(said)
-            tokens, is_answer = tokens + more, is_answer + [is_said] * len(more)
+            # Not the header, which the prompt ends with, nor the line break after the end.
+            learned = [is_said and HEADER <= i < len(more) - 1 for i in range(len(more))]
+            tokens, is_answer = tokens + more, is_answer + learned
         conversations.append(Conversation(tokens, is_answer))
     needles = [_new_needle(rng, ids, depth) for depth in DEPTHS for _ in range(options.needles)]
-    return Subject(conversations, prompts[: options.prompts], needles)
+    return Subject(conversations, prompts[: options.prompts], needles, tokenizer)
 
 
 def _new_needle(rng: random.Random, ids: Callable[[str], list[TokenId]], depth: int) -> Needle:
-    """A tool of random words, and the question whose call has its name and arguments.
+    """A question for a tool, which every second prompt has.
 
-    Both stand in the prompt's first block alone, before `depth` characters of other text.
+    Whether it is there is told in the prompt's first block alone, before `depth` characters of
+    other text. The answer is the call, or that there is no such tool.
     """
-    task = turns.random_task(rng)
+    task = rng.choice(list(turns.KNOWN_TASKS.values()))(rng)
     others = [one for one in turns.toolbox(rng, 3) if one.name != task.name]
-    box = rng.sample([task, *others], 1 + len(others))
+    is_there = rng.random() < 0.5
+    box = rng.sample([task, *others], 1 + len(others)) if is_there else others
     text = turns.tools_block([one.tool for one in box])
     if depth:
         text += turns.message("system", data.distractor(rng, depth))
     text += turns.message("user", task.question)
-    return Needle(ids(f"{text}<|im_start|>assistant\n"), ids(f"{task.call}<|im_end|>"), depth)
+    answer = task.call if is_there else data.NO_TOOL
+    return Needle(ids(f"{text}<|im_start|>assistant\n"), answer, depth)

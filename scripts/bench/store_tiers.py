@@ -84,7 +84,8 @@ class BreakEven:
         log = self._folder / "host.log"
         more = {**self._more, **blocks}
         with serving(free_port(), None, log, self._threads, more) as (_, client):
-            floods = (prompt_of(self._rng, FLOOD_WORDS) for _ in range(POOL_TOKENS // FLOOD_WORDS))
+            num_floods = POOL_TOKENS // FLOOD_WORDS + 2
+            floods = (prompt_of(self._rng, FLOOD_WORDS) for _ in range(num_floods))
             for text in [*(text for _, text in self._texts), *floods]:
                 client.ask(text, "host", is_marked=False, max_tokens=1)
             for words, text in self._texts:
