@@ -27,6 +27,7 @@ import httpx
 import msgspec
 
 from engine.backends.synthetic import STEP_TOKENS
+from engine.protocol import Description
 from gateway.admin.plan import TrafficGathering
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.observed import observed
@@ -69,7 +70,7 @@ class Size:
     turns: int
     gap: float
     answer: int
-    model: str
+    model: str = ""
 
 
 SIZES = {
@@ -77,11 +78,9 @@ SIZES = {
         4000,
         STEP_TOKENS,
         {"ENGINE_SYNTHETIC_PREFILL_US": "50", "ENGINE_SYNTHETIC_DECODE_MS": "5"},
-        *(12_000, 2000, 16, 6, 4.0, 24, "synthetic"),
+        *(12_000, 2000, 16, 6, 4.0, 24),
     ),
-    "native": Size(
-        400, 256, {"ENGINE_MAX_STEP_TOKENS": "256"}, *(2500, 400, 12, 5, 3.0, 8, "demo")
-    ),
+    "native": Size(400, 256, {"ENGINE_MAX_STEP_TOKENS": "256"}, *(2500, 400, 12, 5, 3.0, 8)),
 }
 
 
@@ -114,9 +113,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         with running_stack(data, options.backend or "synthetic", settings) as stack:
+            described = description_of(stack)
+            size = replace(size, model=described.model)
             asyncio.run(send(stack, size, options.seed))
             time.sleep(300 * TTL_SCALE + _SETTLED_SECONDS)
-            counters, least = counters_of(stack), min_tokens_of(stack)
+            counters, least = counters_of(stack), described.min_cache_tokens
         job = asyncio.run(with_ledger(f"sqlite+aiosqlite:///{data}/ledger.db", gathered))
         measured = figures_of(data / "ledger.db", counters)
         outcome, each = simulated(replace_least(job, least), size)
@@ -191,10 +192,10 @@ def counters_of(stack: Stack) -> dict[str, int]:
     return found
 
 
-def min_tokens_of(stack: Stack) -> int:
+def description_of(stack: Stack) -> Description:
     with stack.engine_client() as http:
-        found: int = http.get("/v1/describe").raise_for_status().json()["min_cache_tokens"]
-    return found
+        found = http.get("/v1/describe").raise_for_status().content
+    return msgspec.json.decode(found, type=Description)
 
 
 async def gathered(ledger: Ledger) -> Job:
