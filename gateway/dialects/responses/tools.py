@@ -45,6 +45,8 @@ class Toolbox:
     paths: list[str] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
     _names: dict[Origin, str] = field(default_factory=dict)
+    _by_name: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
+    _order: dict[str, int] = field(default_factory=dict)
 
     def add(self, path: str, tools: Sequence[Tool]) -> None:
         """Raise InvalidRequest for a name that is empty or there twice, and for schemas that can't
@@ -69,16 +71,19 @@ class Toolbox:
         return known or name
 
     def find(self, name: str | None, namespace: str | None, kind: str) -> list[str]:
-        """The prompt's names of the functions that a choice names."""
-        return [
+        """The prompt's names of the functions that a choice names, in the order of the tools."""
+        if name is None:
+            return []
+        is_custom = kind == "custom"
+        found = {
             made
-            for made, origin in self.origins.items()
-            if origin.is_custom == (kind == "custom")
-            and (
-                (origin.name == name and namespace in (None, origin.namespace))
-                or (made == name and namespace is None)
-            )
-        ]
+            for made in self._by_name.get((name, is_custom), ())
+            if namespace in (None, self.origins[made].namespace)
+        }
+        own = self.origins.get(name)
+        if namespace is None and own is not None and own.is_custom == is_custom:
+            found.add(name)
+        return sorted(found, key=self._order.__getitem__)
 
     def keep(self, names: set[str]) -> None:
         """Leave out all other functions."""
@@ -101,6 +106,8 @@ class Toolbox:
         while made in self.origins:
             number += 1
             made = f"{first}_{number}"
+        self._order[made] = len(self.origins)
+        self._by_name.setdefault((origin.name, origin.is_custom), []).append(made)
         self.origins[made] = origin
         self._names[origin] = made
         return made
