@@ -122,10 +122,14 @@ def timed(generate: Generate, task: Task) -> Task:
     begun = time.perf_counter()
     generate([task["first"]])
     cold = time.perf_counter() - begun
-    begun = time.perf_counter()
+    begun, cpu_begun = time.perf_counter(), time.process_time()
     counts = generate(task["prompts"])
-    seconds = time.perf_counter() - begun
-    return {"cold_seconds": cold, "seconds": seconds, "output_tokens": sum(counts)}
+    return {
+        "cold_seconds": cold,
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - cpu_begun,
+        "output_tokens": sum(counts),
+    }
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Makes a Llama-style model with random weights (`common.py`). Clients ask at the 
 question after the other behind one marked prefix. Before the clock starts, one request has brought
 the prefix into memory. `off` sends the same prompts with a scope of their own each, so that nothing
 is reused. All engines run in a process without HTTP, with the same token ids, threads, sequences at
-once and KV memory (see peers.py). A run of its own under cProfile names our largest costs.
+once and KV memory (see peers.py). A run of its own under cProfile names our largest costs. Where
+other programs run, compare the CPU seconds with `--threads 1`: threads that wait take some too.
 """
 
 import argparse
@@ -47,11 +48,15 @@ TARGETS = {"ours,": 5.0, "transformers": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """`cold_seconds`: the request that brought the prefix in, alone, to its last token."""
+    """`cold_seconds`: the request that brought the prefix in, alone, to its last token.
+
+    `cpu_seconds` are the engine's process's during `seconds`, without those of its workers.
+    """
 
     name: str
     cold_seconds: float
     seconds: float
+    cpu_seconds: float
     output_tokens: int
     computed_tokens: int | None = None
 
@@ -160,14 +165,15 @@ async def measure(name: str, settings: Settings, plan: Plan) -> EngineRun:
 
         await ask(backend, plan.stranger)
         cold = await ask(backend, plan.first)
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.process_time()
         lists = await asyncio.gather(*map(client, plan.clients))
-        seconds = time.perf_counter() - begun
+        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
     answers = [answer for answers in lists for answer in answers]
     return EngineRun(
         name,
         cold.seconds,
         seconds,
+        cpu_seconds,
         sum(answer.output_tokens for answer in answers),
         sum(answer.usage.computed_tokens for answer in answers),
     )
@@ -203,8 +209,8 @@ def measure_peer(peer: str, python: str, job: dict[str, Any]) -> EngineRun | Non
         print(f"{peer} did not run:\n{done.stderr[-2000:]}")
         return None
     result = json.loads(done.stdout.splitlines()[-1])
-    name = f"{peer} {result['version']}"
-    return EngineRun(name, result["cold_seconds"], result["seconds"], result["output_tokens"])
+    name = f"{peer} {result.pop('version')}"
+    return EngineRun(name, **result)
 
 
 def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
@@ -214,6 +220,7 @@ def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
         "engine": "{.name}",
         "first s": "{.cold_seconds:.2f}",
         "all s": "{.seconds:.2f}",
+        "CPU s": "{.cpu_seconds:.2f}",
         "requests/s": lambda one: f"{requests / one.seconds:.2f}",
         "output tokens/s": lambda one: f"{one.output_tokens / one.seconds:.1f}",
         "prompt tokens computed": lambda one: (

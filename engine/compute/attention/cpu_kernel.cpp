@@ -37,8 +37,8 @@ typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 constexpr int64_t HEADS = int64_t(KV_HEADS) * GROUP;
 constexpr int PADDED = (HEAD_DIM + UNROLL - 1) / UNROLL * UNROLL;
 constexpr int VECTORS = (LANES + WIDTH - 1) / WIDTH;
-constexpr int KEYS = HEAD_DIM <= 64 ? 64 : 32;  // at a time: they stay in the first cache
-constexpr float LEAST = -1e30f;                 // finite, so that no difference is NaN
+constexpr int KEYS = 32;         // at a time: they stay in the first cache
+constexpr float LEAST = -1e30f;  // finite, so that no difference is NaN
 
 inline float to_float(Element number) {
 #if ELEMENT == 1
