@@ -519,6 +519,11 @@ class Guarantee(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+EngineRole = Literal["prefill", "decode", "both"]
+"""What gateways send to an engine: whole turns (`both`), the prompts that other engines answer
+(`prefill`), or turns and the answers to prompts that others prefilled (`decode`)."""
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`granularity`: entries sit at multiples of this many tokens (1 is exact to the token).
 
@@ -529,7 +534,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     prompt of n bytes has n / that many tokens at least; 0 where the engine does not tell, or where
     its tokenizer leaves text out. `upstream` is the kind of the server that an engine of the
     backend `upstream` stands in front of. `kv_dtype` is the type that keys and values are kept in,
-    empty where the engine does not tell. `guarantees` has each name once.
+    empty where the engine does not tell. `guarantees` has each name once. An engine with a `role`
+    shares a store with the others of its model.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -554,6 +560,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     longest_token_bytes: int = 0
     upstream: str | None = None
     guarantees: list[Guarantee] = []
+    role: EngineRole = "both"
     protocol_version: int = PROTOCOL_VERSION
 
 

@@ -77,6 +77,11 @@ class Settings(BaseSettings):
         le=600,
         description="Seconds that a planned end may take to write what the store still lacks",
     )
+    role: Literal["prefill", "decode", "both"] = Field(
+        "both",
+        description="What gateways send here: whole turns (`both`), long new prompts that another "
+        "engine answers (`prefill`), or turns and such answers (`decode`); needs a shared store",
+    )
     min_cache_tokens: int = Field(
         1024, ge=1, description="Shortest prefix that is cached, where the request says nothing"
     )
@@ -239,6 +244,12 @@ class Settings(BaseSettings):
     def _store_needs_own_memory(self) -> "Settings":
         if self.store and self.backend not in ("native", "synthetic"):
             raise ValueError("ENGINE_STORE works with ENGINE_BACKEND native or synthetic")
+        return self
+
+    @model_validator(mode="after")
+    def _role_needs_a_shared_store(self) -> "Settings":
+        if self.role != "both" and not (self.store and self.store_shared):
+            raise ValueError("ENGINE_ROLE needs ENGINE_STORE and ENGINE_STORE_SHARED=true")
         return self
 
     @model_validator(mode="after")

@@ -276,6 +276,7 @@ def _weights(settings: Settings) -> Weights:
     return Weights(
         load_weight=settings.routing_load_weight,
         host_cost=settings.routing_host_cost,
+        delay_cost=settings.routing_delay_cost,
         fade_seconds=settings.routing_fade_seconds,
     )
 
@@ -391,10 +392,9 @@ async def _look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, cl
 
 async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:
     """Store the configured key. Without a database it works from memory."""
-    if settings.api_key is None:
+    if (key := settings.api_key) is None:
         return
-    key = settings.api_key.get_secret_value()
     try:
-        await keys.create(key, DEFAULT_WORKSPACE, "configured", clock.wall())
+        await keys.create(key.get_secret_value(), DEFAULT_WORKSPACE, "configured", clock.wall())
     except LedgerUnavailable as error:
         get_logger("gateway").warning("key_not_stored", error=str(error))

@@ -297,6 +297,7 @@ class LoopedBackend:
             description,
             epoch=self._events.epoch,
             capabilities=capabilities,
+            role=self._settings.role,
             guarantees=description.guarantees or own_guarantees(capabilities),
         )
 

@@ -20,6 +20,7 @@ from engine.cache.store_tier import StoreTier
 from engine.cache.stored_entries import StoredEntries
 from engine.clock import Clock
 from engine.protocol import Description, StoreRefusal, StoreStats
+from engine.refusal import StartRefused
 from engine.schedule.runner import Runner
 from engine.settings import Settings
 from engine.store.block_file import header_bytes
@@ -142,6 +143,8 @@ def new_memory(
     """Compose pool, tiers and entries. An engine whose store can't be used runs without.
 
     `wall`: the time that goes on while no engine runs. None is the machine's.
+
+    Raises StartRefused where the engine's role needs the store.
     """
     plan = refused = None
     pool = BlockPool(description.num_blocks, description.block_size)
@@ -152,6 +155,8 @@ def new_memory(
     try:
         plan = plan_store(settings, parts.runner, parts.facts, pool.block_size)
     except StoreRefused as refusal:
+        if settings.role != "both":
+            raise StartRefused(f"ENGINE_ROLE={settings.role} needs the store: {refusal}") from None
         refused = refusal.reason
         log.warning("no store: the engine runs without", code=refused, reason=str(refusal))
     key = plan.directory.keys.chain if plan is not None else os.urandom(32)

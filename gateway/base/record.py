@@ -34,6 +34,10 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     name for itself. `name` is the `name` in the request's metadata. `status` is the response's HTTP
     status, None where none was sent. `error` is the message of the error that ended the turn.
 
+    `first_leg` is what another engine told of the prompt that it prefilled for this turn's engine:
+    its classes are the turn's. The ledger's row has the counts of both, and the engine that
+    answered. `is_first_leg`: this attempt is such a prefill. A client that leaves then pays it.
+
     A new field must have a default, because a journal may hold records of an earlier version.
     """
 
@@ -79,6 +83,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     name: str | None = None
     status: int | None = None
     error: str | None = None
+    first_leg: InputUsage | None = None
+    is_first_leg: bool = False
 
     @property
     def request_id(self) -> str:
@@ -88,6 +94,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     def begin_anew(self) -> None:
         """Begin the next attempt: clear the counts of the one before."""
         self.attempt += 1
+        self.is_first_leg = False
         self.epoch = self.miss_reason = self.fingerprint = None
         self.first_token_seconds = self.queue_seconds = self.prefill_seconds = None
         self.available_tokens = self.captured_tokens = None
@@ -100,9 +107,26 @@ class TurnRecord(msgspec.Struct, kw_only=True):
         A client that left pays it as uncached input. Nobody pays it where the engine or the gateway
         failed.
         """
-        self.computed_tokens = num_tokens
-        if self.outcome == CLIENT_LEFT:
+        first = self.first_leg
+        self.computed_tokens = num_tokens + (first.computed_tokens if first else 0)
+        if self.outcome != CLIENT_LEFT:
+            return
+        if first is None:
             self.input_tokens = num_tokens
+        else:
+            self.take_usage(msgspec.structs.replace(first, computed_tokens=self.computed_tokens))
+
+    def over_legs(self, usage: InputUsage) -> InputUsage:
+        """The turn's usage, where its engine told `usage`.
+
+        If another engine prefilled the prompt, each token is of the class that it had there. What
+        this engine read was written for this turn. Both engines' computed tokens count.
+        """
+        first = self.first_leg
+        if first is None:
+            return usage
+        computed = first.computed_tokens + usage.computed_tokens
+        return msgspec.structs.replace(first, computed_tokens=computed)
 
     def take_usage(self, usage: InputUsage) -> None:
         self.input_tokens = usage.input_tokens

@@ -171,6 +171,12 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         le=1,
         description="What copying a token back from host memory costs, in tokens of prefill",
     )
+    routing_delay_cost: float = Field(
+        default=0.25,
+        ge=0,
+        description="What a token of prefill costs each answer that runs beside it, in computed "
+        "tokens: from where on a long new prompt goes to an engine with the role `prefill` first",
+    )
     queue_seconds: float = Field(
         default=30.0,
         ge=0,

@@ -47,6 +47,8 @@ class Billing:
         self._charged = charged
 
     def charge(self, record: TurnRecord) -> None:
+        if record.first_leg is not None and record.epoch is None:
+            record.take_prefill(0)  # the engine that was to answer told nothing
         charge(record, self._price(record))
         self._metrics.turns.count(record)
         if record.num_removed:

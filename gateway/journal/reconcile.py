@@ -26,7 +26,7 @@ from gateway.base.background import pause
 from gateway.base.errors import GatewayError, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
-from gateway.base.record import TurnRecord, turn_of
+from gateway.base.record import CLIENT_LEFT, TurnRecord, turn_of
 from gateway.journal.drain import Known
 from gateway.journal.opening import LOST
 from gateway.journal.writer import Journal
@@ -213,8 +213,10 @@ class Reconciler:
                 continue
             record = leftover.record
             record.engine, record.epoch = engine.name, final.epoch
-            if final.usage is not None:
-                record.take_usage(final.usage)
+            if final.usage is not None and record.is_first_leg and record.outcome != CLIENT_LEFT:
+                record.take_prefill(final.usage.computed_tokens)
+            elif final.usage is not None:
+                record.take_usage(record.over_legs(final.usage))
             else:
                 record.take_prefill(final.prefilled_tokens)
             record.stop_reason = final.reason

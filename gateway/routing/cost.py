@@ -38,8 +38,9 @@ TIE = 0.02
 class Weights:
     """The weights of the cost.
 
-    `load_weight` and `host_cost` have no unit; a copied token costs `host_cost` computed ones, one
-    that is read from a store `disk_cost`.
+    `load_weight` and the costs have no unit: a copied token costs `host_cost` computed ones, one
+    that is read from a store `disk_cost`. A token of prefill costs each answer that runs beside it
+    `delay_cost` (`roles.py`).
     """
 
     queue_weight: float = 0.25
@@ -48,6 +49,7 @@ class Weights:
     band_tokens: int = 2048
     host_cost: float = 0.1
     disk_cost: float = 0.3
+    delay_cost: float = 0.25
     fade_seconds: float = 600.0
 
 

@@ -98,10 +98,10 @@ class Router:
         ]
         able = _able(ask, [e for e in serving if not e.is_draining and e.url not in tried])
         # If every breaker is open, trying is better than refusing.
-        taking = [engine for engine in able if engine.breaker.allows(now)] or able
+        taking = _answering([engine for engine in able if engine.breaker.allows(now)] or able)
         assert taking[0].description is not None
         prompt = self._prompt(ask, taking[0].description.model)
-        placement = place(prompt, [_candidate(engine) for engine in taking], self.weights, now)
+        placement = place(prompt, [candidate_of(engine) for engine in taking], self.weights, now)
         elsewhere = [e for e in serving if e not in taking and not e.holdings.is_stale(now)]
         held = [engine.holdings.coverage(prompt.ends, now).held for engine in elsewhere]
         return _choice(taking[placement.chosen], prompt, placement, held)
@@ -133,8 +133,14 @@ def _choice(
     )
 
 
-def _candidate(engine: Routable) -> Candidate:
+def candidate_of(engine: Routable) -> Candidate:
     return Candidate(identity=engine.url, holdings=engine.holdings, load=engine.load)
+
+
+def _answering(engines: list[EngineT]) -> list[EngineT]:
+    """Without those that prefill for others, unless there are no others."""
+    others = [e for e in engines if e.description and e.description.role != "prefill"]
+    return others or engines
 
 
 def _able(ask: Ask, engines: Sequence[EngineT]) -> list[EngineT]:

@@ -22,8 +22,6 @@ from engine.protocol import Done, Frame, Started
 from gateway.base.clock import Clock
 from gateway.base.errors import (
     DemandRefused,
-    EngineFailed,
-    EngineLost,
     EngineTimeout,
     GatewayError,
     NoEngineReady,
@@ -43,6 +41,8 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.generation import Generation
 from gateway.routing.router import Route, Router
 from gateway.turn.attempts import Attempts
+from gateway.turn.failures import is_breakdown, is_retried, is_unsure, reason_of, told
+from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
 from gateway.turn.gate import Gate
 from gateway.turn.tracing import NO_TRACE, TurnTrace
 
@@ -58,7 +58,8 @@ class Dispatch:
     """One turn on its way to an engine. `record` has the engine and the attempt.
 
     `may_run`: the engine may have the request. `has_started`: this attempt's first frame has come.
-    `failure` ended the last attempt.
+    `failure` ended the last attempt. `leg` is the first leg while it runs, `prefilled` what came of
+    it (`first_leg.py`).
     `is_charged`: the gate's queue counted it as served.
     """
 
@@ -72,6 +73,8 @@ class Dispatch:
     attempts: Attempts = field(default_factory=Attempts)
     is_charged: bool = False
     trace: TurnTrace = NO_TRACE
+    leg: FirstLeg | None = None
+    prefilled: Started | None = None
 
     @property
     def engine(self) -> Engine:
@@ -93,6 +96,10 @@ class Dispatcher:
     reconciler: Reconciler
     metrics: Metrics
     clock: Clock
+    legs: FirstLegs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.legs = FirstLegs(self.fleet, self.router, self.clock)
 
     def check_length(self, ask: Ask) -> None:
         """Raise PromptTooLong where no ready engine could hold the prompt, were each of its tokens
@@ -124,6 +131,8 @@ class Dispatcher:
             request = dispatch.ask.generate_request(
                 record.request_id, self.clock.monotonic(), engine.capabilities
             )
+            if dispatch.leg is not None:
+                request = prefill_only(request)
             headers = dispatch.trace.sent(engine.name, record)
             dispatch.may_run = True
             try:
@@ -144,13 +153,20 @@ class Dispatcher:
             assert generation is not None
             try:
                 async for frames in generation.frames():
+                    if dispatch.leg is not None:
+                        self._take_leg(dispatch, dispatch.leg, frames)
+                        yield []
+                        continue
                     for frame in frames:
                         if isinstance(frame, Started):
                             self._started(dispatch, frame)
                         elif isinstance(frame, Done):
                             dispatch.engine.breaker.succeeded()
-                    yield frames
-                return
+                    yield over_legs(frames, dispatch.prefilled)
+                if dispatch.leg is None:
+                    return
+                await self.legs.arrived(dispatch.ask, dispatch.leg)
+                self._end_leg(dispatch, dispatch.leg.started)
             except GatewayError as error:
                 self._failed(dispatch, error)
             finally:
@@ -170,7 +186,7 @@ class Dispatcher:
                 engine = self.router.choose(ask, ready, now, attempts.tried(ready)).engine
             except NoEngineReady as error:
                 if not (self.gate.may_come_back(ask) or self._may_return(attempts)):
-                    raise _told(failure or error) from None
+                    raise told(failure or error) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             attempts.begin(engine.url)
@@ -178,8 +194,8 @@ class Dispatcher:
                 return (await engine.count(ask.count_request(engine.capabilities))).input_tokens
             except GatewayError as error:
                 attempts.failed(engine.url, error, self.clock.monotonic())
-                if attempts.is_last or not _is_retried(error) or isinstance(error, EngineTimeout):
-                    raise _told(error) from None
+                if attempts.is_last or not is_retried(error) or isinstance(error, EngineTimeout):
+                    raise told(error) from None
                 failure = error
 
     def leave(self, dispatch: Dispatch) -> None:
@@ -200,16 +216,22 @@ class Dispatcher:
     async def _assign(self, dispatch: Dispatch) -> None:
         """Choose the engine of the next attempt. From then on the turn counts as its load."""
         choice = await self._choose(dispatch)
+        if dispatch.choice is None and (leg := self.legs.begin(dispatch.ask, choice)) is not None:
+            dispatch.leg, choice = leg, leg.route
+            dispatch.record.is_first_leg = True
         now = self.clock.monotonic()
         engine, record, description = choice.engine, dispatch.record, choice.engine.description
         assert description is not None
+        retired = None
         if dispatch.choice is not None:
             if dispatch.may_run:
-                self.reconciler.retire(dispatch.engine.name, record.request_id)
+                retired = dispatch.engine.name, record.request_id
             dispatch.may_run = dispatch.has_started = False
             record.begin_anew()
+            if dispatch.prefilled is not None:
+                record.first_leg = dispatch.prefilled.usage
         if dispatch.failure is not None:
-            self.metrics.retries.labels(_reason(dispatch.failure)).inc()
+            self.metrics.retries.labels(reason_of(dispatch.failure)).inc()
         dispatch.choice = choice
         dispatch.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
@@ -226,7 +248,11 @@ class Dispatcher:
         engine.holdings.expect(choice.ends, now)
         if record.attempt > 1:
             # The journal has the attempt first: after a kill this attempt's counts are the turn's.
-            await self.journal.rewrite(record)
+            try:
+                await self.journal.rewrite(record)
+            finally:
+                if retired is not None:
+                    self.reconciler.retire(*retired)
 
     async def _choose(self, dispatch: Dispatch) -> Route[Engine]:
         """Choose the best engine that is not crowded.
@@ -246,12 +272,12 @@ class Dispatcher:
                 await asyncio.sleep(_RETURN_SECONDS)
                 continue
             if not (refusing or self._may_wait(dispatch, failure)):
-                raise _told(failure)
+                raise told(failure)
             try:
                 self._cheapest(dispatch, ())
             except GatewayError as error:
                 if not self._may_wait(dispatch, error):
-                    raise _told(dispatch.failure or error) from None
+                    raise told(dispatch.failure or error) from None
             await asyncio.sleep(_PAUSE_SECONDS)
             charged = dispatch.is_charged
             with await self.gate.enter(dispatch.ask, is_first=True, is_charged=charged) as passing:
@@ -293,6 +319,27 @@ class Dispatcher:
         self.metrics.prefix_tokens_by_stage["captured"].inc(record.captured_tokens)
         self.metrics.prefix_tokens_by_stage["delivered"].inc(reused)
 
+    def _take_leg(self, dispatch: Dispatch, leg: FirstLeg, frames: list[Frame]) -> None:
+        """Take in the frames of a first leg. Raise EngineTimeout where it takes too long."""
+        engine, now = dispatch.engine, self.clock.monotonic()
+        for frame in frames:
+            if isinstance(frame, Started):
+                leg.started = frame
+                engine.breaker.answered()
+                computed = frame.usage.computed_tokens
+                engine.load.started(dispatch.record.request_id, computed, now)
+                names = [name.digest for name in dispatch.ask.plan.names]
+                engine.holdings.learn(frame, names, now)
+            elif isinstance(frame, Done):
+                engine.breaker.succeeded()
+        leg.check_time(now)
+
+    def _end_leg(self, dispatch: Dispatch, prefilled: Started | None) -> None:
+        """The first leg is over. The turn goes on at the engine that answers it."""
+        self.leave(dispatch)
+        dispatch.attempts.take_back(dispatch.engine.url)
+        dispatch.leg, dispatch.prefilled = None, prefilled
+
     def _failed(self, dispatch: Dispatch, error: GatewayError) -> None:
         """Note the failure for its engine. Raise it, unless another engine may be tried."""
         engine, request_id = dispatch.engine, dispatch.record.request_id
@@ -300,21 +347,25 @@ class Dispatcher:
         dispatch.trace.failed(error)
         if isinstance(error, DemandRefused):
             error = DemandRefused(dispatch.ask.plan.in_request(str(error)))
-        if _is_breakdown(error):
+        if is_breakdown(error):
             engine.breaker.failed(request_id, now)
         elif not isinstance(error, NoEngineReady):
             # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
             engine.breaker.succeeded()
         if not dispatch.may_run:
             engine.load.returned(request_id, now)
-        if dispatch.has_gone_out or not _is_retried(error):
+        if dispatch.leg is not None:
+            self.legs.failed(dispatch.leg)
+            self._end_leg(dispatch, None)
+            return
+        if dispatch.has_gone_out or not is_retried(error):
             raise error
         if isinstance(error, EngineTimeout) and dispatch.generation is None:
             raise NotServed("no engine took the request in time")
         attempts = dispatch.attempts
         attempts.failed(engine.url, error, now)
         if attempts.is_last or now - dispatch.ask.arrived > RETRY_SECONDS:
-            raise _told(error)
+            raise told(error)
         self.leave(dispatch)
         dispatch.failure = error
         if type(error) is Overloaded and self.gate.closed(engine):
@@ -325,40 +376,5 @@ class Dispatcher:
             turn=dispatch.record.id,
             attempt=dispatch.record.attempt,
             engine=engine.name,
-            reason=_reason(error),
+            reason=reason_of(error),
         )
-
-
-def is_unsure(error: GatewayError) -> bool:
-    """Whether the engine may have taken the turn although no answer came."""
-    return isinstance(error, EngineLost | EngineTimeout)
-
-
-def _is_breakdown(error: GatewayError) -> bool:
-    """Whether the error counts against the engine: it was lost, was silent, or failed."""
-    return is_unsure(error) or isinstance(error, EngineFailed)
-
-
-def _is_retried(error: GatewayError) -> bool:
-    """Whether another engine may succeed.
-
-    An error of the prompt itself (4xx) would come from it too.
-    """
-    return _is_breakdown(error) or isinstance(error, Overloaded)
-
-
-def _told(error: GatewayError) -> GatewayError:
-    """The error for a client that has had nothing of the answer."""
-    return NotServed() if isinstance(error, EngineLost) else error
-
-
-def _reason(error: GatewayError) -> str:
-    match error:
-        case EngineTimeout():
-            return "timeout"
-        case EngineLost():
-            return "lost"
-        case EngineFailed():
-            return "failed"
-        case _:
-            return "refused"

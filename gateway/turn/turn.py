@@ -28,7 +28,8 @@ from gateway.prompt.origin import NO_ORIGIN, Origin
 from gateway.routing.engine import Engine
 from gateway.turn.answers import kept_text, status_of
 from gateway.turn.diagnostics import Comparison, Diagnosis, PromptComparer
-from gateway.turn.dispatch import Dispatch, Dispatcher, is_unsure
+from gateway.turn.dispatch import Dispatch, Dispatcher
+from gateway.turn.failures import is_unsure
 from gateway.turn.ids import Ids
 from gateway.turn.tracing import NO_TRACE, TracedTurn, Tracing, TurnTrace
 from gateway.turn.why_missed import LastHolders

@@ -40,6 +40,8 @@ BENCHMARKS = {
                       SYSTEM),
     "queries": Benchmark("time of each query of the dashboard",
                          ("gateway", "postgres", "test")),
+    "roles": Benchmark("time between tokens while long new prompts arrive, with and without roles",
+                       SYSTEM),
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
     "shared_store": Benchmark("hit rate of traffic that alternates between two engines", SYSTEM),
     "speculation": Benchmark("whether speculation answers alike, and how much faster",

@@ -1,6 +1,6 @@
 """Several engines behind several gateways that know nothing of each other."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +53,14 @@ class Gateway:
 
 @dataclass
 class Fleet:
-    """`engines[i]` is `engine-i` of every gateway."""
+    """`engines[i]` is `engine-i` of every gateway; `own[i]` are its own settings."""
 
     gateways: list[Gateway]
     engines: list[str]
     processes: list[Process]
     settings: Mapping[str, str]
     backend: str = "synthetic"
+    own: Sequence[Mapping[str, str]] = ()
 
     def stats(self, number: int) -> dict[str, Any]:
         return self._get(number, "stats")
@@ -80,8 +81,16 @@ class Fleet:
     def restart(self, number: int, settings: Mapping[str, str] | None = None) -> None:
         """A new process on the same port. `settings` replace those of the fleet."""
         given = self.settings if settings is None else settings
-        self.processes[number] = _engine(self.engines[number], self.backend, given)
+        self.processes[number] = self._start(number, given)
         wait_until_ready(self.engines[number], self.processes[number])
+
+    def start(self) -> None:
+        self.processes += [self._start(i, self.settings) for i in range(len(self.engines))]
+
+    def _start(self, number: int, settings: Mapping[str, str]) -> Process:
+        url, own = self.engines[number], self.own[number] if self.own else {}
+        environment = engine_environment(int(url.rpartition(":")[2]), {**settings, **own})
+        return start([*python("engine"), "--backend", self.backend], environment)
 
     def _get(self, number: int, path: str) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {ENGINE_SECRET}"}
@@ -99,13 +108,14 @@ def running_fleet(
     settings: Mapping[str, str],
     gateway_settings: Mapping[str, str],
     backend: str = "synthetic",
+    own: Sequence[Mapping[str, str]] = (),
 ) -> Iterator[Fleet]:
     """Start all, wait until every gateway has every engine, and end them whatever happens."""
     engines = [url_of(free_port()) for _ in range(num_engines)]
     with ExitStack() as stack:
-        processes = [_engine(url, backend, settings) for url in engines]
-        fleet = Fleet([], engines, processes, settings, backend)
+        fleet = Fleet([], engines, [], settings, backend, own)
         stack.callback(lambda: stop(*fleet.processes))
+        fleet.start()
         for url, process in zip(engines, fleet.processes, strict=True):
             wait_until_ready(url, process)
         gateways = [
@@ -115,8 +125,3 @@ def running_fleet(
         model = "synthetic" if backend == "synthetic" else MODEL
         fleet.gateways += [Gateway(gateway.wait().url, model) for gateway in gateways]
         yield fleet
-
-
-def _engine(url: str, backend: str, settings: Mapping[str, str]) -> Process:
-    environment = engine_environment(int(url.rpartition(":")[2]), settings)
-    return start([*python("engine"), "--backend", backend], environment)

@@ -36,12 +36,18 @@ def engine(environment: dict[str, str], seconds: float = 60) -> "subprocess.Comp
             "ENGINE_CLOCK",
             id="manual-clock-beyond-loopback",
         ),
+        pytest.param({**SECRET, "ENGINE_ROLE": "prefill"}, "ENGINE_ROLE", id="role-without-store"),
+        pytest.param(
+            {**SECRET, "ENGINE_ROLE": "decode", "ENGINE_STORE": "/nowhere"},
+            "ENGINE_STORE_SHARED",
+            id="role-without-shared-store",
+        ),
     ],
 )
 def test_a_bad_setting_ends_the_start_and_is_named(environment: dict[str, str], named: str) -> None:
     ended = engine(environment)
     assert ended.returncode == 2
-    assert named in ended.stderr
+    assert named in ended.stderr and len(ended.stderr.splitlines()) == 1
     assert "short" not in ended.stderr, "the value of a secret is not shown"
 
 

@@ -5,12 +5,12 @@ import pytest
 from engine.protocol import STATUS_OF, ErrorReply
 from gateway.base.errors import InvalidRequest, Overloaded
 from gateway.routing.engine import refusal
-from gateway.turn.dispatch import _is_retried
+from gateway.turn.failures import is_retried
 
 
 def test_what_is_too_costly_is_the_clients_mistake_and_is_not_retried() -> None:
     error = refusal(ErrorReply("too_costly", "takes too much to prepare: more than 8 seconds"))
-    assert isinstance(error, InvalidRequest) and not _is_retried(error)
+    assert isinstance(error, InvalidRequest) and not is_retried(error)
     assert error.status == STATUS_OF["too_costly"] == 400
     assert "take too long to prepare" in str(error)
 
@@ -18,4 +18,4 @@ def test_what_is_too_costly_is_the_clients_mistake_and_is_not_retried() -> None:
 @pytest.mark.parametrize("message", ["no worker was free to prepare the request"])
 def test_what_waited_too_long_for_a_worker_is_sent_elsewhere(message: str) -> None:
     error = refusal(ErrorReply("overloaded", message))
-    assert isinstance(error, Overloaded) and _is_retried(error)
+    assert isinstance(error, Overloaded) and is_retried(error)

@@ -1,0 +1,124 @@
+"""A turn in two legs: one engine prefills the prompt, another one reads it and answers.
+
+The first leg is a request with `max_tokens` 0. Its frames are not passed on; the client gets
+heartbeats. When it has ended, and an engine that may answer has told that it can read the prefix,
+the turn goes on as at every next attempt. A first leg that fails, or takes too long, is given up:
+then the turn goes on as if it had not been. `routing/roles.py` says which turns have one.
+
+What the first leg wrote is written to the client, and not read: its usage has the turn's classes.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.protocol import Frame, GenerateRequest, Started
+from gateway.base.clock import Clock
+from gateway.base.errors import EngineTimeout
+from gateway.prompt.ask import Ask
+from gateway.routing.engine import Engine
+from gateway.routing.fleet import Fleet
+from gateway.routing.roles import marked_tokens, prefill_elsewhere
+from gateway.routing.router import Route, Router
+
+LEG_SECONDS = 60.0
+"""Seconds that a first leg may take."""
+ARRIVAL_SECONDS = 5.0
+"""Seconds until another engine must have told that it can read the prefix."""
+REST_SECONDS = 30.0
+"""Seconds for which an engine gets no first leg after one that came to nothing."""
+_PAUSE_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class FirstLeg:
+    """A running first leg. `started` is its first frame, once that has come."""
+
+    route: Route[Engine]
+    began: float
+    started: Started | None = None
+
+    def check_time(self, now: float) -> None:
+        """Raise EngineTimeout for a leg that takes too long."""
+        if self.started is None and now - self.began > LEG_SECONDS:
+            raise EngineTimeout
+
+
+@dataclass(slots=True)
+class FirstLegs:
+    """`resting`: epochs of engines whose last first leg came to nothing, and until when they get no
+    other."""
+
+    fleet: Fleet
+    router: Router
+    clock: Clock
+    resting: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, ask: Ask, route: Route[Engine]) -> FirstLeg | None:
+        """The first leg of a turn that `route` would answer, if it has one."""
+        if ask.sampling.max_tokens == 0:
+            return None
+        now = self.clock.monotonic()
+        able = [e for e in self.fleet.ready if self.resting.get(_epoch_of(e), now) <= now]
+        found = prefill_elsewhere(ask, route, able, self.router.weights, now)
+        return None if found is None else FirstLeg(found, now)
+
+    async def arrived(self, ask: Ask, leg: FirstLeg) -> None:
+        """Return when an engine that answers can read the prefix, or after ARRIVAL_SECONDS.
+
+        Return at once where no such engine is ready.
+        """
+        ends = leg.route.ends
+        marked = marked_tokens(ask, ends)
+        deadline = self.clock.monotonic() + ARRIVAL_SECONDS
+        while (now := self.clock.monotonic()) < deadline:
+            others = [e for e in self.fleet.ready if _answers_for(e, leg.route.engine)]
+            if not others or any(e.holdings.coverage(ends, now).held >= marked for e in others):
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+        self.failed(leg)
+
+    def failed(self, leg: FirstLeg) -> None:
+        """The leg came to nothing."""
+        now = self.clock.monotonic()
+        self.resting = {epoch: until for epoch, until in self.resting.items() if until > now}
+        self.resting[_epoch_of(leg.route.engine)] = now + REST_SECONDS
+
+
+def _epoch_of(engine: Engine) -> str:
+    return engine.description.epoch if engine.description is not None else ""
+
+
+def _answers_for(engine: Engine, other: Engine) -> bool:
+    """Whether it answers prompts that the other one prefills."""
+    mine, theirs = engine.description, other.description
+    if mine is None or theirs is None:
+        return False
+    return mine.role != "prefill" and mine.model == theirs.model
+
+
+def prefill_only(request: GenerateRequest) -> GenerateRequest:
+    """The same prompt, without an answer."""
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=0, num_choices=1)
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def over_legs(frames: list[Frame], first: Started | None) -> list[Frame]:
+    """The answering engine's frames as the client gets them."""
+    if first is None:
+        return frames
+    return [_joined(frame, first) if isinstance(frame, Started) else frame for frame in frames]
+
+
+def _joined(frame: Started, first: Started) -> Started:
+    computed = first.usage.computed_tokens + frame.usage.computed_tokens
+    return msgspec.structs.replace(
+        frame,
+        usage=msgspec.structs.replace(first.usage, computed_tokens=computed),
+        miss_reason=first.miss_reason,
+        read_tier=first.read_tier,
+        bring_back_seconds=first.bring_back_seconds,
+        queue_seconds=first.queue_seconds + frame.queue_seconds,
+        prefill_seconds=first.prefill_seconds + frame.prefill_seconds,
+    )

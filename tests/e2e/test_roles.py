@@ -1,0 +1,231 @@
+"""Native engines with roles behind a real gateway: one prefills, another answers."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.stack import API_HEADERS
+from tests.e2e.fleet import Fleet, Gateway, running_fleet
+from tests.e2e.prompts import handbook, marked
+from tests.e2e.test_routing import all_ready, recorded
+from tests.e2e.test_shared_store import settings_of
+from tests.gateway.serving import eventually
+
+PREFILL, DECODE = 0, 1
+ROLES = [{"ENGINE_ROLE": "prefill"}, {"ENGINE_ROLE": "decode"}]
+WAIT_SECONDS = 180.0
+# One running answer is enough.
+GATEWAY_SETTINGS = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_ROUTING_DELAY_COST": "10"}
+CLASSES = (
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+)
+END_OF_TEXT = "2"
+"""The demo model's token that ends an answer."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    data = tmp_path_factory.mktemp("roles")
+    settings = settings_of(data)
+    with running_fleet(data, 2, 1, settings, GATEWAY_SETTINGS, "native", ROLES) as running:
+        yield running
+
+
+@pytest.fixture
+def fleet(shared: Fleet) -> Fleet:
+    """The module's, both engines in use, whatever became of the test before."""
+    for number, process in enumerate(shared.processes):
+        if process.poll() is not None:
+            shared.restart(number)
+    eventually(lambda: all_ready(shared), WAIT_SECONDS)
+    return shared
+
+
+@contextmanager
+def running_answer(fleet: Fleet) -> Iterator[None]:
+    """An answer that goes on at the engine that decodes."""
+    gateway, stopping, begun = fleet.gateways[0], threading.Event(), threading.Event()
+    body = {
+        "model": gateway.model,
+        "messages": [{"role": "user", "content": "Go on."}],
+        "max_tokens": 12_000,
+        "stream": True,
+        "logit_bias": {END_OF_TEXT: -100},
+    }
+
+    def read() -> None:
+        url = f"{gateway.url}/v1/chat/completions"
+        with (
+            httpx.Client(timeout=600, trust_env=False, headers=API_HEADERS) as http,
+            http.stream("POST", url, json=body) as reply,
+        ):
+            for _ in reply.iter_lines():
+                begun.set()
+                if stopping.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            assert begun.wait(WAIT_SECONDS)
+            assert fleet.stats(DECODE)["running"] == 1
+            yield
+        finally:
+            stopping.set()
+            reading.exception(WAIT_SECONDS)
+    eventually(lambda: is_idle(fleet), WAIT_SECONDS)
+
+
+def is_idle(fleet: Fleet) -> bool:
+    """Nothing runs, no block is in use, and everything was acknowledged, where an engine is up."""
+    return all(
+        not (stats["running"] or stats["waiting"] or stats["unacknowledged"])
+        and not stats["blocks"]["active"]
+        for stats in map(fleet.stats, up(fleet))
+    )
+
+
+def up(fleet: Fleet) -> list[int]:
+    return [number for number, process in enumerate(fleet.processes) if process.poll() is None]
+
+
+def computed(fleet: Fleet) -> list[int]:
+    """Prompt tokens that each engine has computed."""
+    return [fleet.stats(number)["counters"]["computed_tokens"] for number in (PREFILL, DECODE)]
+
+
+def ask(gateway: Gateway, system: str, **changes: Any) -> httpx.Response:
+    reply = gateway.ask(marked(system, "1h"), "Why?", temperature=0.0, **changes)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
+    lines = reply.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def message_of(reply: httpx.Response, stream: bool) -> dict[str, Any]:
+    """The answer as it began; a stream's usage of the prompt is in its first event."""
+    answer: dict[str, Any] = events_of(reply)[0]["message"] if stream else reply.json()
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_new_prompt_is_prefilled_by_one_engine_and_answered_by_another(
+    fleet: Fleet, stream: bool
+) -> None:
+    gateway, system = fleet.gateways[0], handbook(160)
+    with running_answer(fleet):
+        before = computed(fleet)
+        reply = ask(gateway, system, stream=stream)
+        answer = message_of(reply, stream)
+        prefilled, decoded = (now - then for now, then in zip(computed(fleet), before, strict=True))
+        usage, told = answer["usage"], answer["holdfast"]
+        written = usage["cache_creation_input_tokens"]
+        assert told["engine"] == "engine-1" and "event: error" not in reply.text
+        assert written > 2500 and usage["cache_read_input_tokens"] == 0
+        assert prefilled == written + usage["input_tokens"], "each token is counted once"
+        # What ends inside a block, and what the breakpoint does not cover.
+        assert 0 < decoded <= usage["input_tokens"] + 16
+        assert told["computed_tokens"] == prefilled + decoded
+        assert told["miss_reason"] == "cold" and "read_tier" not in told
+        assert fleet.stats(DECODE)["store"]["peer_read_bytes"] > 0
+        row = recorded(gateway, answer["id"])
+        assert row["engine"] == "engine-1"
+        assert [row[name] for name in CLASSES] == [usage["input_tokens"], 0, 0, written]
+        assert row["computed_tokens"] == prefilled + decoded
+
+        # It is there now: one engine answers.
+        then = computed(fleet)
+        again = ask(gateway, system).json()
+        assert again["usage"]["cache_read_input_tokens"] == written
+        assert again["holdfast"]["engine"] == "engine-1" and computed(fleet)[0] == then[0]
+    if not stream:
+        assert again["content"] == answer["content"]
+
+
+def test_a_chat_completion_in_two_legs_says_the_same(fleet: Fleet) -> None:
+    gateway, system = fleet.gateways[0], handbook(160)
+    body = {
+        "model": gateway.model,
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": "Why?"}],
+        "max_tokens": 4,
+    }
+    with running_answer(fleet):
+        before = computed(fleet)
+        url = f"{gateway.url}/v1/chat/completions"
+        reply = httpx.post(url, json=body, headers=API_HEADERS, timeout=600, trust_env=False)
+        usage = reply.json()["usage"]
+        prefilled = computed(fleet)[0] - before[0]
+    assert prefilled == usage["prompt_tokens"] > 2500
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_short_prompts_go_straight_to_the_engine_that_decodes(fleet: Fleet) -> None:
+    with running_answer(fleet):
+        before = computed(fleet)
+        answer = ask(fleet.gateways[0], handbook(20)).json()
+        assert answer["holdfast"]["engine"] == "engine-1"
+        assert computed(fleet)[0] == before[0] and answer["holdfast"]["computed_tokens"] > 200
+
+
+@pytest.mark.parametrize("killed", [PREFILL, DECODE])
+def test_a_kill_of_either_engine_fails_no_turn(fleet: Fleet, killed: int) -> None:
+    gateway, system = fleet.gateways[0], handbook(400)
+    with running_answer(fleet), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, gateway, system)
+        eventually(lambda: fleet.stats(PREFILL)["running"] == 1, WAIT_SECONDS)
+        fleet.kill(killed)
+        answer = asked.result(WAIT_SECONDS).json()
+        usage = answer["usage"]
+        assert answer["stop_reason"] in ("max_tokens", "end_turn")
+        assert answer["holdfast"]["engine"] == f"engine-{1 - killed}"
+        assert usage["cache_creation_input_tokens"] > 6000
+        row = recorded(gateway, answer["id"])
+        written = usage["cache_creation_input_tokens"]
+        assert [row[name] for name in CLASSES] == [usage["input_tokens"], 0, 0, written]
+        assert row["outcome"] in ("length", "stop")
+
+
+def test_a_client_that_leaves_in_the_first_leg_pays_what_was_computed(fleet: Fleet) -> None:
+    gateway, system = fleet.gateways[0], handbook(400)
+    before = {row["id"] for row in gateway.admin("turns?limit=1000")}
+    with running_answer(fleet):
+        body = {
+            "model": gateway.model,
+            "max_tokens": 8,
+            "stream": True,
+            "system": marked(system, "1h"),
+            "messages": [{"role": "user", "content": "Why?"}],
+        }
+        with (
+            httpx.Client(timeout=600, trust_env=False, headers=API_HEADERS) as http,
+            http.stream("POST", f"{gateway.url}/v1/messages", json=body),
+        ):
+            eventually(lambda: fleet.stats(PREFILL)["running"] == 1, WAIT_SECONDS)
+        left: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            rows = gateway.admin("turns?limit=1000")
+            left[:] = [
+                row
+                for row in rows
+                if row["id"] not in before and row["outcome"] == "client_disconnect"
+            ]
+            return bool(left)
+
+        eventually(is_there, WAIT_SECONDS)
+        (row,) = left
+        assert row["engine"] == "engine-0"
+        assert sum(row[name] for name in CLASSES) == row["computed_tokens"] > 0
+        eventually(lambda: fleet.stats(PREFILL)["running"] == 0, WAIT_SECONDS)
