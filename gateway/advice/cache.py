@@ -36,6 +36,11 @@ class _Entry:
     until_ms: int
     is_raced: bool = False
 
+    def refresh(self, now: int) -> None:
+        until = now + self.life_ms
+        if until > self.until_ms:
+            self.until_ms = until
+
 
 @dataclass(slots=True)
 class Sums:
@@ -112,9 +117,10 @@ class Cache:
         last = hour = read
         for place, ttl in marks:
             end = tokens[place]
-            last = max(last, end)
-            if ttl == "1h":
-                hour = max(hour, end)
+            if end > last:
+                last = end
+            if end > hour and ttl == "1h":
+                hour = end
         if marks and (raced := self._write(turn, marks, hit)) > read:
             self.sums.raced += raced - read
             self.sums.num_races += 1
@@ -147,7 +153,7 @@ class Cache:
         now, entries, raced = turn.at_ms, self._entries, 0
         if hit is not None:
             found = entries[hit]
-            found.until_ms = max(found.until_ms, now + found.life_ms)
+            found.refresh(now)
         for place, ttl in marks:
             digest = turn.digests[place]
             known = entries.get(digest)
@@ -161,5 +167,5 @@ class Cache:
                 life = _LIFE_MS[ttl]
                 entries[digest] = _Entry(life, max(turn.served.begun_ms, now), now + life)
             else:
-                known.until_ms = max(known.until_ms, now + known.life_ms)
+                known.refresh(now)
         return raced

@@ -89,6 +89,15 @@ class Observation:
     tokens_per_byte: float
     is_estimated: bool
     _segments: list[Segment] | None = None
+    _ends: tuple[int, int] | None = None
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Where markers behind the last answer and behind the last block stand, -1 for nowhere.
+        Every way of marking a conversation asks for them."""
+        if self._ends is None:
+            self._ends = self.carrier(self.answer), self.carrier(len(self.places) - 1)
+        return self._ends
 
     @property
     def head(self) -> int:

@@ -62,10 +62,13 @@ class Placement:
         if self.shared is not None and self.shared_ttl is not None:
             found[self.shared.prefix_in(turn)] = self.shared_ttl
         if self.talk_ttl is not None:
-            found.setdefault(turn.carrier(turn.answer), self.talk_ttl)
-            found.setdefault(turn.carrier(len(turn.places) - 1), self.talk_ttl)
+            for end in turn.ends:
+                found.setdefault(end, self.talk_ttl)
         found.pop(-1, None)
-        marks = sorted(found.items())
+        marks = list(found.items())
+        if len(marks) < 2:
+            return marks
+        marks.sort()
         # A shared end may lie behind the answer's: the longer TTL has to come first.
         longest: Ttl = "5m"
         for number in range(len(marks) - 1, -1, -1):
