@@ -230,7 +230,8 @@ def test_what_the_servers_own_template_rules_is_refused_by_the_fields_own_name(
         said = error(url, chats, {"model": MODEL, "messages": begun})
         assert said["message"].startswith("messages: ")
         gemini = f"{url}/v1beta/models/{MODEL}:generateContent"
-        reply = httpx.post(gemini, json={"contents": contents}, headers={"x-goog-api-key": API_KEY})
+        key = {"x-goog-api-key": API_KEY}
+        reply = httpx.post(gemini, json={"contents": contents}, headers=key, timeout=120)
         assert reply.status_code == 400
         assert reply.json()["error"]["message"].startswith("contents: ")
     assert not engine.requests
