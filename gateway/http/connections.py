@@ -31,10 +31,16 @@ from gateway.http.errors import reply_without_route
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
-MAX_PIPELINED = 32
+MAX_PIPELINED = 8
 """Requests that may wait on a connection for the answer to the one before them.
 
 One packet of 256 KiB may bring 14,000 short requests, and each is made ready on the event loop.
+"""
+FREE_PIECES = 1024
+LEAST_PIECE_BYTES = 16
+"""A body may come in so many pieces of any size; beyond that they have so many bytes on average.
+
+A chunk of one byte costs the event loop as much as one of a thousand.
 """
 
 _REASONS: dict[type[GatewayError], str] = {
@@ -85,6 +91,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._is_in_body = False
+        self._pieces: list[bytes] = []
+        self._num_pieces = self._body_bytes = 0
         self._refusal: GatewayError | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._head: asyncio.TimerHandle | None = self._later(self._head_is_late)
@@ -125,6 +133,10 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
+        try:
+            self._pass_body_on()
+        except httptools.HttpParserError:
+            return self.send_400_response("")
         if self._loose_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge())
         elif self._loose_bytes and not self._is_in_body and self._head is None:
@@ -133,6 +145,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._disarm_head()
         self._is_in_body = True
+        self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_pipelined()
         size = sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -153,12 +166,29 @@ class _GuardedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
+        """What came in one packet is joined once: uvicorn copies all that waits for each piece."""
         self._loose_bytes = 0
+        self._pieces.append(body)
+        self._num_pieces += 1
+        self._body_bytes += len(body)
+        if self._num_pieces > FREE_PIECES + self._body_bytes // LEAST_PIECE_BYTES:
+            self._refusal = InvalidRequest(
+                f"the body comes in more than {FREE_PIECES:,} chunks of less than "
+                f"{LEAST_PIECE_BYTES} bytes on average"
+            )
+            raise httptools.HttpParserError
+
+    def _pass_body_on(self) -> None:
+        if not self._pieces:
+            return
+        body = b"".join(self._pieces)
+        self._pieces.clear()
         if self.pipeline and len(self.cycle.body) + len(body) > HIGH_WATER_LIMIT:
             self._refuse_pipelined()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._pass_body_on()
         if len(self.headers) > MAX_HEADERS:
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError
