@@ -17,7 +17,7 @@ TABLES_HAVE_TEXT = """() => [...document.querySelectorAll('[data-testid=stDataFr
 LAYOUT = """() => {
     if (!document.querySelector('[data-test-script-state="notRunning"]')) return null;
     const charts = [...document.querySelectorAll('[data-testid=stVegaLiteChart]')];
-    if (document.querySelector('[data-testid=stSkeleton]')) return null;
+    if (document.querySelector('[data-testid^=stSkeleton]')) return null;
     if (charts.some(chart => !chart.querySelector('svg .role-mark'))) return null;
     const boxes = [...document.querySelectorAll(
         '[data-testid=stMainBlockContainer] :is([data-testid], canvas, svg, svg text, svg path)')];
@@ -26,7 +26,7 @@ LAYOUT = """() => {
         return [box.x, box.y, box.width, box.height].map(Math.round).join();
     }).join(';');
 }"""
-LOOK_MS, NUM_EQUAL, STILL_SECONDS = 150, 3, 12.0
+LOOK_MS, NUM_EQUAL, STILL_SECONDS = 150, 3, 60.0
 MAX_HEIGHT = 3000
 
 
