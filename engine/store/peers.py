@@ -9,17 +9,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from engine.cache.store_files import BlockKey
-from engine.store.block_file import MAX_TOKENS, Damaged, decode, decode_header, header_bytes
+from engine.store.block_file import MAX_TOKENS, Damaged, decode, header_bytes
 from engine.store.directory import StoreDirectory, read_block
 from engine.store.journal import VERSION, End, Put, Touch, decode_line
 from engine.store.members import other_members
-from engine.store.threads import READERS, Arrived, Missed
+from engine.store.threads import READERS, Arrived, Missed, read_header
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
@@ -232,15 +233,8 @@ class Peers:
         return keys
 
     def _head(self, path: Path, name: str) -> BlockKey | Missed:
-        try:
-            data, size = read_block(path / "blocks", name, _HEAD_BYTES)
-            return decode_header(data, name, size, self._model, self._own.keys)
-        except FileNotFoundError:
-            return Missed(name, "missing")
-        except OSError:
-            return Missed(name, "unreadable")
-        except Damaged as damaged:
-            return Missed(name, damaged.reason)
+        read = partial(read_block, path / "blocks")
+        return read_header(read, name, self._model, self._own.keys)
 
     def _read(self, key: BlockKey) -> None:
         """Read a file from any member that has it whole."""

@@ -18,6 +18,7 @@ from engine.store.block_file import (
 )
 from engine.store.directory import StoreDirectory
 from engine.store.journal import Record, encode_line, replay
+from engine.store.keys import StoreKeys
 
 READERS = 2
 SCAN_BATCH = 64
@@ -230,15 +231,22 @@ class StoreThreads:
 
     def head(self, name: str) -> BlockKey | Missed:
         """What a file's header says, or why it is none."""
-        try:
-            data, size = self._directory.read(name, _HEAD_BYTES)
-            return decode_header(data, name, size, self._fingerprint, self._directory.keys)
-        except FileNotFoundError:
-            return Missed(name, "missing")
-        except OSError:
-            return Missed(name, "unreadable")
-        except Damaged as damaged:
-            return Missed(name, damaged.reason)
+        return read_header(self._directory.read, name, self._fingerprint, self._directory.keys)
+
+
+def read_header(
+    read: Callable[[str, int], tuple[bytes, int]], name: str, model: bytes, keys: StoreKeys
+) -> BlockKey | Missed:
+    """What a file's header says, or why it is none. `read` takes a name and the most bytes."""
+    try:
+        data, size = read(name, _HEAD_BYTES)
+        return decode_header(data, name, size, model, keys)
+    except FileNotFoundError:
+        return Missed(name, "missing")
+    except OSError:
+        return Missed(name, "unreadable")
+    except Damaged as damaged:
+        return Missed(name, damaged.reason)
 
 
 def _nobody() -> None:

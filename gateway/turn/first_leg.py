@@ -59,8 +59,12 @@ class FirstLegs:
         """The first leg of a turn that `route` would answer, if it has one."""
         if ask.sampling.max_tokens == 0:
             return None
+        # Most fleets have no such engine, and every turn asks.
+        able = [e for e in self.fleet.ready if e.description and e.description.role == "prefill"]
+        if not able:
+            return None
         now = self.clock.monotonic()
-        able = [e for e in self.fleet.ready if self.resting.get(_epoch_of(e), now) <= now]
+        able = [engine for engine in able if self.resting.get(_epoch_of(engine), now) <= now]
         found = prefill_elsewhere(ask, route, able, self.router.weights, now)
         return None if found is None else FirstLeg(found, now)
 

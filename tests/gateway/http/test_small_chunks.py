@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.protocol import TextPart
 from gateway.http.connections import FREE_PIECES, LEAST_PIECE_BYTES
 from tests.gateway.bodies import body
 from tests.gateway.conftest import Stack
@@ -47,7 +48,8 @@ def asked(num_bytes: int) -> dict[str, Any]:
 def test_a_body_in_chunks_is_read(stack: Stack, num_bytes: int, chunk_bytes: int) -> None:
     status, answer = answered(stack, asked(num_bytes), chunk_bytes)
     assert status == 200, answer
-    assert stack.engine.requests[-1].prompt.messages[-1].parts[-1] is not None
+    [part] = stack.engine.requests[-1].prompt.messages[-1].parts
+    assert isinstance(part, TextPart) and part.text == "x" * num_bytes
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, LEAST_PIECE_BYTES - 2])
