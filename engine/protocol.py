@@ -682,7 +682,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     Of other engines of a shared store `peer_blocks` are known, and `peer_read_bytes` were read.
     Files of blocks take `used_bytes` of at most `max_bytes` on disk.
 
-    `pending_entries` wait for their copies; `unsaved_entries` ended before, or found no room.
+    `pending_entries` wait for their copies, or for their lines in the journal; `unsaved_entries`
+    ended before, or found no room.
     `misses` counts files and journal lines that were not what they must be, by reason.
     Of the leases that the journal told as live, `restored_leases` are readable again and
     `lost_leases` are not. `clock_moved_seconds` is how far the wall clock was moved between the

@@ -106,6 +106,6 @@ def _entry_info(entry: Entry, now: float, block_size: int) -> EntryInfo:
         name=entry.name,
         reason=entry.why_unleased,
         tier=entry.blocks[0].tier,
-        is_stored=entry.stored is not None,
+        is_stored=entry.outlives_restarts,
         shared_by=deepest.ref_count - deepest.lease_count,
     )

@@ -96,6 +96,13 @@ class Block:
         return self.digest is not None or bool(self.dependents)
 
 
+class Recorded(NamedTuple):
+    """What a line of the store's journal tells of an entry: its copy, and whether it is leased."""
+
+    stored: list[Block]
+    is_leased: bool
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """An entry: a scope's first `tokens` tokens can be read until it expires.
@@ -111,7 +118,8 @@ class Entry:
     `uses` are the later requests that read it or had a breakpoint at it.
 
     `stored` are the blocks of a whole copy in the store, which the store holds for the entry; None
-    without one. `lease_tier` says where a leased entry's lease holds blocks.
+    without one. `recorded` is what the store's journal tells of it on the disk. `lease_tier` says
+    where a leased entry's lease holds blocks.
 
     `name` is the gateway's name of exactly this prefix, if there is one. `is_broken`: the entry is
     best-effort, and one of its blocks was reused. `was_sacrificed`: its last lease was ended so
@@ -138,6 +146,7 @@ class Entry:
     reads: int = 0
     name: str | None = None
     stored: list[Block] | None = None
+    recorded: Recorded | None = None
     lease_tier: Tier = "device"
     seconds: float | None = None
     is_tail: bool = False
@@ -150,6 +159,17 @@ class Entry:
     @property
     def state(self) -> EntryState:
         return "leased" if self.is_leased else "best_effort"
+
+    @property
+    def outlives_restarts(self) -> bool:
+        """Whether the store's copy, and the lease if there is one, are on the disk and told there.
+
+        A copy whose line in the journal is not on the disk yet is lost with the process.
+        """
+        told = self.recorded
+        if told is None or told.stored is not self.stored:
+            return False
+        return told.is_leased or not self.is_leased
 
     @property
     def is_partly_away(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.cache.block import Block, Entry
+from engine.cache.block import Block, Entry, Recorded
 from engine.cache.entries import Entries
 from engine.cache.store_files import BlockKey
 from engine.cache.store_tier import StoreTier
@@ -25,6 +25,7 @@ class StoredEntries:
         if there is not None or not self._store.restore(entry, keys):
             return False
         entry.blocks, entry.lease_tier = list(entry.stored or ()), "disk"
+        entry.recorded = Recorded(entry.stored or [], entry.is_leased)
         self.entries.take_in(entry)
         return True
 

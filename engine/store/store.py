@@ -3,13 +3,14 @@
 All methods but `close` run on the engine's thread. None of them waits for a file.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 import structlog
 
-from engine.cache.block import Block, Entry
+from engine.cache.block import Block, Entry, Recorded
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
 from engine.cache.store_files import Note
@@ -21,7 +22,16 @@ from engine.store.journal import End, Put, Record, Times, Touch
 from engine.store.moments import Moment, WallClock
 from engine.store.peer_work import PeerWork
 from engine.store.restore import Restored
-from engine.store.threads import Arrived, Failed, Missed, Result, Scanned, StoreThreads, Written
+from engine.store.threads import (
+    Appended,
+    Arrived,
+    Failed,
+    Missed,
+    Result,
+    Scanned,
+    StoreThreads,
+    Written,
+)
 
 RETRY_SECONDS = 30.0
 """How long nothing is written after a write that failed."""
@@ -96,6 +106,7 @@ class DiskStore:
         self._down_until: float | None = None
         self._is_scanning = True
         self._dropped: set[Digest] = set()
+        self._unrecorded: deque[tuple[int, dict[Entry, Recorded]]] = deque()
         for name in restored.damaged:
             threads.delete(name)
         # A damaged file that the start found is counted already, and may not be deleted yet.
@@ -190,7 +201,7 @@ class DiskStore:
             used_bytes=tier.num_used * self._bounds.file_bytes,
             entries=len(tier.holds),
             leases=sum(entry.is_leased for entry in tier.holds.entries()),
-            pending_entries=tier.num_wanted,
+            pending_entries=tier.num_wanted + self._num_unrecorded,
             unsaved_entries=tier.num_unsaved,
             displaced_entries=tier.num_displaced,
             queued_bytes=self._queued_bytes,
@@ -209,6 +220,12 @@ class DiskStore:
         )
 
     # Inside.
+
+    @property
+    def _num_unrecorded(self) -> int:
+        """Entries with a whole copy that the journal on the disk does not tell as it is yet."""
+        waiting = {entry for _, told in self._unrecorded for entry in told}
+        return sum(not entry.outlives_restarts for entry in waiting)
 
     @property
     def _is_down(self) -> bool:
@@ -231,6 +248,8 @@ class DiskStore:
                 self._miss(result, now)
             case Scanned():
                 self._take_scanned(result, now)
+            case Appended():
+                self._take_appended(result)
             case Failed():
                 self._go_down(result.error)
 
@@ -268,6 +287,11 @@ class DiskStore:
         if scanned.is_last:
             self._is_scanning = False
             self._dropped.clear()
+
+    def _take_appended(self, appended: Appended) -> None:
+        while self._unrecorded and self._unrecorded[0][0] <= appended.number:
+            for entry, recorded in self._unrecorded.popleft()[1].items():
+                entry.recorded = recorded
 
     def _num_saves(self) -> int:
         """How many blocks may be written now, by the bounds on bytes a second and in the queue."""
@@ -309,7 +333,13 @@ class DiskStore:
             return
         if notes := self._tier.take_notes():
             moment = self._wall.moment()
-            self._threads.append([self._record(note, now, moment) for note in notes])
+            told = {
+                note.entry: Recorded(note.entry.stored, note.entry.is_leased)
+                for note in notes
+                if note.kind != "end" and note.entry.stored is not None
+            }
+            number = self._threads.append([self._record(note, now, moment) for note in notes])
+            self._unrecorded.append((number, told))
         threads = self._threads
         if threads.journal_bytes > JOURNAL_GROWTH * threads.compacted_bytes + JOURNAL_SLACK:
             threads.journal_bytes = 0

@@ -53,13 +53,19 @@ class Scanned(NamedTuple):
     is_last: bool = False
 
 
+class Appended(NamedTuple):
+    """The records of this call of `append`, and of all before it, are in the journal's file."""
+
+    number: int
+
+
 class Failed(NamedTuple):
     """The journal could not be written, or a file not be deleted."""
 
     error: str
 
 
-Result = Written | Arrived | Missed | Scanned | Failed
+Result = Written | Arrived | Missed | Scanned | Appended | Failed
 
 
 class StoreThreads:
@@ -76,6 +82,7 @@ class StoreThreads:
         self._is_closed = threading.Event()
         self._is_abandoned = threading.Event()
         self._unwritten: list[bytes] = []
+        self._num_appends = 0
         self.journal_bytes = self.compacted_bytes = 0
         self._writer.start()
 
@@ -99,9 +106,12 @@ class StoreThreads:
     def delete(self, name: str) -> None:
         self._tasks.put(lambda: self._delete(name))
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Add records to the journal."""
-        self._tasks.put(lambda: self._append(records))
+    def append(self, records: Sequence[Record]) -> int:
+        """Add records to the journal. Return the number by which `Appended` tells that they are."""
+        self._num_appends += 1
+        number = self._num_appends
+        self._tasks.put(lambda: self._append(records, number))
+        return number
 
     def compact(self) -> None:
         """Write the journal anew, with what had not ended."""
@@ -161,7 +171,7 @@ class StoreThreads:
         except OSError as error:
             self._say(Failed(_told(error)))
 
-    def _append(self, records: Sequence[Record]) -> None:
+    def _append(self, records: Sequence[Record], number: int) -> None:
         """Lines that could not be written are tried again with the next ones, on a line of their
         own."""
         keys = self._directory.keys
@@ -178,6 +188,7 @@ class StoreThreads:
         else:
             self._unwritten.clear()
             self.journal_bytes += len(lines)
+            self._say(Appended(number))
 
     def _compact(self) -> None:
         keys, model = self._directory.keys, self._fingerprint.hex()

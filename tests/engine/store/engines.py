@@ -5,6 +5,7 @@ it reads (`tests.engine.schedule.harness`).
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -113,6 +114,14 @@ class StoredEngine(Harness):
         assert not self.cache.store.num_wanted
         self.store.disk.flush().result(DEADLINE_SECONDS)
         self.step()
+
+    def step_until(self, is_so: Callable[[], bool]) -> None:
+        """Step until files and journal came so far."""
+        end = time.monotonic() + DEADLINE_SECONDS
+        while not is_so():
+            assert time.monotonic() < end
+            self.step()
+            time.sleep(0.001)
 
     @property
     def is_scanning(self) -> bool:

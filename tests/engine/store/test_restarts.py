@@ -3,8 +3,10 @@
 import errno
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,41 @@ def test_a_lease_outlives_a_restart_to_the_token(engine: StoredEngine, is_killed
     assert started(again.say(PREFIX, [78])).read_tier == "device"
     assert entry.is_leased and entry.lease_tier == "device"
     again.restart().kill()
+
+
+def test_no_lease_is_told_as_stored_before_its_line_is_in_the_journal(
+    engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.store is not None
+    directory, may_append = engine.store.directory, threading.Event()
+    append = directory.append_journal
+
+    def append_late(lines: bytes) -> None:
+        assert may_append.wait(DEADLINE_SECONDS)
+        append(lines)
+
+    monkeypatch.setattr(directory, "append_journal", append_late)
+    engine.say(PREFIX)
+    entry = engine.entries.live()[0]
+    engine.step_until(lambda: entry.stored is not None)
+    engine.step()
+    assert not entry.outlives_restarts and engine.stats.pending_entries == 1
+    may_append.set()
+    engine.step_until(lambda: entry.outlives_restarts)
+    assert engine.stats.pending_entries == 0
+    again = engine.restart(is_killed=True)
+    assert again.stats.restored_leases == 1 and again.entries.live()[0].outlives_restarts
+    again.kill()
+
+
+def test_what_is_told_as_stored_is_there_after_a_kill_at_that_moment(engine: StoredEngine) -> None:
+    for count in range(1, 21):
+        engine.say([count, *PREFIX])
+        entry = next(one for one in engine.entries.live() if not one.outlives_restarts)
+        engine.step_until(partial(getattr, entry, "outlives_restarts"))
+        engine = engine.restart(is_killed=True)
+        assert engine.stats.restored_leases == count
+    engine.kill()
 
 
 def test_a_planned_end_writes_what_was_still_wanted(engine: StoredEngine) -> None:
