@@ -7,7 +7,6 @@ is installed.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,13 +19,14 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
+from scripts.setup import reserved_ports
 from scripts.setup.database import migrate
 
 if TYPE_CHECKING:
     import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
-HOST = "127.0.0.1"
+HOST = reserved_ports.HOST
 ENGINE_SECRET = "engine-secret-for-tests"
 API_KEY = "hf-key-for-tests-0000000000000000"
 ADMIN_KEY = "hf-admin-for-tests-00000000000000"
@@ -84,9 +84,8 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that no other process of this machine gets while this one runs."""
+    return reserved_ports.of_this_process().take()
 
 
 def url_of(port: int) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.runner.options import DASHBOARD_ABOVE, ENGINES_ABOVE
-from scripts.stack import ROOT, free_port
+from scripts.setup import reserved_ports
+from scripts.stack import ROOT
 
 # Starts take seconds on an idle machine, minutes on a busy one.
 PATIENCE_SECONDS = 300.0
@@ -20,12 +21,13 @@ MARK = "RUN_TEST_MARK"
 USERS_OWN = ("HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY", "HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE")
 
 
+# Ports that a `scripts/run` of these tests listens on, above its `--port`.
+LISTENED = (0, 1, ENGINES_ABOVE, ENGINES_ABOVE + 1, DASHBOARD_ABOVE)
+
+
 def free_base() -> int:
-    """A `--port` whose ports nobody has now."""
-    while True:
-        base = free_port()
-        if base + DASHBOARD_ABOVE < 65_000:
-            return base
+    """A `--port` whose ports nobody gets while this process runs."""
+    return reserved_ports.of_this_process().take(LISTENED)
 
 
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
