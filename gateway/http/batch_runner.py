@@ -116,6 +116,9 @@ class BatchRunner:
 
     async def _rest(self, stopping: asyncio.Event) -> None:
         """Until the next tick, or until a batch ends and leaves its place to another."""
+        if not self._running:
+            await pause(stopping, _TICK_SECONDS)
+            return
         for _ in range(_TICKS):
             await pause(stopping, _TICK_SECONDS / _TICKS)
             if stopping.is_set() or any(task.done() for task in self._running.values()):

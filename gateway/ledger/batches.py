@@ -53,6 +53,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 _BATCH = [getattr(BatchRow, name) for name in Batch.__struct_fields__]
 _ITEM = [getattr(BatchItemRow, name) for name in BatchItem.__struct_fields__]
+_RUNS = BatchRow.status.in_(("in_progress", "canceling"))
+# Every gateway asks this twice a second, and most have no batch. So it is made once.
+_ANY_THAT_RUNS = select(BatchRow.id).where(_RUNS).limit(1)
 
 
 class Batches:
@@ -161,29 +164,10 @@ class Batches:
         besides, because they end at once. The others stay free for other gateways. Return what is
         owned.
         """
-        runs = BatchRow.status.in_(("in_progress", "canceling"))
-        is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
-        is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
-        place = func.row_number().over(
-            partition_by=BatchRow.workspace_id,
-            order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
-        )
-        free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
-        found = (
-            select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
-            .where(runs, free)
-            .subquery()
-        )
-        chosen = select(found.c.id).where(or_(found.c.is_sure, found.c.place <= most))
-        query = select(*_BATCH).order_by(BatchRow.created_at)
         async with self._ledger.transaction() as connection:
-            if (await connection.execute(select(BatchRow.id).where(runs).limit(1))).first() is None:
+            if (await connection.execute(_ANY_THAT_RUNS)).first() is None:
                 return []
-            ids = (await connection.execute(chosen)).scalars().all()
-            claimed = update(BatchRow).where(BatchRow.id.in_(ids), free)
-            await connection.execute(claimed.values(owner=owner, owned_until=until))
-            mine = BatchRow.id.in_(ids), BatchRow.owner == owner
-            return [_batch_of(row) for row in (await connection.execute(query.where(*mine))).all()]
+            return await _claim(connection, owner, now, until, working, most)
 
     async def pending(self, batch_id: str, limit: int) -> tuple[str, list[BatchItem]]:
         """The batch's status, and the next rows in the order in which they run."""
@@ -244,6 +228,35 @@ class Batches:
             raise RateLimited("bytes of batches; delete old ones", self._most_bytes)
         if num_running >= self._most_running:
             raise RateLimited("batches that have not ended", self._most_running)
+
+
+async def _claim(
+    connection: AsyncConnection,
+    owner: str,
+    now: datetime,
+    until: datetime,
+    working: Collection[str],
+    most: int,
+) -> list[Batch]:
+    is_owned = and_(BatchRow.owner == owner, BatchRow.id.in_(working))
+    is_over = or_(BatchRow.status == "canceling", BatchRow.expires_at <= now)
+    place = func.row_number().over(
+        partition_by=BatchRow.workspace_id,
+        order_by=(not_(is_owned), BatchRow.created_at, BatchRow.id),
+    )
+    free = or_(is_owned, BatchRow.owner == owner, BatchRow.owned_until <= now)
+    found = (
+        select(BatchRow.id, place.label("place"), or_(is_owned, is_over).label("is_sure"))
+        .where(_RUNS, free)
+        .subquery()
+    )
+    chosen = select(found.c.id).where(or_(found.c.is_sure, found.c.place <= most))
+    ids = (await connection.execute(chosen)).scalars().all()
+    claimed = update(BatchRow).where(BatchRow.id.in_(ids), free)
+    await connection.execute(claimed.values(owner=owner, owned_until=until))
+    mine = select(*_BATCH).where(BatchRow.id.in_(ids), BatchRow.owner == owner)
+    rows = (await connection.execute(mine.order_by(BatchRow.created_at))).all()
+    return [_batch_of(row) for row in rows]
 
 
 async def _get(connection: AsyncConnection, workspace: str, batch_id: str) -> Batch:

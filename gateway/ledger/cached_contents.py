@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import NotFound, RateLimited
@@ -33,6 +33,13 @@ class CachedContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _COLUMNS = [getattr(CachedContentRow, name) for name in CachedContent.__struct_fields__]
+# Every gateway asks this each second, and most have no content. So it is made once.
+_EXPIRED = (
+    select(*_COLUMNS)
+    .where(CachedContentRow.expires_at <= bindparam("now"))
+    .order_by(CachedContentRow.expires_at)
+    .limit(_MOST_EXPIRED)
+)
 
 
 class CachedContents:
@@ -100,14 +107,9 @@ class CachedContents:
 
     async def expired(self, now: datetime) -> list[CachedContent]:
         """Some whose time is over, the oldest first. They are still in the table."""
-        query = (
-            select(*_COLUMNS)
-            .where(CachedContentRow.expires_at <= now)
-            .order_by(CachedContentRow.expires_at)
-            .limit(_MOST_EXPIRED)
-        )
         async with self._ledger.transaction() as connection:
-            return [_content_of(row) for row in (await connection.execute(query)).all()]
+            rows = (await connection.execute(_EXPIRED, {"now": now})).all()
+        return [_content_of(row) for row in rows]
 
     async def remove(self, content_ids: Collection[str]) -> None:
         statement = delete(CachedContentRow).where(CachedContentRow.id.in_(content_ids))
