@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Task = dict[str, Any]
@@ -122,14 +123,44 @@ def timed(generate: Generate, task: Task) -> Task:
     begun = time.perf_counter()
     generate([task["first"]])
     cold = time.perf_counter() - begun
-    begun, cpu_begun = time.perf_counter(), time.process_time()
+    usage = ProcessorUse()
     counts = generate(task["prompts"])
-    return {
-        "cold_seconds": cold,
-        "seconds": time.perf_counter() - begun,
-        "cpu_seconds": time.process_time() - cpu_begun,
-        "output_tokens": sum(counts),
-    }
+    return {"cold_seconds": cold, **usage.since(), "output_tokens": sum(counts)}
+
+
+class ProcessorUse:
+    """What this process gets of the machine's processors from here on.
+
+    Linux counts for each thread how long it ran and how long it was ready while others ran
+    (`schedstat`). Elsewhere nothing is told to have waited.
+    """
+
+    def __init__(self) -> None:
+        self._begun, self._cpu_begun = time.perf_counter(), time.process_time()
+        self._threads = thread_times()
+
+    def since(self) -> dict[str, float]:
+        """Seconds on the clock, of CPU, and those that the busiest thread waited for a CPU."""
+        seconds, cpu_seconds = time.perf_counter() - self._begun, time.process_time()
+        spent = []
+        for thread, (ran, waited) in thread_times().items():
+            ran_before, waited_before = self._threads.get(thread, (0.0, 0.0))
+            spent.append((ran - ran_before, waited - waited_before))
+        return {
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds - self._cpu_begun,
+            "waited_seconds": max(spent, default=(0.0, 0.0))[1],
+        }
+
+
+def thread_times() -> dict[str, tuple[float, float]]:
+    """By thread of this process: the seconds that it ran, and that it waited for a CPU."""
+    times = {}
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it ended
+            ran, waited, _ = (thread / "schedstat").read_text("ascii").split()
+            times[thread.name] = (int(ran) / 1e9, int(waited) / 1e9)
+    return times
 
 
 if __name__ == "__main__":

