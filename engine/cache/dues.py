@@ -16,11 +16,6 @@ class Dues:
         self._pushes += 1
         heappush(self._heap, (at, self._pushes, entry))
 
-    @property
-    def first(self) -> tuple[float, Entry] | None:
-        """What is due next, and when."""
-        return (self._heap[0][0], self._heap[0][2]) if self._heap else None
-
     def pop(self) -> tuple[float, Entry]:
         at, _, entry = heappop(self._heap)
         return at, entry

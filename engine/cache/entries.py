@@ -23,6 +23,7 @@ from engine.cache.dues import Dues
 from engine.cache.ids import Digest
 from engine.cache.lease_budget import RANK_SHARES, EndReason, Leases
 from engine.cache.lifetimes import LifetimeCounts
+from engine.cache.order import EntryOrder, Key
 from engine.cache.pool import BlockPool
 from engine.cache.store_tier import StoreTier
 from engine.protocol import TTL_SECONDS, MissReason, Ttl
@@ -68,7 +69,7 @@ class Entries:
         self._lapsed = Dues()
         self._num_lapsed = 0
         self._by_key: dict[Digest, Entry] = {}
-        self._expiries = Dues()
+        self._by_expiry = EntryOrder(self._expiry_of)
         self._tombstones: dict[Digest, MissReason] = {}
         # The time at which each entry with a longer TTL becomes idle, unless it is used before.
         self._idle_at = Dues()
@@ -207,7 +208,7 @@ class Entries:
         """Add an entry with its blocks. One that is leased holds them already."""
         self._by_key[entry.key] = entry
         self._tombstones.pop(entry.key, None)
-        self._expiries.push(entry.expires_at, entry)
+        self._by_expiry.push(entry)
         self._watch(entry)
         if not entry.is_leased and not self._try_lease(entry):
             self._depend(entry)
@@ -216,13 +217,8 @@ class Entries:
 
     def next_expiry(self) -> float | None:
         """The time of the next expiry, None if there is none."""
-        while (first := self._expiries.first) is not None:
-            due, entry = first
-            is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
-            if is_here and entry.expires_at == due:
-                return due
-            self._expiries.pop()
-        return None
+        first = self._by_expiry.first()
+        return first.expires_at if first is not None else None
 
     def expire(self, now: float) -> None:
         """End all entries whose time is over, exactly at their expiry, and all evicted ones.
@@ -232,13 +228,12 @@ class Entries:
         for entry in self._pool.take_broken() + (self._host.take_broken() if self._host else []):
             if self._by_key.get(entry.key) is entry:
                 self._evict(entry, now)
-        while (due := self.next_expiry()) is not None and due <= now:
-            _, entry = self._expiries.pop()
-            self.lifetimes.expired(due - entry.ready_at)
-            if due + self._grace_seconds > now:
-                self._lapse(entry)
+        while (due := self._by_expiry.first()) is not None and due.expires_at <= now:
+            self.lifetimes.expired(due.expires_at - due.ready_at)
+            if due.expires_at + self._grace_seconds > now:
+                self._lapse(due)
             else:
-                self.end(entry, "ttl_expired", "expired")
+                self.end(due, "ttl_expired", "expired")
         while (lapsed := self._lapsed.pop_due(now)) is not None:
             ends_at, entry = lapsed
             is_here = self._by_key.get(entry.key) is entry and entry.is_lapsed
@@ -287,14 +282,20 @@ class Entries:
 
     def _set_expiry(self, entry: Entry) -> None:
         expires_at = max([entry.kept_until, *entry.refreshed_until])
-        if expires_at != entry.expires_at:
-            entry.expires_at = expires_at
-            self._copies.note(entry)
-            if entry.is_lapsed:
-                # The entry was refreshed or lapsed again. Its next expiry decides.
-                entry.is_lapsed = False
-                self._num_lapsed -= 1
-            self._expiries.push(entry.expires_at, entry)
+        if expires_at == entry.expires_at:
+            return
+        before, entry.expires_at = entry.expires_at, expires_at
+        self._copies.note(entry)
+        if expires_at < before or entry.is_lapsed:
+            self.leases.ends_sooner(entry)
+            # One that lapsed was refreshed or lapses again. Its next expiry decides.
+            self._num_lapsed -= entry.is_lapsed
+            entry.is_lapsed = False
+            self._by_expiry.push(entry)
+
+    def _expiry_of(self, entry: Entry) -> Key | None:
+        is_here = self._by_key.get(entry.key) is entry and not entry.is_lapsed
+        return (entry.expires_at, 0.0) if is_here else None
 
     def _try_lease(self, entry: Entry) -> bool:
         """Lease on the device, else in the store. False if it is not leased on the device.
@@ -313,6 +314,7 @@ class Entries:
 
     def lease_below(self, entry: Entry) -> None:
         """The store has the entry's copy now: it is leased there if nothing else holds it."""
+        self.leases.has_copy(entry)
         if self._by_key.get(entry.key) is entry and not entry.is_leased and not entry.is_broken:
             self._copies.lease(entry)
 

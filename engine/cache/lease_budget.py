@@ -15,12 +15,13 @@ The rest is kept for higher ranks: trunk reservation, as telephone networks call
 no lease holds is not contended. An entry that gets no lease is best-effort. No lease ends for this.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from engine.cache.block import Entry
 from engine.cache.demand import Demand
+from engine.cache.order import EntryOrder, Key
 from engine.cache.pool import BlockPool
 
 MAX_LOOKED_AT = 64
@@ -41,18 +42,28 @@ class EndedLease(NamedTuple):
 class _Scope:
     """One scope's leases.
 
-    `idle` are the idle ones of its `entries`, in the order of their last use.
+    `idle` are the idle ones of its `entries`, in the order of their last use. `by_use` are those
+    with a copy in the store, idle ones first; `by_end` are all, in the order of their expiry.
 
     `num_idle` of its `num_blocks` are held by idle leases alone.
     """
 
-    __slots__ = ("entries", "idle", "num_blocks", "num_idle")
+    __slots__ = ("by_end", "by_use", "entries", "idle", "num_blocks", "num_idle")
 
     def __init__(self) -> None:
         self.entries: dict[Entry, None] = {}
         self.idle: dict[Entry, None] = {}
+        self.by_use = EntryOrder(self._use_of)
+        self.by_end = EntryOrder(self._end_of)
         self.num_blocks = 0
         self.num_idle = 0
+
+    def _use_of(self, entry: Entry) -> Key | None:
+        is_able = entry in self.entries and entry.stored is not None
+        return (not entry.is_idle, entry.used_at) if is_able else None
+
+    def _end_of(self, entry: Entry) -> Key | None:
+        return (entry.expires_at, 0.0) if entry in self.entries else None
 
 
 class Leases:
@@ -125,6 +136,8 @@ class Leases:
         entry.is_leased, entry.was_sacrificed, entry.why_unleased = True, False, None
         entry.lease_tier = "device"
         scope.entries[entry] = None
+        scope.by_use.push(entry)
+        scope.by_end.push(entry)
         scope.num_blocks += new
         scope.num_idle += self._pool.num_idle - idle
         if entry.is_idle:
@@ -138,17 +151,29 @@ class Leases:
         entry.why_unleased = reason if reason in ("sacrificed", "yielded") else None
         self._ended.append(EndedLease(entry, reason, names))
 
+    def has_copy(self, entry: Entry) -> None:
+        """The store has a whole copy of the entry from now on."""
+        if (scope := self._scopes.get(entry.scope)) is not None:
+            scope.by_use.push(entry)
+
+    def ends_sooner(self, entry: Entry) -> None:
+        """The entry's expiry was moved to an earlier time."""
+        if (scope := self._scopes.get(entry.scope)) is not None:
+            scope.by_end.push(entry)
+
     def lower_one(self) -> bool:
-        """Lower the least recently used lease that has a copy. False if there is none."""
-        stored = (entry for entry in self if entry.stored is not None)
-        entry = min(stored, key=lambda entry: entry.used_at, default=None)
+        """Lower the least recently used lease that has a copy, an idle one if there is one.
+
+        False if there is none.
+        """
+        entry = self._first_to_lower()
         if entry is not None:
             self._lower(entry)
         return entry is not None
 
     def sacrifice(self) -> bool:
         """End the lease that would end first. False if there is none."""
-        entry = min(self, key=lambda entry: entry.expires_at, default=None)
+        entry = self._first_to_end(self._scopes)
         if entry is not None:
             self.end(entry, "sacrificed")
             entry.was_sacrificed = True
@@ -191,6 +216,7 @@ class Leases:
         """This leased entry is idle from now on. Calls come in the order of last use."""
         scope = self._scopes[entry.scope]
         scope.idle[entry] = None
+        scope.by_use.push(entry)
         self._count_idle(scope, entry, 1)
 
     def wake(self, entry: Entry) -> None:
@@ -239,17 +265,29 @@ class Leases:
     def _lower_for(self, needy: Entry) -> None:
         """Lower leases until a new one fits: idle ones, the scope's own, and of scopes above their
         share; the least recently used first."""
-        able = [
-            entry
-            for name, kept in self._scopes.items()
-            for entry in kept.entries
-            if entry.stored is not None
-            and (entry.is_idle or name == needy.scope or kept.num_blocks > self._share_of(name))
-        ]
-        for entry in sorted(able, key=lambda entry: (not entry.is_idle, entry.used_at)):
-            if self._excess(needy) <= 0:
+        while self._excess(needy) > 0:
+            entry = self._first_to_lower(needy.scope)
+            if entry is None:
                 return
             self._lower(entry)
+
+    def _first_to_lower(self, needy: str | None = None) -> Entry | None:
+        """The first by idleness and last use of all that have a copy.
+
+        With a `needy` scope only idle ones, its own, and those of scopes above their share are
+        looked at.
+        """
+        firsts = [first for scope in self._scopes.values() if (first := scope.by_use.first())]
+        able = (
+            entry
+            for entry in firsts
+            if needy in (None, entry.scope) or entry.is_idle or self._is_above_share(entry.scope)
+        )
+        return min(able, key=lambda entry: (not entry.is_idle, entry.used_at), default=None)
+
+    def _first_to_end(self, scopes: Iterable[str]) -> Entry | None:
+        firsts = [first for name in scopes if (first := self._scopes[name].by_end.first())]
+        return min(firsts, key=lambda entry: entry.expires_at, default=None)
 
     def _claim_idle(self, needy: Entry) -> None:
         """End idle leases beyond their budget, if that is enough."""
@@ -289,17 +327,15 @@ class Leases:
 
         No scope ends below its share by more than its last lease.
         """
-        above = [
-            entry
-            for name, scope in self._scopes.items()
-            if scope.num_blocks > self._share_of(name)
-            for entry in scope.entries
-        ]
-        for entry in sorted(above, key=lambda entry: entry.expires_at):
-            if self._pool.num_leased + new <= self.max_blocks:
-                break
-            if self._scopes[entry.scope].num_blocks > self._share_of(entry.scope):
-                self._yield(entry)
+        while self._pool.num_leased + new > self.max_blocks:
+            above = [name for name in self._scopes if self._is_above_share(name)]
+            entry = self._first_to_end(above)
+            if entry is None:
+                return
+            self._yield(entry)
+
+    def _is_above_share(self, scope: str) -> bool:
+        return self._scopes[scope].num_blocks > self._share_of(scope)
 
     def _share_of(self, scope: str) -> int:
         return self._shares.get(scope, self.scope_blocks)
@@ -320,6 +356,8 @@ class Leases:
                     if entry.is_idle:
                         resting[block.block_id] = resting.get(block.block_id, 0) + 1
             assert scope.idle.keys() <= scope.entries.keys()
+            scope.by_use.check(scope.entries)
+            scope.by_end.check(scope.entries)
             assert scope.num_blocks == len(awake | idle) and scope.num_idle == len(idle - awake)
         for block in self._pool.blocks:
             assert block.lease_count == references.get(block.block_id, 0)

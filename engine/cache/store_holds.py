@@ -8,6 +8,7 @@ expiry. No scope takes from one that then holds less than itself.
 from collections.abc import Iterable
 
 from engine.cache.block import Block, Entry
+from engine.cache.order import EntryOrder, Key
 from engine.cache.pool import BlockPool
 
 
@@ -16,6 +17,7 @@ class StoreHolds:
         self._pool = pool
         self.max_blocks = max_blocks
         self._by_scope: dict[str, dict[Entry, None]] = {}
+        self._orders: dict[str, EntryOrder] = {}
         self._num_blocks: dict[str, int] = {}
         self._by_block: dict[Block, dict[Entry, None]] = {}
 
@@ -31,29 +33,34 @@ class StoreHolds:
 
     def room_for(self, scope: str, num_new: int) -> list[Entry] | None:
         """The entries whose holds must make way for `num_new` blocks, None if there is no room."""
-        doomed: list[Entry] = []
+        doomed: dict[Entry, None] = {}
         excess = self._pool.num_leased + num_new - self.max_blocks
         if excess <= 0:
-            return doomed
+            return []
         largest = max(self._num_blocks, key=lambda name: self._num_blocks[name], default=scope)
         spare = self._num_blocks.get(largest, 0) - self._num_blocks.get(scope, 0) - num_new
         if largest == scope or spare < 0:
             return None
-        order = sorted(
-            self._by_scope[largest], key=lambda entry: (entry.is_leased, entry.expires_at)
-        )
-        for entry in order:
-            doomed.append(entry)
-            excess -= len(entry.stored or ())
-            if excess <= 0:
-                return doomed
-        return None
+        order = self._orders[largest]
+        while excess > 0 and (entry := order.pop()) is not None:
+            if entry not in doomed:
+                doomed[entry] = None
+                excess -= len(entry.stored or ())
+        for entry in doomed:
+            order.push(entry)
+        return list(doomed) if excess <= 0 else None
+
+    def changed(self, entry: Entry) -> None:
+        """An entry's expiry or lease has changed."""
+        if entry.stored is not None:
+            self._orders[entry.scope].push(entry)
 
     def add(self, entry: Entry, blocks: list[Block]) -> None:
         new = self._pool.num_unleased(blocks)
         self._pool.lease(blocks)
         entry.stored = blocks
         self._by_scope.setdefault(entry.scope, {})[entry] = None
+        self._orders.setdefault(entry.scope, EntryOrder(_turn_to_go)).push(entry)
         self._num_blocks[entry.scope] = self._num_blocks.get(entry.scope, 0) + new
         for block in blocks:
             self._by_block.setdefault(block, {})[entry] = None
@@ -73,6 +80,7 @@ class StoreHolds:
         del self._by_scope[entry.scope][entry]
         if not self._by_scope[entry.scope]:
             del self._by_scope[entry.scope], self._num_blocks[entry.scope]
+            del self._orders[entry.scope]
         return names
 
     def check(self, blocks: Iterable[Block]) -> None:
@@ -87,6 +95,11 @@ class StoreHolds:
                     assert entry in self._by_block[block]
                     counts[block] = counts.get(block, 0) + 1
             assert self._num_blocks[scope] == len(own), "a scope's blocks are miscounted"
+            self._orders[scope].check(entries)
         for block in blocks:
             assert block.lease_count == counts.get(block, 0)
         assert self._pool.num_leased <= self.max_blocks
+
+
+def _turn_to_go(entry: Entry) -> Key | None:
+    return (entry.is_leased, entry.expires_at) if entry.stored is not None else None

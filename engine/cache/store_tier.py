@@ -152,6 +152,7 @@ class StoreTier:
 
     def note(self, entry: Entry) -> None:
         """An entry's times, lease or names have changed."""
+        self.holds.changed(entry)
         if entry.stored is not None and entry.key not in self._notes:
             self._notes[entry.key] = Note(entry, entry.key, "touch")
 
@@ -328,8 +329,7 @@ class StoreTier:
             self._drop_job(job)
             self.want(entry)
             return
-        new = self.pool.num_unleased(job.blocks)
-        doomed = self.holds.room_for(entry.scope, new)
+        doomed = self.holds.room_for(entry.scope, self.pool.num_unleased(job.blocks))
         for other in doomed or ():
             self._displace(other)
         if doomed is None or entry.is_broken:

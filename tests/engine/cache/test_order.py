@@ -1,0 +1,84 @@
+"""The order of entries by a key that changes: always the least, at a cost that hardly grows."""
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.block import Entry
+from engine.cache.ids import Digest
+from engine.cache.lease_budget import Leases
+from engine.cache.order import EntryOrder, Key
+from engine.cache.pool import BlockPool
+
+Change = tuple[str, int, int]
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "leave", "pop", "first"]), st.integers(0, 5), st.integers(0, 9)
+    )
+)
+
+
+@given(CHANGES)
+@settings(max_examples=300, deadline=None)
+def test_the_first_is_the_entry_with_the_least_key(changes: list[Change]) -> None:
+    entries = [new_entry(index) for index in range(6)]
+    keys: dict[Entry, float] = {}
+
+    def key_of(entry: Entry) -> Key | None:
+        return (keys[entry], 0.0) if entry in keys else None
+
+    order = EntryOrder(key_of)
+    for kind, index, value in changes:
+        entry = entries[index]
+        if kind == "set":
+            before = keys.get(entry)
+            keys[entry] = value
+            if before is None or value < before:
+                order.push(entry)
+        elif kind == "leave":
+            keys.pop(entry, None)
+        elif kind == "pop" and (first := order.first()) is not None:
+            while order.first() is first:  # it may have been pushed more than once
+                order.pop()
+            del keys[first]
+        order.check(entries)
+
+
+def test_room_for_a_lease_costs_as_much_among_many_leases_as_among_few() -> None:
+    few, many = seconds_a_lease(500), seconds_a_lease(16_000)
+    # 32 times the entries: a look at each of them would be 32 times the work.
+    assert many < 8 * few, (few, many)
+
+
+def seconds_a_lease(count: int) -> float:
+    """CPU seconds to lease an entry where all room is leased, and to end the lease of another."""
+    pool = BlockPool(2 * count, 4)
+    leases = Leases(
+        pool, lease_share=0.5, scope_lease_share=1.0, idle_lease_share=0.1, demand_seconds=300.0
+    )
+
+    def lease(index: int) -> None:
+        entry = new_entry(index)
+        entry.blocks = [pool.allocate(0, Digest(b"o" * 16))]
+        entry.stored = entry.blocks
+        assert leases.take(entry)
+
+    for index in range(count):
+        lease(index)
+    times = []
+    for turn in range(50):
+        began = time.thread_time()
+        lease(count + turn)
+        assert leases.lower_one() and leases.sacrifice()
+        times.append(time.thread_time() - began)
+        for more in range(2):
+            lease(2 * count + 2 * turn + more)
+    leases.check()
+    return sorted(times)[len(times) // 2]
+
+
+def new_entry(index: int) -> Entry:
+    key = Digest(index.to_bytes(16, "big"))
+    # Uses that lie far apart, so that the demand of one moment stays small.
+    return Entry("s", key, 4, "1h", [], 0.0, 1e9 + index, used_at=1000.0 * index, uses=2)
