@@ -534,8 +534,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     prompt of n bytes has n / that many tokens at least; 0 where the engine does not tell, or where
     its tokenizer leaves text out. `upstream` is the kind of the server that an engine of the
     backend `upstream` stands in front of. `kv_dtype` is the type that keys and values are kept in,
-    empty where the engine does not tell. `guarantees` has each name once. An engine with a `role`
-    shares a store with the others of its model.
+    empty where the engine does not tell. `attention` is what computes it on the native engine:
+    `sdpa` (torch's own functions), `triton`, or `cpp` and the processor's level that the kernel was
+    built for (`cpp x86-64-v4`, `cpp native`); empty where the engine does not tell.
+    `guarantees` has each name once. An engine with a `role` shares a store with the others of its
+    model.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -552,6 +555,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str | None = None
     kv_bytes_per_token: int = 0
     kv_dtype: str = ""
+    attention: str = ""
     default_temperature: float = 1.0
     default_top_p: float = 1.0
     default_top_k: int = 0

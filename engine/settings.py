@@ -39,8 +39,8 @@ class Settings(BaseSettings):
     attention: Literal["auto", "sdpa", "cpp", "triton"] = Field(
         "auto",
         description="What the native engine attends with: torch's own functions, or a paged "
-        "kernel, in C++ on a CPU (compiled at the start), in Triton on a GPU; `auto`: the kernel "
-        "where it can be compiled",
+        "kernel, in C++ on a CPU (built before, or compiled at the start), in Triton on a GPU; "
+        "`auto`: the kernel where there is one",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: its own")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")

@@ -33,6 +33,7 @@ def engine_table(found: Sequence[EngineReport]) -> list[Row]:
             "State": "draining" if engine.is_draining else engine.status,
             "Model": engine.description.model if engine.description else None,
             "Backend": engine.description.server if engine.description else None,
+            "Attention": (engine.description.attention or None) if engine.description else None,
             "Up": formats.duration(engine.stats.uptime_seconds) if engine.stats else None,
             "Epoch": engine.stats.epoch[:8] if engine.stats else None,
             "Running": engine.stats.running if engine.stats else None,

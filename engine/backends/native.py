@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.composition import chat_worker
 from engine.backends.prepare.renderers import chat_renderer
@@ -15,6 +17,8 @@ from engine.schedule.request import Drafter
 from engine.settings import Settings
 from engine.text.renderer import ChatRenderer
 from engine.text.tokens.longest import longest_token_bytes
+
+log = structlog.get_logger()
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 MEMORY_SHARE = 0.25
@@ -33,6 +37,8 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
         threads=settings.threads,
         progress=lambda stage, fraction: progress(stage, 0.9 * fraction),
     )
+    if loaded.why_no_kernel is not None:
+        log.warning("torch's own functions attend, which is slower", why=loaded.why_no_kernel)
     progress("allocating blocks", 0.9)
     num_blocks = settings.num_blocks or _affordable_blocks(loaded, settings.block_size)
     runner = loaded.runner(num_blocks, settings.block_size, settings.host_blocks)
@@ -62,6 +68,7 @@ def load_native(settings: Settings, progress: Progress) -> Parts:
             reasoning_format=renderer.reasoning_format,
             kv_bytes_per_token=loaded.layout.bytes_per_token,
             kv_dtype=_kv_dtype(loaded),
+            attention=loaded.attention,
             default_temperature=loaded.sampling.temperature,
             default_top_p=loaded.sampling.top_p,
             default_top_k=loaded.sampling.top_k,

@@ -1,8 +1,13 @@
-"""C++ source to a loaded library, where the machine has a compiler.
+"""C++ source to a loaded library: built before for this kind of processor, or compiled here.
 
-The library is compiled once for a machine, a source and its constants, and kept in the user's cache
-(`XDG_CACHE_HOME`, else `~/.cache`), as torch and Triton keep theirs. Where that can't be written
-to, or is others' to write to, each process compiles anew. `CXX` names another compiler than g++.
+Libraries that were built before lie in a folder of their own (`build`), one for each source, its
+constants and a level of the processor (`LEVELS`). A level is a published set of instructions, and
+one is loaded only where the processor has them all.
+
+Where there is none, the library is compiled once for a machine, a source and its constants. It is
+kept in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`), as torch and Triton keep theirs. Where
+that can't be written to, or is others' to write to, each process compiles anew. `CXX` names another
+compiler than g++.
 """
 
 import ctypes
@@ -11,30 +16,128 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+Constants = Mapping[str, int]
+"""Macros of a source, by name."""
+
+NATIVE = "native"
+"""The level of what was compiled here, for this very processor."""
 _COMPILER_SECONDS = 120
-_FLAGS = ("-O3", "-std=c++17", "-march=native", "-fopenmp", "-fno-math-errno", "-fPIC")
+_FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fPIC")
+# The x86-64 psABI's levels, by the kernel's names of what each adds (/proc/cpuinfo).
+_V3 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx avx2 bmi1 bmi2 f16c fma abm movbe"
+_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A set of instructions: the compiler's name of it, and the flags of a processor with it."""
+
+    name: str
+    needs: frozenset[str]
+
+
+LEVELS = {
+    "x86_64": (
+        Level("x86-64-v4", frozenset(_V4.split())),
+        Level("x86-64-v3", frozenset(_V3.split())),
+    ),
+    "aarch64": (Level("armv8-a", frozenset()),),
+}
+"""By the kernel's name of the machine, the best first."""
 
 
 class NotCompiled(Exception):
     """There is no compiler, or it did not take the source, or the result can't be loaded."""
 
 
-def load_library(source: Path, constants: Mapping[str, int]) -> ctypes.CDLL:
-    """The library of `source` compiled with `constants` as macros. Raises NotCompiled."""
-    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    macros = [f"-D{name}={value}" for name, value in constants.items()]
-    command = [*compiler, *_FLAGS, *macros]
+@dataclass(frozen=True, slots=True)
+class Library:
+    """`level` is the one that it was built for, or NATIVE."""
+
+    code: ctypes.CDLL
+    level: str
+
+
+def load_library(source: Path, constants: Constants, built: Path | None = None) -> Library:
+    """The library of `source` with `constants` as macros, from the folder `built` if it has it.
+
+    Raises NotCompiled.
+    """
+    library = _load_built(source, constants, built) if built is not None else None
+    return library or Library(_compiled(source, constants), NATIVE)
+
+
+def build(source: Path, variants: Sequence[Constants], folder: Path) -> list[Path]:
+    """Build a library for each variant and level of this machine; the files.
+
+    Raises NotCompiled.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler, todo = _compiler(), []
+    for level in LEVELS.get(platform.machine(), ()):
+        for constants in variants:
+            command = [*compiler, *_options(level.name, constants)]
+            todo.append((source, compiler, command, folder / _built_name(source, constants, level)))
+    with ThreadPoolExecutor(os.cpu_count()) as threads, _failures_told(compiler):
+        list(threads.map(lambda arguments: _compile(*arguments), todo))
+    return [library for *_, library in todo]
+
+
+def levels_of(machine: str, flags: Set[str]) -> list[Level]:
+    """Those that a processor with `flags` has, the best first."""
+    return [level for level in LEVELS.get(machine, ()) if level.needs <= flags]
+
+
+def _load_built(source: Path, constants: Constants, folder: Path) -> Library | None:
+    """None where there is none for this processor. One of another C library is passed over."""
+    flags = next((line.split() for line in _processor() if line.startswith("flags")), [])
+    for level in levels_of(platform.machine(), frozenset(flags)):
+        path = folder / _built_name(source, constants, level)
+        try:
+            return Library(ctypes.CDLL(str(path)), level.name)
+        except OSError:
+            continue
+    return None
+
+
+def _built_name(source: Path, constants: Constants, level: Level) -> str:
+    """Another source, other constants or other options have another name."""
+    state = blake2b(source.read_bytes(), digest_size=16)
+    state.update("\n".join(_options(level.name, constants)).encode())
+    return f"{source.stem}-{level.name}-{state.hexdigest()}.so"
+
+
+def _compiled(source: Path, constants: Constants) -> ctypes.CDLL:
+    compiler = _compiler()
+    command = [*compiler, *_options(NATIVE, constants)]
+    with _failures_told(compiler), _folder() as folder:
+        library = folder / f"{_digest(source, compiler, command)}.so"
+        if not library.exists():
+            _compile(source, compiler, command, library)
+        return ctypes.CDLL(str(library))
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+
+
+def _options(level: str, constants: Constants) -> list[str]:
+    macros = [f"-D{name}={value}" for name, value in sorted(constants.items())]
+    return [*_FLAGS, f"-march={level}", *macros]
+
+
+@contextmanager
+def _failures_told(compiler: Sequence[str]) -> Iterator[None]:
+    """Raises NotCompiled for what goes wrong inside, in one line."""
     try:
-        with _folder() as folder:
-            library = folder / f"{_digest(source, compiler, command)}.so"
-            if not library.exists():
-                _compile(source, compiler, command, library)
-            return ctypes.CDLL(str(library))
+        yield
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().rpartition("\n")[2]
         raise NotCompiled(f"{compiler[0]} failed: {last}") from error
@@ -63,19 +166,19 @@ def _run(command: list[str]) -> str:
 def _digest(source: Path, compiler: list[str], command: list[str]) -> str:
     """Of all that the library's code depends on. `native` is the processor, by its flags."""
     state = blake2b(source.read_bytes(), digest_size=16)
-    for part in (*command, _run([*compiler, "--version"]), platform.machine(), _processor()):
+    for part in (*command, _run([*compiler, "--version"]), platform.machine(), *_processor()):
         state.update(f"{part}\n".encode())
     return state.hexdigest()
 
 
-def _processor() -> str:
+def _processor() -> list[str]:
     """The lines of the first processor that name it and what it can."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8").partition("\n\n")[0]
     except OSError:
-        return platform.processor()
+        return [platform.processor()]
     names = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(line for line in text.splitlines() if line.startswith(names))
+    return [line for line in text.splitlines() if line.startswith(names)]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from engine.sizing import NotSizable
 
 Attention = Literal["auto", "sdpa", "cpp", "triton"]
 """By torch's own functions, or by a paged kernel: in C++ on a CPU, in Triton on a GPU. `auto` takes
-the kernel where it can be compiled."""
+the kernel where there is one."""
 Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
@@ -50,7 +50,10 @@ _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A checked model in evaluation mode. `max_context_tokens` is the length it was trained for."""
+    """A checked model in evaluation mode. `max_context_tokens` is the length it was trained for.
+
+    Without a `kernel` torch's functions attend; `why_no_kernel` tells why where one was looked for.
+    """
 
     model: PreTrainedModel
     layout: KvLayout
@@ -58,6 +61,12 @@ class LoadedModel:
     max_context_tokens: int
     device: torch.device
     kernel: Kernel | None = None
+    why_no_kernel: str | None = None
+
+    @property
+    def attention(self) -> str:
+        """What attends: a kernel by its name and the processor's level, or torch's functions."""
+        return "sdpa" if self.kernel is None else self.kernel.name
 
     def free_bytes(self) -> int:
         """The device's free memory now."""
@@ -157,13 +166,16 @@ def prepare_model(
     model.requires_grad_(requires_grad=False)
     lay_out(model)
     layout = kv_layout(model.config, parameter.dtype)
+    num_heads = model.config.num_attention_heads
+    kernel, why_no_kernel = _paged_kernel(attention, num_heads, layout, parameter.device)
     prepared = LoadedModel(
         model=model,
         layout=layout,
         windows=layer_windows(model.config),
         max_context_tokens=_max_context_tokens(model.config),
         device=parameter.device,
-        kernel=_paged_kernel(attention, model.config.num_attention_heads, layout, parameter.device),
+        kernel=kernel,
+        why_no_kernel=why_no_kernel,
     )
     check_exactness(prepared)
     layout = replace(layout, kv_dtype=kv_dtype)
@@ -211,28 +223,29 @@ def check_exactness(loaded: LoadedModel) -> None:
 
 def _paged_kernel(
     attention: Attention, num_heads: int, layout: KvLayout, device: torch.device
-) -> Kernel | None:
-    """None where torch's functions attend. Raises ModelRefused for a kernel that is not there.
+) -> tuple[Kernel | None, str | None]:
+    """The kernel, or why `auto` finds none. Raises ModelRefused where one was asked for by name.
 
-    The kernel in Triton is there where torch's build for CUDA is, that in C++ where a compiler is.
+    The kernel in Triton is there where torch's build for CUDA is. That in C++ is there where it was
+    built before, or a compiler is.
     """
     if attention == "sdpa":
-        return None
+        return None, None
     if attention == "triton" or (attention == "auto" and device.type == "cuda"):
         if find_spec("triton") is not None:
             from engine.compute.attention.kernel import PagedKernel
 
-            return PagedKernel(num_heads, layout.num_kv_heads)
+            return PagedKernel(num_heads, layout.num_kv_heads), None
         why = "triton is not installed"
     elif device.type != "cpu":
         why = f"the kernel in C++ does not run on {device.type}"
     else:
         try:
-            return CpuKernel(layout, num_heads)
+            return CpuKernel(layout, num_heads), None
         except NotCompiled as error:
             why = str(error)
     if attention == "auto":
-        return None
+        return None, why
     raise ModelRefused(f"`attention`: {why}")
 
 

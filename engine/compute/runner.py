@@ -21,6 +21,11 @@ class Kernel(Protocol):
 
     tile_rows: int
 
+    @property
+    def name(self) -> str:
+        """As `Description.attention` tells it."""
+        ...
+
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend: ...
 
 

@@ -129,4 +129,5 @@ def _summary(backend: Backend) -> dict[str, object]:
         "blocks": described.num_blocks,
         "block_size": described.block_size,
         "context": described.max_context_tokens,
+        **({"attention": described.attention} if described.attention else {}),
     }

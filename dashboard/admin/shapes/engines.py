@@ -97,11 +97,15 @@ class Guarantee(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """`upstream`: the kind of server that an engine of that backend stands in front of."""
+    """`upstream`: the kind of server that an engine of that backend stands in front of.
+
+    `attention`: what attends on the native engine, see `engine.protocol.Description`.
+    """
 
     backend: str
     model: str
     upstream: str | None = None
+    attention: str = ""
     guarantees: tuple[Guarantee, ...] = ()
 
     @property

@@ -5,8 +5,8 @@
 // maximum and their sum need nothing across a register. Each lane's arithmetic is the same whatever
 // other lanes are in the tile.
 //
-// Given at compile time: HEAD_DIM, KV_HEADS, GROUP (heads that share a KV head), LANES (the most of
-// a tile), ELEMENT (0: float, 1: bfloat16, 2: float16).
+// Given at compile time: HEAD_DIM, LANES (the most of a tile), ELEMENT (0: float, 1: bfloat16, 2:
+// float16). The numbers of heads are read at run time, so a library serves many models.
 
 #include <algorithm>
 #include <cmath>
@@ -27,6 +27,8 @@ constexpr int WIDTH = 4, UNROLL = 8;
 using Element = float;
 #elif ELEMENT == 1
 using Element = uint16_t;
+#elif defined(__ARM_FP16_FORMAT_IEEE)
+using Element = __fp16;  // GCC 12 knows no _Float16 in C++ there
 #else
 using Element = _Float16;
 #endif
@@ -34,7 +36,6 @@ using Element = _Float16;
 typedef float Vec __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 
-constexpr int64_t HEADS = int64_t(KV_HEADS) * GROUP;
 constexpr int PADDED = (HEAD_DIM + UNROLL - 1) / UNROLL * UNROLL;
 constexpr int VECTORS = (LANES + WIDTH - 1) / WIDTH;
 constexpr int KEYS = 32;         // at a time: they stay in the first cache
@@ -117,13 +118,13 @@ struct Piece {
 };
 
 inline void read(Piece &piece, const Element *keys, const Element *values, const int32_t *table,
-                 int block_size, int64_t kv_head) {
+                 int block_size, int64_t kv_heads, int64_t kv_head) {
   for (int i = 0; i < piece.count;) {
     int key = piece.begin + i, slot = key % block_size;
     int64_t block = table[key / block_size];
-    int64_t place = ((block * block_size + slot) * KV_HEADS + kv_head) * HEAD_DIM;
+    int64_t place = ((block * block_size + slot) * kv_heads + kv_head) * HEAD_DIM;
     int end = std::min(i + block_size - slot, piece.count);
-    for (; i < end; ++i, place += KV_HEADS * HEAD_DIM) {
+    for (; i < end; ++i, place += kv_heads * HEAD_DIM) {
       for (int d = 0; d < HEAD_DIM; ++d) piece.keys[i][d] = to_float(keys[place + d]);
       for (int d = 0; d < HEAD_DIM; ++d) piece.values[i][d] = to_float(values[place + d]);
     }
@@ -183,11 +184,11 @@ inline void fold(Vec *scores, Vec *output, Vec &largest, Vec &total, const Piece
 }  // namespace
 
 // What the layers of one step share: the arrays of `Tiles`, the rows' positions, and scratch:
-// `outputs` (parts, heads, HEAD_DIM) and `log_sums` (parts, heads).
+// `outputs` (parts, heads, HEAD_DIM) and `log_sums` (parts, heads). `group` heads share a KV head.
 struct Step {
   const int32_t *tiles, *rows, *table, *offsets, *parts, *positions;
   float *outputs, *log_sums;
-  int32_t num_tiles, num_rows, threads;
+  int32_t num_tiles, num_rows, threads, kv_heads, group;
 };
 
 // `query` has strides for head and row, in elements, and 1 within a head; `merged` is (rows, heads,
@@ -203,7 +204,7 @@ struct Layer {
 namespace {
 
 void load(Lanes &lanes, const Tile &tile, const Step &step, const Layer &layer, int64_t kv_head) {
-  int num_lanes = tile.num_rows * GROUP, num_vectors = (num_lanes + WIDTH - 1) / WIDTH;
+  int num_lanes = tile.num_rows * step.group, num_vectors = (num_lanes + WIDTH - 1) / WIDTH;
   for (int lane = 0; lane < num_vectors * WIDTH; ++lane) {
     int v = lane / WIDTH, w = lane % WIDTH;
     if (lane >= num_lanes) {
@@ -211,8 +212,8 @@ void load(Lanes &lanes, const Tile &tile, const Step &step, const Layer &layer, 
       lanes.position[v][w] = INT32_MAX;
       continue;
     }
-    int64_t row = step.rows[tile.first_row + lane / GROUP];
-    int64_t head = kv_head * GROUP + lane % GROUP;
+    int64_t row = step.rows[tile.first_row + lane / step.group];
+    int64_t head = kv_head * step.group + lane % step.group;
     const Element *from = layer.query + head * layer.head_stride + row * layer.row_stride;
     for (int d = 0; d < HEAD_DIM; ++d) lanes.query[v][d][w] = to_float(from[d]) * layer.scaling;
     lanes.position[v][w] = step.positions[row];
@@ -225,9 +226,10 @@ void load(Lanes &lanes, const Tile &tile, const Step &step, const Layer &layer, 
 }
 
 void store(const Lanes &lanes, const Tile &tile, const Step &step, int64_t kv_head) {
-  for (int lane = 0; lane < tile.num_rows * GROUP; ++lane) {
+  int64_t group = step.group, heads = group * step.kv_heads;
+  for (int lane = 0; lane < tile.num_rows * group; ++lane) {
     int v = lane / WIDTH, w = lane % WIDTH;
-    int64_t place = (tile.part + lane / GROUP) * HEADS + kv_head * GROUP + lane % GROUP;
+    int64_t place = (tile.part + lane / group) * heads + kv_head * group + lane % group;
     float total = lanes.total[v][w];
     if (!(total > 0)) total = 1;
     step.log_sums[place] = lanes.largest[v][w] + std::log(total);
@@ -239,18 +241,19 @@ void store(const Lanes &lanes, const Tile &tile, const Step &step, int64_t kv_he
 // One row's parts, each weighed by the sum of its exponentials.
 void merge(const Step &step, int64_t row, Element *merged) {
   int begin = step.offsets[row], end = step.offsets[row + 1];
-  for (int64_t head = 0; head < HEADS; ++head) {
+  int64_t heads = int64_t(step.kv_heads) * step.group;
+  for (int64_t head = 0; head < heads; ++head) {
     float largest = LEAST, total = 0, sum[HEAD_DIM] = {};
     for (int i = begin; i < end; ++i)
-      largest = std::max(largest, step.log_sums[step.parts[i] * HEADS + head]);
+      largest = std::max(largest, step.log_sums[step.parts[i] * heads + head]);
     for (int i = begin; i < end; ++i) {
-      int64_t place = step.parts[i] * HEADS + head;
+      int64_t place = step.parts[i] * heads + head;
       float weight = std::exp(step.log_sums[place] - largest);
       total += weight;
       const float *own = step.outputs + place * HEAD_DIM;
       for (int d = 0; d < HEAD_DIM; ++d) sum[d] += own[d] * weight;
     }
-    Element *to = merged + (row * HEADS + head) * HEAD_DIM;
+    Element *to = merged + (row * heads + head) * HEAD_DIM;
     for (int d = 0; d < HEAD_DIM; ++d) to[d] = to_element(sum[d] / total);
   }
 }
@@ -266,11 +269,12 @@ void attend_tile(const Tile &tile, const Step &step, const Layer &layer, Lanes &
   int end = std::min(tile.end, latest + 1), begin = tile.begin, window = layer.window;
   if (window > 0) begin = std::max(begin, (earliest - window + 1) / KEYS * KEYS);
   Vec scores[KEYS];
-  int num_vectors = (tile.num_rows * GROUP + WIDTH - 1) / WIDTH;
+  int num_vectors = (tile.num_rows * step.group + WIDTH - 1) / WIDTH;
   // Pieces begin at multiples of KEYS, so that a row's sums do not depend on its tile.
   for (piece.begin = begin; piece.begin < end; piece.begin += piece.count) {
     piece.count = std::min(KEYS - piece.begin % KEYS, end - piece.begin);
-    read(piece, layer.keys, layer.values, step.table + tile.table, layer.block_size, kv_head);
+    read(piece, layer.keys, layer.values, step.table + tile.table, layer.block_size, step.kv_heads,
+         kv_head);
     int last = piece.begin + piece.count - 1;
     bool hides = last > earliest || (window > 0 && piece.begin <= latest - window);
     for (int v = 0; v < num_vectors; ++v) {
@@ -283,7 +287,7 @@ void attend_tile(const Tile &tile, const Step &step, const Layer &layer, Lanes &
 }  // namespace
 
 extern "C" void attend(const Step *step, const Layer *layer) {
-  const int64_t num_works = int64_t(step->num_tiles) * KV_HEADS;
+  const int64_t num_works = int64_t(step->num_tiles) * step->kv_heads;
 #pragma omp parallel num_threads(step->threads)
   {
     alignas(64) static thread_local Lanes lanes;
@@ -291,8 +295,8 @@ extern "C" void attend(const Step *step, const Layer *layer) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t work = 0; work < num_works; ++work) {
       Tile tile;
-      std::memcpy(&tile, step->tiles + work / KV_HEADS * 6, sizeof tile);
-      int64_t kv_head = work % KV_HEADS;
+      std::memcpy(&tile, step->tiles + work / step->kv_heads * 6, sizeof tile);
+      int64_t kv_head = work % step->kv_heads;
       load(lanes, tile, *step, *layer, kv_head);
       attend_tile(tile, *step, *layer, lanes, piece, kv_head);
       store(lanes, tile, *step, kv_head);

@@ -1,8 +1,8 @@
 """Attention over the paged pool by a kernel in C++, for prefill and decode alike, on a CPU.
 
 It does what `kernel.py` does on a GPU, over the same tiles: nothing is gathered, no mask is in
-memory, and parts are merged by their log-sum-exp. `cpu_kernel.cpp` is compiled for the model's
-shape at its load.
+memory, and parts are merged by their log-sum-exp. `cpu_kernel.cpp` was built before for the model's
+heads (`prebuilt.py`), or is compiled at the model's load.
 """
 
 import ctypes
@@ -15,16 +15,12 @@ import numpy as np
 import torch
 
 from engine.compute.attention.arithmetic import Layer
+from engine.compute.attention.prebuilt import BUILT, ELEMENTS, LANES, SOURCE, constants_of
 from engine.compute.attention.step import Attend
 from engine.compute.attention.tiles import Tiles
 from engine.compute.compiler import NotCompiled, load_library
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
-
-_SOURCE = Path(__file__).with_suffix(".cpp")
-# Query rows x heads of one KV head in a wide tile. All of them meet the keys that were read once.
-_LANES = 64
-_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class _Step(ctypes.Structure):
@@ -42,6 +38,8 @@ class _Step(ctypes.Structure):
         ("num_tiles", ctypes.c_int32),
         ("num_rows", ctypes.c_int32),
         ("threads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+        ("group", ctypes.c_int32),
     )
 
 
@@ -71,25 +69,30 @@ class _Prepared:
 
 
 class CpuKernel:
-    """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
+    """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`.
 
-    def __init__(self, layout: KvLayout, num_heads: int) -> None:
+    `level` is the processor's that the library was built for (`engine.compute.compiler`).
+    """
+
+    def __init__(self, layout: KvLayout, num_heads: int, built: Path = BUILT) -> None:
         """Raises NotCompiled."""
-        if layout.dtype not in _ELEMENTS:
+        element = str(layout.dtype).removeprefix("torch.")
+        if element not in ELEMENTS:
             raise NotCompiled(f"the kernel in C++ reads no {layout.dtype}")
         group = num_heads // layout.num_kv_heads
-        self.tile_rows = max(_LANES // group, 1)
-        constants = {
-            "HEAD_DIM": layout.head_dim,
-            "KV_HEADS": layout.num_kv_heads,
-            "GROUP": group,
-            "LANES": self.tile_rows * group,
-            "ELEMENT": _ELEMENTS[layout.dtype],
-        }
-        self._attend = load_library(_SOURCE, constants).attend
+        self.tile_rows = max(LANES // group, 1)
+        constants = constants_of(layout.head_dim, element, lanes=self.tile_rows * group)
+        library = load_library(SOURCE, constants, built)
+        self.level = library.level
+        self._attend = library.code.attend
         self._attend.restype = None
         self._attend.argtypes = [ctypes.POINTER(_Step), ctypes.POINTER(_Layer)]
+        self._heads = (layout.num_kv_heads, group)
         self._compiled_for = (num_heads, layout.head_dim, layout.dtype)
+
+    @property
+    def name(self) -> str:
+        return f"cpp {self.level}"
 
     def step(self, tiles: Tiles, positions: torch.Tensor) -> Attend:
         """What attends one step; `positions` (rows) are those of its tokens."""
@@ -103,7 +106,8 @@ class CpuKernel:
             torch.empty(tiles.num_parts * num_heads),
         ]
         pointers = (tensor.data_ptr() for tensor in memory)
-        step = _Step(*pointers, len(order), len(positions), torch.get_num_threads())
+        threads = torch.get_num_threads()
+        step = _Step(*pointers, len(order), len(positions), threads, *self._heads)
         return partial(self._attend_rows, _Prepared(step, memory))
 
     def _attend_rows(

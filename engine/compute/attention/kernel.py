@@ -43,6 +43,8 @@ class _Tiles:
 class PagedKernel:
     """For one model. `tile_rows` is the width of a wide tile, for `tiles.cut`."""
 
+    name = "triton"
+
     def __init__(self, num_heads: int, num_kv_heads: int) -> None:
         self.tile_rows = max(_WIDE_SCORES // _padded(num_heads // num_kv_heads), 1)
 

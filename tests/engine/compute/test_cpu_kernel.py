@@ -1,7 +1,13 @@
 """The kernel in C++: equal to plain attention, whoever else is in the step, and done without."""
 
 import os
+import platform
+import re
 import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -9,8 +15,17 @@ import torch
 
 from engine.compute.attention.arithmetic import Layer
 from engine.compute.attention.cpu_kernel import CpuKernel
+from engine.compute.attention.prebuilt import BUILT, ELEMENTS, SOURCE, constants_of
 from engine.compute.batch import build_batch
-from engine.compute.compiler import NotCompiled, load_library
+from engine.compute.compiler import (
+    LEVELS,
+    NATIVE,
+    Level,
+    NotCompiled,
+    build,
+    levels_of,
+    load_library,
+)
 from engine.compute.errors import ModelRefused
 from engine.compute.kv import KvLayout, KvPool
 from engine.compute.loading import prepare_model
@@ -19,6 +34,8 @@ from scripts.gpu.exactness import ALLOWED, FEW_SHAPES, SHAPES, kernel_difference
 from tests.engine.compute.tiny import GREEDY, new_tiny_model
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[3]
+BUILDER = "engine.compute.attention.prebuilt"
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
@@ -68,7 +85,8 @@ def test_without_a_compiler_torch_attends_and_an_explicit_wish_is_refused(
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
     model = new_tiny_model("llama", "auto")
-    assert model.loaded.kernel is None
+    assert model.loaded.kernel is None and model.loaded.attention == "sdpa"
+    assert model.loaded.why_no_kernel is not None and "no-compiler" in model.loaded.why_no_kernel
     with pytest.raises(ModelRefused, match=r"`attention`: .*no-compiler"):
         prepare_model(model.plain, "cpp")
 
@@ -85,6 +103,129 @@ def test_what_a_compiler_refuses_is_told_in_a_line(tmp_path: Path) -> None:
             load_library(source, {})
 
 
+@pytest.fixture(scope="module")
+def prebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernel for heads of 64 channels, for every level of this kind of machine."""
+    folder = tmp_path_factory.mktemp("prebuilt")
+    build(SOURCE, [constants_of(64, element) for element in ELEMENTS], folder)
+    return folder
+
+
+def of_level(prebuilt: Path, name: str, folder: Path) -> Path:
+    """A folder with what was built for one level alone."""
+    shutil.copytree(prebuilt, folder, ignore=lambda _, names: {n for n in names if name not in n})
+    return folder
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", LEVELS.get(platform.machine(), ()), ids=lambda level: level.name)
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+def test_a_kernel_that_was_built_before_equals_plain_attention_without_a_compiler(
+    prebuilt: Path,
+    level: Level,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = of_level(prebuilt, level.name, tmp_path / "one")
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    names = set()
+
+    def new_kernel(layout: KvLayout, num_heads: int) -> CpuKernel:
+        kernel = CpuKernel(layout, num_heads, folder)
+        names.add(kernel.name)
+        return kernel
+
+    try:
+        new_kernel(KvLayout(num_layers=1, num_kv_heads=1, head_dim=64, dtype=dtype), 1)
+    except NotCompiled:
+        pytest.skip(f"this processor has not all of {level.name}")
+    shapes = [shape for shape in [*SHAPES, *FEW_SHAPES] if shape.head_dim == 64]
+    differences = dict(kernel_differences(CPU, dtype, shapes, new_kernel))
+    wrong = {what: size for what, size in differences.items() if not size <= ALLOWED[dtype]}
+    assert len(differences) >= 3 * len(shapes) > 0 and not wrong
+    assert names == {f"cpp {level.name}"}
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+def test_what_was_built_for_avx2_has_no_instruction_of_avx512(prebuilt: Path) -> None:
+    if shutil.which("objdump") is None:
+        pytest.skip("there is no objdump")
+
+    def wide_registers(level: str) -> list[bool]:
+        command = ["objdump", "--disassemble", "--no-show-raw-insn"]
+        found = [[*command, str(path)] for path in prebuilt.glob(f"*-{level}-*.so")]
+        codes = [subprocess.run(c, capture_output=True, text=True, check=True) for c in found]
+        return ["%zmm" in code.stdout or "%k1" in code.stdout for code in codes]
+
+    assert wide_registers("x86-64-v3") == [False] * len(ELEMENTS)
+    assert wide_registers("x86-64-v4") == [True] * len(ELEMENTS)
+
+
+def test_a_processor_gets_the_best_level_of_which_it_has_all_instructions() -> None:
+    best, lesser = LEVELS["x86_64"]
+    assert lesser.needs < best.needs
+
+    def chosen(flags: Set[str]) -> list[str]:
+        return [level.name for level in levels_of("x86_64", flags)]
+
+    assert chosen(best.needs | {"amx_tile"}) == ["x86-64-v4", "x86-64-v3"]
+    assert chosen(best.needs - {"avx512vl"}) == ["x86-64-v3"]
+    assert chosen(lesser.needs) == ["x86-64-v3"]
+    assert chosen(lesser.needs - {"avx2"}) == chosen(frozenset()) == []
+    assert [level.name for level in levels_of("aarch64", frozenset())] == ["armv8-a"]
+    assert levels_of("riscv64", best.needs) == []
+
+
+@needs_compiler
+def test_a_library_of_another_source_or_of_other_constants_is_not_taken(tmp_path: Path) -> None:
+    source, folder = tmp_path / "two.cpp", tmp_path / "built"
+    source.write_text('extern "C" int two() { return NUMBER; }')
+    made = build(source, [{"NUMBER": 2}], folder)
+    if not made:
+        pytest.skip("nothing is built for this kind of machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(tmp_path / "no-compiler"))
+        library = load_library(source, {"NUMBER": 2}, folder)
+        assert library.code.two() == 2 and library.level != NATIVE
+        with pytest.raises(NotCompiled):
+            load_library(source, {"NUMBER": 3}, folder)
+        damaged = tmp_path / "damaged"
+        damaged.mkdir()
+        for path in made:
+            (damaged / path.name).write_bytes(b"not a library")
+        with pytest.raises(NotCompiled):
+            load_library(source, {"NUMBER": 2}, damaged)
+    source.write_text('extern "C" int two() { return NUMBER + 1; }')
+    assert load_library(source, {"NUMBER": 2}, folder).code.two() == 3
+
+
+def test_the_image_has_what_the_engine_looks_for() -> None:
+    """The stage that builds kernels is given all that it imports, and they go where they are read.
+
+    The program runs in a folder with these files alone, by Python without its packages.
+    """
+    text = (ROOT / "engine" / "Dockerfile").read_text("utf-8")
+    stage = text.partition("AS kernels\n")[2].partition("\nFROM ")[0]
+    copied = [words.split() for words in re.findall(r"^COPY (.*)$", stage, re.MULTILINE)]
+    with tempfile.TemporaryDirectory() as folder:
+        for *names, target in copied:
+            Path(folder, target).mkdir(parents=True, exist_ok=True)
+            for name in names:
+                shutil.copy(ROOT / name, Path(folder, target))
+        command = [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import {BUILDER}; print({BUILDER}.SOURCE.exists())",
+        ]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+    assert f"RUN python -m {BUILDER} /kernels" in stage
+    assert f"COPY --from=kernels /kernels {BUILT.relative_to(ROOT)}\n" in text
+
+
 @needs_compiler
 def test_a_library_is_kept_and_only_in_a_folder_that_nobody_else_writes_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -92,14 +233,14 @@ def test_a_library_is_kept_and_only_in_a_folder_that_nobody_else_writes_to(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "two.cpp"
     source.write_text('extern "C" int two() { return NUMBER; }')
-    assert load_library(source, {"NUMBER": 2}).two() == 2
+    assert load_library(source, {"NUMBER": 2}).code.two() == 2
     (kept,) = (tmp_path / "holdfast" / "kernels").iterdir()
     made = kept.stat().st_mtime_ns
-    assert load_library(source, {"NUMBER": 2}).two() == 2
+    assert load_library(source, {"NUMBER": 2}).code.two() == 2
     assert kept.stat().st_mtime_ns == made
-    assert load_library(source, {"NUMBER": 3}).two() == 3
+    assert load_library(source, {"NUMBER": 3}).code.two() == 3
     assert len(list(kept.parent.iterdir())) == 2
     os.chmod(kept.parent, 0o777)
     kept.unlink()
     kept.write_bytes(b"not a library")
-    assert load_library(source, {"NUMBER": 2}).two() == 2
+    assert load_library(source, {"NUMBER": 2}).code.two() == 2

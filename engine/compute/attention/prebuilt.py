@@ -1,0 +1,43 @@
+"""The kernel for CPUs, built before its model is known: for an image without a compiler.
+
+    python -m engine.compute.attention.prebuilt FOLDER
+
+Builds one library for each size of a head, each type of keys and values, and each level of the
+processor. It needs a C++ compiler and nothing but Python's standard library. The engine looks for
+the libraries in `BUILT`.
+"""
+
+import sys
+from pathlib import Path
+
+from engine.compute.compiler import Constants, build
+
+SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
+BUILT = Path(__file__).with_name("build")
+LANES = 64
+"""Query rows x heads of one KV head in a wide tile. All of them meet keys that were read once."""
+ELEMENTS = ("float32", "bfloat16", "float16")
+"""Types that the kernel reads; the place is `ELEMENT` of cpu_kernel.cpp."""
+HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+
+
+def constants_of(head_dim: int, element: str, lanes: int = LANES) -> Constants:
+    """What the library is compiled with. Raises ValueError for a type that it does not read."""
+    return {
+        "HEAD_DIM": head_dim,
+        "LANES": max(lanes, LANES),
+        "ELEMENT": ELEMENTS.index(element),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    (folder,) = arguments
+    variants = [constants_of(head_dim, element) for head_dim in HEAD_DIMS for element in ELEMENTS]
+    made = build(SOURCE, variants, Path(folder))
+    size = sum(path.stat().st_size for path in made)
+    print(f"{len(made)} libraries, {size / 1e6:.1f} MB, in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
