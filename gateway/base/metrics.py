@@ -142,6 +142,11 @@ class Metrics:
             "What those may use, in tokens by estimate",
             registry=self.registry,
         )
+        self.bounded_workspaces = Gauge(
+            "holdfast_gateway_bounded_workspaces",
+            "Workspaces with fewer turns at a time, since their clients left before first tokens",
+            registry=self.registry,
+        )
         self.waited_seconds = Histogram(
             "holdfast_gateway_waited_seconds",
             "How long turns waited for an engine with room; those that had not to are not counted",
@@ -225,9 +230,15 @@ class Metrics:
     def count_loop_end(self, kind: str) -> None:
         self.loop_restarts.labels(kind).inc()
 
-    def watch_queue(self, num_turns: Callable[[], float], num_tokens: Callable[[], float]) -> None:
+    def watch_queue(
+        self,
+        num_turns: Callable[[], float],
+        num_tokens: Callable[[], float],
+        num_bounded: Callable[[], float],
+    ) -> None:
         self.waiting_turns.set_function(num_turns)
         self.waiting_tokens.set_function(num_tokens)
+        self.bounded_workspaces.set_function(num_bounded)
 
     def watch_journal(
         self,

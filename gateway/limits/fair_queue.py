@@ -11,7 +11,7 @@ total, a new turn may replace others: the newest turns of the workspace that has
 new turn's workspace has less. So a flood is refused before anyone else is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -96,6 +96,11 @@ class FairQueue(Generic[ItemT]):
     def num_workspaces(self) -> int:
         return len(self._lanes)
 
+    @property
+    def workspaces(self) -> Iterable[str]:
+        """Those that have a turn here."""
+        return self._lanes.keys()
+
     def turns_of(self, workspace: str) -> int:
         lane = self._lanes.get(workspace)
         return len(lane.turns) if lane is not None else 0
@@ -138,11 +143,17 @@ class FairQueue(Generic[ItemT]):
         self,
         can_go: Callable[[str | None], bool],
         can_go_early: Callable[[Waiting[ItemT]], bool] | None = None,
+        is_held: Callable[[Waiting[ItemT]], bool] | None = None,
     ) -> Waiting[ItemT] | None:
-        """Take the next turn whose kind can go, or that can go early; None if there is none."""
+        """Take the next turn whose kind can go, or that can go early; None if there is none.
+
+        A turn that is held stays, and its workspace's tag with it.
+        """
         answers: dict[str | None, bool] = {}
         for lane in sorted(self._lanes.values(), key=lambda lane: lane.start):
             for waiting in lane.heads():
+                if is_held and is_held(waiting):
+                    continue
                 if waiting.kind not in answers:
                     answers[waiting.kind] = can_go(waiting.kind)
                 if answers[waiting.kind] or (can_go_early and can_go_early(waiting)):

@@ -34,6 +34,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
+from gateway.limits.congestion import Unanswered
 from gateway.prompt.ask import Ask
 from gateway.routing.client import CannotConnect
 from gateway.routing.engine import Engine
@@ -60,7 +61,8 @@ class Dispatch:
     `may_run`: the engine may have the request. `has_started`: this attempt's first frame has come.
     `failure` ended the last attempt. `leg` is the first leg while it runs, `prefilled` what came of
     it (`first_leg.py`).
-    `is_charged`: the gate's queue counted it as served.
+    `is_charged`: the gate's queue counted it as served. `unanswered` is its place in its
+    workspace's window; a row of a batch has none.
     """
 
     ask: Ask
@@ -72,6 +74,7 @@ class Dispatch:
     failure: GatewayError | None = None
     attempts: Attempts = field(default_factory=Attempts)
     is_charged: bool = False
+    unanswered: Unanswered | None = None
     trace: TurnTrace = NO_TRACE
     leg: FirstLeg | None = None
     prefilled: Started | None = None
@@ -307,6 +310,8 @@ class Dispatcher:
         dispatch.trace.started(started)
         engine.breaker.answered()
         engine.load.started(record.request_id, usage.computed_tokens, now)
+        if dispatch.unanswered is not None:
+            dispatch.unanswered.answered()
         self.gate.moved(engine)
         engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
         if record.engine_model is not None and ask.plan.prefixes:

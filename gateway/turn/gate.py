@@ -9,6 +9,11 @@ who has none at an engine: a workspace's first unanswered turn never waits for o
 An engine may be full all the same: other gateways send to it too, or it does not say how many turns
 it takes. Its refusal counts until one of our turns moves on there, or for a second.
 
+A workspace whose clients keep leaving before the first token has fewer turns at engines at one time
+(`limits/congestion.py`). Its further turns are *held* here, though engines have room. Being held is
+no reason to refuse a turn: where its time is over and its workspace's window alone holds it, it
+waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
+
 Each gateway has its own queue: an engine behind n gateways may get n times as much.
 """
 
@@ -20,12 +25,16 @@ from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
 from gateway.base.metrics import Metrics
 from gateway.limits.admission import MAX_IN_FLIGHT, Admission
+from gateway.limits.congestion import CongestionWindows
 from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
 from gateway.turn.idle_room import ROW_SECONDS, IdleRoom
 from gateway.turn.passing import Pace, Passing, PassingSum, WaitingTurn
 
+HELD_SECONDS = 300.0
+"""Seconds from its arrival that a turn may be held by its workspace's window."""
+_LEAST_SECONDS = 1.0
 _TICK_SECONDS = 0.2
 _CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
@@ -56,29 +65,33 @@ class Gate:
         self.wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
         self._queue: FairQueue[WaitingTurn] = FairQueue()
+        self._windows = CongestionWindows(monotonic, self.changed)
         self._idle_room = IdleRoom(engines, self._passing, monotonic, num_rows)
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
         self._row_timer: asyncio.TimerHandle | None = None
-        metrics.watch_queue(lambda: len(self._queue), lambda: self._queue.num_tokens)
+        metrics.watch_queue(
+            lambda: len(self._queue),
+            lambda: self._queue.num_tokens,
+            lambda: self._windows.num_bounded,
+        )
 
     async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
         """Wait until an engine has room and it is this turn's turn.
 
-        Return at once if there is room.
+        Return at once if there is room and its workspace's window is open.
 
         `is_first`: it has been let in before, and an engine refused it; `is_charged` is what was
-        told then. Raise Overloaded where the queue
-        is full, or its time is over.
+        told then. Its place in the window is the one that it got then. Raise Overloaded where the
+        queue is full, or its time is over.
         """
         if ask.is_batch:
             return await self._enter_behind(ask)
         workspace, model = ask.principal.workspace, ask.model.engine_model
-        if not (is_first or self._queue) and (
-            self._has_room(model) or self._goes_early({}, workspace, model)
-        ):
-            return self._pass(ask.prompt_tokens, workspace)
+        if not (is_first or self._is_awaited) and self._windows.is_open(workspace):
+            if self._has_room(model) or self._goes_early({}, workspace, model):
+                return self._pass(ask.prompt_tokens, workspace)
         return await self._wait(ask, is_first, is_charged)
 
     async def _enter_behind(self, ask: Ask) -> Passing:
@@ -161,10 +174,10 @@ class Gate:
 
     async def _wait(self, ask: Ask, is_first: bool, is_charged: bool) -> Passing:
         began = self._monotonic()
+        waiting = self._new_waiting(ask, is_again=is_first, is_charged=is_charged)
         left = ask.arrived + self.wait_seconds - began
         if left <= 0:
-            raise self._refusal("deadline")
-        waiting = self._new_waiting(ask, is_charged=is_charged)
+            left = self._more_seconds(waiting)
         try:
             victims = self._queue.push(waiting, is_first=is_first)
         except QueueFull as full:
@@ -180,27 +193,50 @@ class Gate:
     async def _entered(
         self, waiting: Waiting[WaitingTurn], queue: FairQueue[WaitingTurn], left: float | None
     ) -> Passing:
-        """Wait in the queue for `left` seconds at most. Raise Overloaded after that."""
-        has_entered = False
+        """Wait in the queue for `left` seconds, longer where the turn is held.
+
+        Raise Overloaded after that.
+        """
+        has_entered, future = False, waiting.item.future
         self._admit()
         try:
-            async with asyncio.timeout(left):
-                passing = await waiting.item.future
+            while not (await asyncio.wait([future], timeout=left))[0]:
+                left = self._more_seconds(waiting)
+            passing = future.result()
             passing.is_charged = waiting.is_charged
             has_entered = True
-        except TimeoutError:
-            raise self._refusal("deadline") from None
         finally:
             queue.remove(waiting)
             if not has_entered and waiting.item.has_passed:
-                waiting.item.future.result().__exit__(None, None, None)
+                future.result().give_up()
                 self.changed()
         return passing
 
-    def _new_waiting(self, ask: Ask, *, is_charged: bool = False) -> Waiting[WaitingTurn]:
+    def _more_seconds(self, waiting: Waiting[WaitingTurn]) -> float:
+        """How much longer a turn whose time is over may wait.
+
+        Raise Overloaded unless its workspace's window alone holds it.
+        """
+        left = waiting.item.arrived + HELD_SECONDS - self._monotonic()
+        if left <= 0 or not self._is_held(waiting):
+            raise self._refusal("deadline")
+        return min(left, max(self.wait_seconds, _LEAST_SECONDS))
+
+    def _is_held(self, waiting: Waiting[WaitingTurn]) -> bool:
+        """Whether the turn waits for its workspace's window."""
+        return not (waiting.item.is_again or self._windows.is_open(waiting.workspace))
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a turn waits here for an engine, and not for its workspace's window."""
+        return any(map(self._windows.is_open, self._queue.workspaces))
+
+    def _new_waiting(
+        self, ask: Ask, *, is_again: bool = False, is_charged: bool = False
+    ) -> Waiting[WaitingTurn]:
         workspace, model = ask.principal.workspace, ask.model.engine_model
         future: asyncio.Future[Passing] = asyncio.get_running_loop().create_future()
-        item = WaitingTurn(future, ask.prompt_tokens)
+        item = WaitingTurn(future, ask.prompt_tokens, ask.arrived, is_again)
         return Waiting(workspace, model, ask.estimated_tokens, item, is_charged)
 
     def _admit(self) -> None:
@@ -215,9 +251,12 @@ class Gate:
             place = waiting.item
             if not place.future.done():
                 self._pace.count(self._monotonic())
-                place.future.set_result(self._pass(place.prompt_tokens, waiting.workspace))
+                passing = self._pass(
+                    place.prompt_tokens, waiting.workspace, has_place=place.is_again
+                )
+                place.future.set_result(passing)
         refusing = self.refusing
-        if not self._queue and rows.is_due:
+        if not self._is_awaited and rows.is_due:
             self._let_in_row(lambda model: rows.is_for(model, refusing))
         loop = asyncio.get_running_loop()
         if (self._queue or rows.queue) and self._timer is None:
@@ -245,15 +284,28 @@ class Gate:
         self._row_timer = None
         self._admit()
 
-    def _pass(self, prompt_tokens: int, workspace: str, *, is_batch: bool = False) -> Passing:
+    def _pass(
+        self,
+        prompt_tokens: int,
+        workspace: str,
+        *,
+        is_batch: bool = False,
+        has_place: bool = False,
+    ) -> Passing:
+        """Let a turn in. `has_place`: in its workspace's window."""
         tokens = prompt_tokens * self._computed_share
-        return Passing(self._passing, tokens, workspace, is_batch=is_batch)
+        passing = Passing(self._passing, tokens, workspace, is_batch=is_batch)
+        if not (is_batch or has_place):
+            passing.unanswered = self._windows.enter(workspace)
+        return passing
 
     def _next(self) -> Waiting[WaitingTurn] | None:
         """Take out the next turn that may go now."""
         has_place: dict[str | None, bool] = {}
         return self._queue.pop(
-            self._has_room, lambda one: self._goes_early(has_place, one.workspace, one.kind)
+            self._has_room,
+            lambda one: self._goes_early(has_place, one.workspace, one.kind),
+            self._is_held,
         )
 
     def _goes_early(

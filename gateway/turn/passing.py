@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from gateway.limits.congestion import Unanswered
+
 _STILL = 0.05
 
 
@@ -28,6 +30,8 @@ class Passing:
 
     The context ends when an engine has the turn or the turn has ended. `tokens` is the estimate of
     what it will compute. `is_charged`: the queue counted it as served to its workspace.
+    `unanswered` is its place in its workspace's window, and whoever entered has to end that one. A
+    row of a batch has none, and neither has a turn that was let in before and has its place still.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Passing:
         self._tokens = tokens
         self._is_batch = is_batch
         self.is_charged = False
+        self.unanswered: Unanswered | None = None
         total.num += 1
         total.num_rows += is_batch
         total.workspaces[workspace] += not is_batch
@@ -61,13 +66,25 @@ class Passing:
         # With no passing turn the sum is 0, without the remainder of rounding.
         total.tokens = total.tokens - self._tokens if total.num else 0.0
 
+    def give_up(self) -> None:
+        """The turn was let in and does not go to an engine."""
+        self.__exit__(None, None, None)
+        if self.unanswered is not None:
+            self.unanswered.ended()
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingTurn:
-    """A turn that waits in a queue."""
+    """A turn that waits in a queue.
+
+    `is_again`: it was let in before, and an engine refused it. `arrived` is in seconds of the
+    monotonic clock.
+    """
 
     future: asyncio.Future[Passing]
     prompt_tokens: int
+    arrived: float
+    is_again: bool = False
 
     @property
     def has_passed(self) -> bool:

@@ -22,6 +22,7 @@ from gateway.journal.charge import Billing, Meter
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.limits.admission import Admission
+from gateway.limits.congestion import Unanswered
 from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.ignored import Ignored
 from gateway.prompt.origin import NO_ORIGIN, Origin
@@ -148,8 +149,11 @@ class TurnService:
                 )
                 if not ask.is_batch:
                     passing = entering.enter_context(await gate.enter(ask))
+                if passing.unanswered is not None:
+                    admitted.enter_context(passing.unanswered)
                 turn = await self._open(ask, turn_id, origin, trace)
                 turn.dispatch.is_charged = passing.is_charged
+                turn.dispatch.unanswered = passing.unanswered
             place.is_open = True
             try:
                 turn.comparison = self.diagnostics.begin(ask)
@@ -284,16 +288,22 @@ class TurnService:
             self.billing.charge(record)
             self.journal.close_soon(record)
             return
-        cancelling = self._cancel(turn.dispatch.engine, record.request_id)
+        unanswered = turn.dispatch.unanswered
+        if unanswered is not None and record.outcome == CLIENT_LEFT:
+            unanswered.abandoned()
+        cancelling = self._cancel(turn.dispatch.engine, record.request_id, unanswered)
         self.background.spawn(cancelling, "cancel")
         self.reconciler.take_over(record)
 
-    async def _cancel(self, engine: Engine, request_id: str) -> None:
+    async def _cancel(self, engine: Engine, request_id: str, unanswered: Unanswered | None) -> None:
         try:
             await engine.cancel(request_id)
         except GatewayError as error:
             if not is_unsure(error):
                 raise
+        finally:
+            if unanswered is not None:
+                unanswered.ended()
 
     def _seconds(self, turn: RunningTurn) -> float:
         return self.clock.monotonic() - turn.ask.arrived

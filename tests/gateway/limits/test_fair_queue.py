@@ -60,6 +60,18 @@ def test_a_turn_that_can_go_does_not_wait_behind_one_that_cannot() -> None:
     assert len(queue) == 4
 
 
+def test_a_held_turn_stays_with_its_tag_and_others_pass_it() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(3):
+        queue.push(turn("held", number, tokens=10))
+        queue.push(turn("free", 10 + number, tokens=10))
+    found = [queue.pop(anything, is_held=lambda one: one.workspace == "held") for _ in range(4)]
+    assert [waiting and waiting.item for waiting in found] == [10, 11, 12, None]
+    assert list(queue.workspaces) == ["held"]
+    queue.push(turn("free", 13, tokens=10))
+    assert [waiting.item for waiting in popped(queue)] == [0, 1, 2, 13]
+
+
 def test_when_it_is_full_the_newest_of_who_has_most_make_way() -> None:
     queue: FairQueue[int] = FairQueue(SMALL)
     for number in range(5):

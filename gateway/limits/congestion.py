@@ -1,0 +1,160 @@
+"""How many unanswered turns a workspace may have at engines, where its clients keep leaving early.
+
+A turn whose client leaves before the first token has cost an engine its prefill, and nobody has an
+answer of it. A workspace without such turns has no bound here. One with them has a *window*, which
+follows TCP's congestion control (RFC 5681: additive increase, multiplicative decrease):
+
+- a turn that its client left before the first token halves the window, down to one,
+- a turn that reached its first token widens it by one,
+- each IDLE_SECONDS in which the workspace has no turn at an engine double it,
+- from MOST on there is no window.
+
+So the engines work for one turn at a time of a workspace whose turns are all left early, and a
+workspace where one turn of a hundred is left keeps about two hundred. A turn that was left counts
+until its engine has been told to end it.
+
+Pure, on a clock that is handed in. Each gateway has its own windows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+IDLE_SECONDS = 5.0
+MOST = 2000
+"""As many as a gateway has at engines in all (`admission.py`)."""
+_MAX_WORKSPACES = 10_000
+
+
+@dataclass(slots=True)
+class _Account:
+    """One workspace: its unanswered turns, its window, and since when it has no such turn."""
+
+    num: int = 0
+    window: int | None = None
+    idle_since: float = 0.0
+
+    def window_at(self, now: float) -> int | None:
+        if self.window is None or self.num:
+            return self.window
+        doublings = int(max(now - self.idle_since, 0.0) / IDLE_SECONDS)
+        widened = self.window << min(doublings, MOST.bit_length())
+        return widened if widened < MOST else None
+
+
+class Unanswered:
+    """One turn in its workspace's window, until it is answered, or over.
+
+    The context is the turn's time at engines. It takes the turn out of the window at its end, but
+    one that was `abandoned`. `ended` does that, once its engine works on it no more.
+    """
+
+    def __init__(self, windows: "CongestionWindows", workspace: str) -> None:
+        self._windows = windows
+        self._workspace = workspace
+        self._is_counted = True
+        self._is_abandoned = False
+
+    def answered(self) -> None:
+        """The turn has its first token."""
+        if self._is_counted:
+            self._windows.widen(self._workspace)
+            self.ended()
+
+    def abandoned(self) -> None:
+        """Its client left, and an engine may still work on it. An answered turn is none."""
+        if self._is_counted and not self._is_abandoned:
+            self._is_abandoned = True
+            self._windows.halve(self._workspace)
+
+    def ended(self) -> None:
+        """No engine works on it. A second call does nothing."""
+        if self._is_counted:
+            self._is_counted = False
+            self._windows.take_out(self._workspace)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._is_abandoned:
+            self.ended()
+
+
+class CongestionWindows:
+    def __init__(
+        self, monotonic: Callable[[], float], on_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_room` is called when a workspace with a window may have another turn at engines."""
+        self._monotonic = monotonic
+        self._on_room = on_room
+        self._accounts: dict[str, _Account] = {}
+
+    @property
+    def num_bounded(self) -> int:
+        """How many workspaces have a window."""
+        now = self._monotonic()
+        return sum(one.window_at(now) is not None for one in self._accounts.values())
+
+    def window_of(self, workspace: str) -> int | None:
+        """How many unanswered turns the workspace may have at engines; None for any number."""
+        account = self._accounts.get(workspace)
+        return None if account is None else account.window_at(self._monotonic())
+
+    def is_open(self, workspace: str) -> bool:
+        """Whether one more turn of the workspace may go to an engine."""
+        account = self._accounts.get(workspace)
+        if account is None or account.window is None:
+            return True
+        window = account.window_at(self._monotonic())
+        return window is None or account.num < window
+
+    def enter(self, workspace: str) -> Unanswered:
+        """Count a turn that goes to an engine now, also beyond the window."""
+        account = self._accounts.get(workspace)
+        if account is None:
+            self._make_room()
+            account = self._accounts[workspace] = _Account()
+        elif not account.num:
+            account.window = account.window_at(self._monotonic())
+        account.num += 1
+        return Unanswered(self, workspace)
+
+    def widen(self, workspace: str) -> None:
+        account = self._accounts[workspace]
+        if account.window is not None:
+            account.window = account.window + 1 if account.window + 1 < MOST else None
+
+    def halve(self, workspace: str) -> None:
+        """Halve the window, or what is at engines where that is less."""
+        account = self._accounts[workspace]
+        used = account.num if account.window is None else min(account.window, account.num)
+        account.window = max(used // 2, 1)
+
+    def take_out(self, workspace: str) -> None:
+        account = self._accounts[workspace]
+        account.num -= 1
+        account.idle_since = self._monotonic()
+        if account.window is not None:
+            self._on_room()
+        elif not account.num:
+            del self._accounts[workspace]
+
+    def _make_room(self) -> None:
+        """Forget workspaces whose windows are over, while there are too many."""
+        if len(self._accounts) < _MAX_WORKSPACES:
+            return
+        now = self._monotonic()
+        over = [
+            name
+            for name, one in self._accounts.items()
+            if not one.num and one.window_at(now) is None
+        ]
+        for name in over:
+            del self._accounts[name]

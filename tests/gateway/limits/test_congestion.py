@@ -1,0 +1,193 @@
+"""The window of a workspace's unanswered turns, on a clock that the tests move."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits import congestion as module
+from gateway.limits.congestion import IDLE_SECONDS, MOST, CongestionWindows, Unanswered
+
+
+@dataclass
+class Case:
+    """Windows, their clock, and the turns that are at engines."""
+
+    seconds: float = 0.0
+    num_rooms: int = 0
+    turns: list[Unanswered] = field(default_factory=list)
+    windows: CongestionWindows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.windows = CongestionWindows(lambda: self.seconds, self._note_room)
+
+    def _note_room(self) -> None:
+        self.num_rooms += 1
+
+    def enter(self, number: int = 1, workspace: str = "w") -> list[Unanswered]:
+        entered = [self.windows.enter(workspace) for _ in range(number)]
+        self.turns += entered
+        return entered
+
+    def abandon(self, number: int) -> None:
+        """As many turns at once, which all are left."""
+        for turn in self.enter(number):
+            with turn:
+                turn.abandoned()
+        for turn in self.turns:
+            turn.ended()
+
+    @property
+    def window(self) -> int | None:
+        return self.windows.window_of("w")
+
+
+def test_a_workspace_whose_turns_are_answered_or_fail_has_no_window() -> None:
+    case = Case()
+    turns = case.enter(500)
+    for turn in turns[:250]:
+        with turn:
+            turn.answered()
+    for turn in turns[250:]:
+        with turn:
+            pass
+    assert case.window is None and case.windows.is_open("w")
+    assert case.windows.num_bounded == 0
+
+
+def test_each_turn_that_is_left_halves_the_window_down_to_one() -> None:
+    case = Case()
+    turns = case.enter(40)
+    seen = []
+    for turn in turns[:7]:
+        turn.abandoned()
+        seen.append(case.window)
+    assert seen == [20, 10, 5, 2, 1, 1, 1]
+
+
+def test_a_turn_that_was_left_counts_until_its_engine_has_ended_it() -> None:
+    case = Case()
+    case.abandon(2)
+    assert case.window == 1
+    [turn] = case.enter()
+    with turn:
+        turn.abandoned()
+    assert not case.windows.is_open("w")
+    before = case.num_rooms
+    turn.ended()
+    turn.ended()
+    assert case.windows.is_open("w") and case.num_rooms == before + 1
+
+
+def test_each_answered_turn_widens_the_window_by_one_until_there_is_none() -> None:
+    case = Case()
+    case.abandon(8)
+    for expected in range(2, MOST):
+        [turn] = case.enter()
+        turn.answered()
+        turn.abandoned()
+        assert case.window == expected, "a client may leave an answered turn"
+    [turn] = case.enter()
+    turn.answered()
+    assert case.window is None and case.windows.num_bounded == 0
+
+
+def test_idle_time_doubles_the_window_and_time_with_turns_does_not() -> None:
+    case = Case()
+    case.abandon(8)
+    [turn] = case.enter()
+    case.seconds += 100 * IDLE_SECONDS
+    assert case.window == 1
+    with turn:
+        pass
+    case.seconds += 2.5 * IDLE_SECONDS
+    assert case.window == 4
+    case.enter(4)
+    assert case.window == 4 and not case.windows.is_open("w")
+    for turn in case.turns:
+        turn.ended()
+    case.seconds += 9 * IDLE_SECONDS
+    assert case.window is None
+
+
+def test_a_workspace_with_one_turn_at_a_time_never_waits_for_its_window() -> None:
+    case = Case()
+    for _ in range(50):
+        assert case.windows.is_open("w")
+        case.abandon(1)
+
+
+def test_another_workspace_has_no_part_in_a_window() -> None:
+    case = Case()
+    case.abandon(8)
+    case.enter(1)
+    assert not case.windows.is_open("w") and case.windows.is_open("other")
+    assert case.windows.window_of("other") is None
+
+
+@pytest.mark.parametrize(("every", "least", "most"), [(100, 100, 400), (10, 10, 40)])
+def test_a_workspace_with_few_turns_that_are_left_keeps_a_wide_window(
+    every: int, least: int, most: int
+) -> None:
+    """A fluid model says 2 * (1 - p) / p for a share p = 1 / every of turns that are left."""
+    case = Case()
+    case.abandon(8)
+    seen = []
+    turns: list[Unanswered] = []
+    for number in range(20_000):
+        while case.windows.is_open("w"):
+            turns += [case.windows.enter("w")]
+        turn = turns.pop(0)
+        if number % every == 0:
+            turn.abandoned()
+            turn.ended()
+        else:
+            turn.answered()
+        seen.append(case.window or MOST)
+    later = sorted(seen[10_000:])
+    assert least <= later[len(later) // 2] <= most
+
+
+def test_accounts_are_forgotten_when_their_windows_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_WORKSPACES", 10)
+    case = Case()
+    for number in range(10):
+        [turn] = case.enter(workspace=f"w{number}")
+        turn.abandoned()
+        turn.ended()
+    case.seconds += 12 * IDLE_SECONDS
+    case.enter(workspace="new")
+    assert list(case.windows._accounts) == ["new"]
+
+
+STEPS = st.sampled_from(["enter", "answered", "abandoned", "ended", "fail", "wait"])
+
+
+@given(st.lists(st.tuples(STEPS, st.integers(0, 7), st.sampled_from("ab")), max_size=80))
+def test_windows_count_exactly_what_is_at_engines(steps: list[tuple[str, int, str]]) -> None:
+    """Whatever happens in whatever order, also twice."""
+    case = Case()
+    at_engines: dict[str, list[Unanswered]] = {"a": [], "b": []}
+    left: set[int] = set()
+    for step, number, workspace in steps:
+        turns = at_engines[workspace]
+        window = case.windows.window_of(workspace)
+        assert window is None or 1 <= window < MOST
+        assert case.windows.is_open(workspace) == (window is None or len(turns) < window)
+        if step == "wait":
+            case.seconds += number
+        elif step == "enter":
+            turns += case.enter(workspace=workspace)
+        elif turns:
+            turn = turns[number % len(turns)]
+            if step == "fail":
+                with turn:
+                    pass
+            else:
+                getattr(turn, step)()
+            left |= {id(turn)} if step == "abandoned" else set()
+            if step in ("answered", "ended") or (step == "fail" and id(turn) not in left):
+                turns.remove(turn)
