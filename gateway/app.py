@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -17,8 +18,6 @@ from gateway.admin.routes import CONTROLLERS
 from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
 from gateway.base.clock import Clock
-from gateway.base.errors import LedgerUnavailable
-from gateway.base.grants import AutoCache
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
@@ -28,7 +27,9 @@ from gateway.http.access_log import logged
 from gateway.http.auth import AdminGate
 from gateway.http.batch_runner import make_runner
 from gateway.http.bodies import Bodies, BodyDeadline
+from gateway.http.machine import Machine, Place, join
 from gateway.http.model_calls import put_in_front
+from gateway.http.others import meet_others
 from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
@@ -41,11 +42,10 @@ from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
 from gateway.ledger.pools import open_ledgers
 from gateway.ledger.reads.totals import Queries
-from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspaces
-from gateway.limits.admission import Admission
+from gateway.ledger.workspaces import Workspaces
+from gateway.limits.admission import Admitting
 from gateway.limits.bodies import BodyBytes
-from gateway.limits.counting import Counting
-from gateway.limits.keyring import KeyRing
+from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.large_bodies import LargeBodies
 from gateway.limits.reading import EXPORT_REST, EXPORTS_PER_KEY, ReadLimit
 from gateway.limits.spend import SpendWatch
@@ -78,6 +78,7 @@ class Foundation:
     supervisor: Supervisor
     clock: Clock
     traces: Traces | None
+    machine: Machine
 
 
 def create_app(
@@ -85,8 +86,9 @@ def create_app(
     *,
     clock: Clock | None = None,
     make_supervisor: Callable[[Callable[[], float], CountEnd], Supervisor] = Supervisor,
+    place: Place | None = None,
 ) -> Litestar:
-    """`make_supervisor` is how tests put faults into loops."""
+    """`make_supervisor` is how tests put faults into loops; `place` is a worker's."""
     clock = clock or Clock()
     catalogue = load_catalogue(settings.models, claude_alias=settings.claude_alias)
     prices = PriceBook(settings.prices, settings.hosted_prices)
@@ -100,8 +102,10 @@ def create_app(
             if traces is not None:
                 stack.push_async_callback(traces.aclose)
                 metrics.watch_spans(traces.count)
-            base = Foundation(metrics, supervisor, clock, traces)
+            machine = await join(stack, place, settings, clock)
+            base = Foundation(metrics, supervisor, clock, traces, machine)
             app.state.services = await _start(stack, settings, base, catalogue, prices)
+            await meet_others(machine, app.state)
             yield
 
     held = BodyBytes(settings.bodies_bytes)
@@ -141,28 +145,27 @@ async def _start(
     prices: PriceBook,
 ) -> Services:
     """Start what lives as long as the gateway; it is stopped in the reverse order."""
-    metrics, clock = base.metrics, base.clock
-    journal = _open_journal(stack, settings, base)
+    metrics, clock, machine = base.metrics, base.clock, base.machine
+    journal = _open_journal(stack, settings, base, machine.journal(settings.data))
     ledgers = open_ledgers(stack, settings.ledger_url)
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
-    keyring = _keyring(keys, settings, clock)
-    admission = Admission(clock.monotonic, clock.wall)
-    spend = SpendWatch(workspaces, lambda: keyring.workspaces, admission, clock)
+    keyring, admission = make_keyring(keys, settings, clock), machine.admission
+    spend = machine.spend(workspaces, keyring, clock)
     router = Router(_weights(settings))
     fleet = await _start_fleet(stack, settings, router.weights, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
-    reconciler, drain = _settlers(journal, ledgers.drain, fleet, base, billing)
-    recovered = await reconciler.recover()
+    reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
-    await _look_at_database(keyring, keys, settings, clock)
-    get_logger("gateway").info("started", instance=journal.instance, recovered_turns=recovered)
+    await look_at_database(keyring, keys, settings, clock)
+    _tell_of_start(journal, machine)
     dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
     queries = Queries(ledgers.reads)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
-    for name, loop in (("cached_contents", sweep.run), ("batches", runner.run)):
-        _run_beside(stack, base.supervisor, name, loop)
+    inspection = Inspection(ledgers.inspection, metrics.ledger_damage.set)
+    once = {"cached_contents": sweep.run, "batches": runner.run, "inspect": inspection.run}
+    _run_on_first(stack, base, once)
     return Services(
         turns=turns,
         fleet=fleet,
@@ -177,13 +180,14 @@ async def _start(
         metrics=metrics,
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
-        inspection=_inspect(stack, base, ledgers.inspection),
+        inspection=inspection,
         reading=ReadLimit(),
         exporting=ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
         planners=Planners(),
         clock=clock,
         workers=runner.workers,
-        counting=Counting(settings.load_bounds, clock.monotonic),
+        counting=machine.counting,
+        machine=machine,
         bounds=settings.request_bounds,
         load_bounds=settings.load_bounds,
         cached_contents=sweep.contents,
@@ -201,7 +205,7 @@ def _dispatcher(
     fleet: Fleet,
     router: Router,
     reconciler: Reconciler,
-    admission: Admission,
+    admission: Admitting,
     journal: Journal,
 ) -> Dispatcher:
     return Dispatcher(
@@ -227,17 +231,22 @@ def _sweep(
     return Sweep(contents, fleet, keyring, catalogue, clock)
 
 
-def _settlers(
+async def _settlers(
     journal: Journal, ledger: Ledger, fleet: Fleet, base: Foundation, billing: Billing
 ) -> tuple[Reconciler, Drain]:
+    """What closes turns, with those that the journal has open, and what drains them."""
     metrics, known, monotonic = base.metrics, ledger.known, base.clock.monotonic
-    drain = Drain(journal, ledger.insert_turns, fleet.acknowledge, metrics, known)
-    return Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known), drain
+    insert = base.machine.insert(ledger.insert_turns)
+    drain = Drain(journal, insert, fleet.acknowledge, metrics, known)
+    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
+    await reconciler.recover()
+    base.machine.recovered = reconciler.pending
+    return reconciler, drain
 
 
 def _turn_service(
     dispatcher: Dispatcher,
-    admission: Admission,
+    admission: Admitting,
     billing: Billing,
     queries: Queries,
     background: Background,
@@ -259,7 +268,7 @@ def _turn_service(
 
 
 def _gate(
-    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admission, clock: Clock
+    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admitting, clock: Clock
 ) -> Gate:
     return Gate(
         fleet.engines,
@@ -281,26 +290,16 @@ def _weights(settings: Settings) -> Weights:
     )
 
 
-def _keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
-    return KeyRing(
-        keys,
-        settings.master_secret,
-        clock,
-        settings.api_key,
-        settings.keys_stale_seconds,
-        settings.key_lookups_per_minute,
-        AutoCache(settings.auto_cache, settings.auto_cache_ttl),
-    )
-
-
 def _workers(stack: AsyncExitStack) -> Workers:
     workers = Workers()
     stack.callback(workers.close)
     return workers
 
 
-def _open_journal(stack: AsyncExitStack, settings: Settings, base: Foundation) -> Journal:
-    journal = Journal(settings.data / "journal", settings.journal_max_bytes, base.supervisor.guard)
+def _open_journal(
+    stack: AsyncExitStack, settings: Settings, base: Foundation, directory: Path
+) -> Journal:
+    journal = Journal(directory, settings.journal_max_bytes, base.supervisor.guard)
     stack.push_async_callback(journal.stop)
     base.metrics.watch_journal(
         lambda: journal.backlog,
@@ -345,7 +344,7 @@ def _run_loops(
     drain: Drain,
     reconciler: Reconciler,
     keyring: KeyRing,
-    spend: SpendWatch,
+    spend: SpendWatch | None,
     prices: PriceBook,
 ) -> None:
     _run_beside(stack, supervisor, "drain", drain.run)
@@ -353,7 +352,8 @@ def _run_loops(
     stack.push_async_callback(reconciler.finish, _SETTLE_SECONDS)
     _run_beside(stack, supervisor, "reconcile", reconciler.run)
     _run_beside(stack, supervisor, "keys", keyring.run)
-    _run_beside(stack, supervisor, "spend", spend.run)
+    if spend is not None:
+        _run_beside(stack, supervisor, "spend", spend.run)
     _run_beside(stack, supervisor, "prices", prices.run)
 
 
@@ -363,38 +363,21 @@ def _background(stack: AsyncExitStack) -> Background:
     return background
 
 
-def _inspect(stack: AsyncExitStack, base: Foundation, ledger: Ledger) -> Inspection:
-    inspection = Inspection(ledger, base.metrics.ledger_damage.set)
-    _run_beside(stack, base.supervisor, "inspect", inspection.run)
-    return inspection
+def _tell_of_start(journal: Journal, machine: Machine) -> None:
+    worker = {} if machine.link is None else {"worker": machine.number}
+    get_logger("gateway").info(
+        "started", instance=journal.instance, recovered_turns=len(machine.recovered), **worker
+    )
+
+
+def _run_on_first(stack: AsyncExitStack, base: Foundation, loops: Mapping[str, Loop]) -> None:
+    """Run what one process of the machine runs alone."""
+    if base.machine.is_first:
+        for name, loop in loops.items():
+            _run_beside(stack, base.supervisor, name, loop)
 
 
 def _run_beside(stack: AsyncExitStack, supervisor: Supervisor, name: str, loop: Loop) -> None:
     """Run a loop until the gateway stops. It ends between two rounds."""
     supervisor.start(name, loop)
     stack.push_async_callback(supervisor.stop, name)
-
-
-async def _look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:
-    """Look at the database before the first turn: one of sample data serves none.
-
-    A database that is away is asked again in the background.
-    """
-    try:
-        await keyring.refresh()
-    except LedgerUnavailable as error:
-        get_logger("gateway").warning("database_not_looked_at", error=str(error))
-    if keyring.is_sample:
-        get_logger("gateway").warning("sample_data", serves_turns=False)
-    else:
-        await _ensure_key(keys, settings, clock)
-
-
-async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:
-    """Store the configured key. Without a database it works from memory."""
-    if (key := settings.api_key) is None:
-        return
-    try:
-        await keys.create(key.get_secret_value(), DEFAULT_WORKSPACE, "configured", clock.wall())
-    except LedgerUnavailable as error:
-        get_logger("gateway").warning("key_not_stored", error=str(error))

@@ -14,6 +14,7 @@ from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
+from gateway.http.others import EngineChange, remove_everywhere
 from gateway.http.services import Services
 from gateway.routing.breaker import BreakerState
 from gateway.routing.engine import Engine, EngineStatus
@@ -82,6 +83,7 @@ class EnginesController(AdminController):
     ) -> EngineReport:
         """The engine gets the engine secret. It gets turns as soon as it is ready."""
         engine = await services.fleet.add(engine_url(asked.url))
+        await services.machine.spread("engines", EngineChange("add", engine.url))
         _log("engine_added", engine)
         return await _report(engine)
 
@@ -95,6 +97,7 @@ class EnginesController(AdminController):
         """Turns that run on the engine end there."""
         engine = services.fleet.find(name)
         engine.is_draining = True
+        await services.machine.spread("engines", EngineChange("drain", name))
         _log("engine_drains", engine)
         return await _report(engine)
 
@@ -109,6 +112,7 @@ class EnginesController(AdminController):
     ) -> EngineReport:
         engine = services.fleet.find(name)
         engine.is_draining = False
+        await services.machine.spread("engines", EngineChange("resume", name))
         _log("engine_resumed", engine)
         return await _report(engine)
 
@@ -121,7 +125,7 @@ class EnginesController(AdminController):
     async def remove(self, name: FromPath[str], services: NamedDependency[Services]) -> Removed:
         """An engine with running turns is not removed: drain it first."""
         engine = services.fleet.find(name)
-        await services.fleet.remove(name)
+        await remove_everywhere(services, name)
         _log("engine_removed", engine)
         return Removed(name=name)
 

@@ -3,12 +3,15 @@
 from typing import Annotated
 
 from litestar import get
+from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 
 from gateway.admin.controller import AdminController
 from gateway.admin.ranges import WorkspaceName
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.others import all_refusals
 from gateway.http.refusals import Refusal, Refusals
+from gateway.http.services import Services
 
 RequestId = Annotated[str | None, QueryParameter(name="request_id", min_length=1, max_length=64)]
 
@@ -24,10 +27,12 @@ class RefusalsController(AdminController):
     async def refusals(
         self,
         request: AdminRequest,
+        services: NamedDependency[Services],
         workspace: WorkspaceName = None,
         request_id: RequestId = None,
         limit: Annotated[int, QueryParameter(name="limit", ge=1, le=1000)] = 100,
     ) -> list[Refusal]:
         """Requests that were refused before their turn began are in no ledger, only here."""
         kept: Refusals = request.app.state.refusals
-        return kept.newest(request.user.confine(workspace), request_id, limit)
+        own = request.user.confine(workspace)
+        return await all_refusals(services.machine, kept, own, request_id, limit)

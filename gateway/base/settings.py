@@ -24,6 +24,7 @@ PREFIX = "HOLDFAST_"
 JOURNAL_MAX_BYTES = 1 << 30
 JOURNAL_MIN_BYTES = 1 << 20
 ENGINE_NAME_CHARACTERS = 64
+MAX_WORKERS = 64
 _ENGINE_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,63}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:\[\]-]")
 
@@ -196,6 +197,13 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Worker processes that serve the port, beside one that counts limits and writes"
+        " the ledger; 1 is one process for all",
+    )
     models: Path | None = Field(
         default=None, description="Path of a models.toml that replaces the shipped one"
     )

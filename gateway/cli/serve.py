@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import socket
 import sys
 from contextlib import suppress
 
@@ -9,9 +10,12 @@ from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import create_app
 from gateway.base.logs import configure
-from gateway.base.settings import load
+from gateway.base.settings import MAX_WORKERS, Settings, SettingsError, load
 from gateway.cli.arguments import Commands
+from gateway.cli.left import warn_of_left
+from gateway.cli.parent import run_parent
 from gateway.http.admitted import raise_descriptor_limit
+from gateway.http.machine import Place
 from gateway.http.server import Server
 from gateway.limits.workers import SWITCH_SECONDS
 
@@ -21,19 +25,42 @@ _GC_THRESHOLDS = (20_000, 50, 50)
 
 
 def add_commands(commands: Commands) -> None:
-    commands.add_parser("serve", help="run the gateway").set_defaults(run=_serve)
+    parser = commands.add_parser("serve", help="run the gateway")
+    parser.add_argument("--workers", type=int, metavar="N", help="default: HOLDFAST_WORKERS")
+    # What the parent process gives to a worker: its number, and two sockets by descriptor.
+    parser.add_argument("--worker", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.set_defaults(run=_serve)
 
 
-def _serve(_: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace) -> int:
     settings = load()
     raise_descriptor_limit()
     configure(settings.log_level)
-    app = create_app(settings)
+    if options.worker is not None:
+        number, listening, parent = options.worker
+        return _run(
+            settings,
+            Place(number, socket.socket(fileno=parent)),
+            [socket.socket(fileno=listening)],
+        )
+    num_workers = settings.workers if options.workers is None else options.workers
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise SettingsError(f"--workers: must be between 1 and {MAX_WORKERS}: {num_workers}")
+    if num_workers > 1:
+        return run_parent(settings, num_workers)
+    warn_of_left(settings.data, num_workers)
+    return _run(settings)
+
+
+def _run(
+    settings: Settings, place: Place | None = None, sockets: list[socket.socket] | None = None
+) -> int:
+    app = create_app(settings, place=place)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(app, settings)
     with suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets)
     return 0 if server.started else STARTUP_FAILURE

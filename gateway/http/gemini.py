@@ -94,7 +94,7 @@ async def _prepared(
 
 
 async def _count(request: KeyRequest, services: Services, body: bytes, model: str) -> ASGIResponse:
-    with services.counting.admitted(request.user.workspace, len(body)):
+    with await services.counting.admit(request.user.workspace, len(body)):
         ask = await _asked(request, services, body, model, _COUNT)
         tokens = await while_present(request, services.turns.count(ask))
     return answered(

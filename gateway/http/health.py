@@ -1,7 +1,8 @@
 """Probes and metrics. They name no tenant and no content, so they need no key."""
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Controller, Response, get
@@ -9,11 +10,14 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.base.metrics import EngineState
+from gateway.base.metrics import EngineState, summed
 from gateway.base.supervisor import LoopHealth
+from gateway.http.machine import Machine, WorkerState
 from gateway.http.services import Services
 from gateway.ledger.inspection import Inspection
 from gateway.routing.engine import Engine, EngineStatus
+
+Kind = TypeVar("Kind")
 
 _SHOWN = 10
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,6 +61,18 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     ledger_damage: list[str] | None
 
 
+class WorkerHealth(WorkerState, frozen=True, kw_only=True):
+    """`readiness` is None for a worker that did not answer in time."""
+
+    readiness: Readiness | None
+
+
+class MachineReadiness(Readiness, frozen=True, kw_only=True):
+    """The readiness of a gateway with several workers. `engines` is as one of them sees them."""
+
+    workers: list[WorkerHealth]
+
+
 def _readiness_id(handler: Any, method: Any, path: Sequence[object]) -> str:
     """The operation's id in the description of the API: one for each of the two paths."""
     return "getReadinessAsHealth" if "health" in path else "getReadiness"
@@ -84,37 +100,10 @@ class HealthController(Controller):
 
         `/health` is vLLM's name, which GuideLLM asks for.
         """
-        engines = [
-            EngineHealth(
-                name=engine.name,
-                status=engine.status,
-                model=engine.description.model if engine.description else None,
-                detail=engine.readiness,
-            )
-            for engine in services.fleet.engines
-        ]
-        journal = JournalHealth(
-            backlog=services.journal.backlog,
-            bytes=services.journal.num_bytes,
-            max_bytes=services.journal.max_bytes,
-            has_room=services.journal.has_room,
-            set_aside=services.journal.num_set_aside,
-        )
-        is_stopping = state.stopping.is_set()
-        loops, ledger = services.supervisor.failing, services.ledger.problem
-        is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
-        is_ready = is_able and not is_stopping
-        body = Readiness(
-            ready=is_ready,
-            stopping=is_stopping,
-            engines=engines,
-            journal_backlog=journal.backlog,
-            journal=journal,
-            loops=loops,
-            ledger=ledger,
-            ledger_damage=_shown(services.inspection),
-        )
-        return Response(body, status_code=200 if is_ready else 503)
+        body = readiness_of(services, state.stopping)
+        if services.machine.link is not None:
+            body = await _of_machine(services.machine, body)
+        return Response(body, status_code=200 if body.ready else 503)
 
     @get(
         "/metrics",
@@ -123,11 +112,94 @@ class HealthController(Controller):
         media_type=_EXPOSITION,
     )
     async def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
-        services.metrics.show_engines(
-            {engine.name: _state_of(engine) for engine in services.fleet.engines}
+        machine = services.machine
+        if machine.link is None:
+            return Response(exposition_of(services), media_type=_EXPOSITION)
+        parts = await machine.gather("metrics", None, bytes)
+        parts.append((await machine.parent_state()).metrics)
+        return Response(await asyncio.to_thread(summed, parts), media_type=_EXPOSITION)
+
+
+def exposition_of(services: Services) -> bytes:
+    """This process's metrics."""
+    services.metrics.show_engines(
+        {engine.name: _state_of(engine) for engine in services.fleet.engines}
+    )
+    services.metrics.loops_failing.set(len(services.supervisor.failing))
+    return services.metrics.exposition()
+
+
+def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
+    """This process's readiness."""
+    engines = [
+        EngineHealth(
+            name=engine.name,
+            status=engine.status,
+            model=engine.description.model if engine.description else None,
+            detail=engine.readiness,
         )
-        services.metrics.loops_failing.set(len(services.supervisor.failing))
-        return Response(services.metrics.exposition(), media_type=_EXPOSITION)
+        for engine in services.fleet.engines
+    ]
+    journal = JournalHealth(
+        backlog=services.journal.backlog,
+        bytes=services.journal.num_bytes,
+        max_bytes=services.journal.max_bytes,
+        has_room=services.journal.has_room,
+        set_aside=services.journal.num_set_aside,
+    )
+    is_stopping = stopping.is_set()
+    loops, ledger = services.supervisor.failing, services.ledger.problem
+    is_able = services.fleet.takes_turns and journal.has_room and not (loops or ledger)
+    is_ready = is_able and not is_stopping
+    return Readiness(
+        ready=is_ready,
+        stopping=is_stopping,
+        engines=engines,
+        journal_backlog=journal.backlog,
+        journal=journal,
+        loops=loops,
+        ledger=ledger,
+        ledger_damage=_shown(services.inspection),
+    )
+
+
+async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
+    """The readiness of all workers together: all that run are ready, and one runs."""
+    told = dict(await machine.gather("readiness", None, tuple[int, Readiness]))
+    parent = await machine.parent_state()
+    workers = [
+        WorkerHealth(**msgspec.structs.asdict(state), readiness=told.get(state.worker))
+        for state in parent.workers
+    ]
+    running = [each.readiness for each in workers if each.is_running]
+    found = [each for each in running if each is not None]
+    is_stopping = any(each.stopping for each in found)
+    own_fields = msgspec.structs.asdict(own)
+    loops = [*parent.loops, *(loop for each in found for loop in each.loops)]
+    is_ready = bool(running) and all(each is not None and each.ready for each in running)
+    journals = [each.journal for each in found]
+    journal = JournalHealth(
+        backlog=sum(each.backlog for each in journals),
+        bytes=sum(each.bytes for each in journals),
+        max_bytes=sum(each.max_bytes for each in journals),
+        has_room=all(each.has_room for each in journals),
+        set_aside=sum(each.set_aside for each in journals),
+    )
+    changes = {
+        "ready": is_ready and not parent.loops,
+        "stopping": is_stopping,
+        "journal": journal,
+        "journal_backlog": journal.backlog,
+        "loops": loops,
+        "ledger": _first(each.ledger for each in found),
+        "ledger_damage": _first(each.ledger_damage for each in found),
+        "workers": workers,
+    }
+    return MachineReadiness(**{**own_fields, **changes})
+
+
+def _first(values: Iterable[Kind | None]) -> Kind | None:
+    return next((each for each in values if each is not None), None)
 
 
 def _shown(inspection: Inspection) -> list[str] | None:

@@ -14,6 +14,7 @@ from gateway.base.supervisor import Supervisor
 from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
+from gateway.http.machine import Machine
 from gateway.journal.writer import Journal
 from gateway.ledger.batches import Batches
 from gateway.ledger.cached_contents import CachedContents
@@ -22,7 +23,7 @@ from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
-from gateway.limits.counting import Counting
+from gateway.limits.counting import CountingCalls
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import (
     PLANS_PER_KEY,
@@ -70,7 +71,8 @@ class Services:
     summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))
     clock: Clock
     workers: Workers
-    counting: Counting
+    counting: CountingCalls
+    machine: Machine
     bounds: RequestBounds
     load_bounds: LoadBounds
     cached_contents: CachedContents

@@ -123,6 +123,11 @@ class Reconciler:
         return {engine.name: engine for engine in self._witnesses}
 
     @property
+    def pending(self) -> list[str]:
+        """The ids of the turns that are to be closed."""
+        return list(self._pending)
+
+    @property
     def num_pending(self) -> int:
         return len(self._pending)
 

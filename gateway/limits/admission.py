@@ -9,16 +9,19 @@ workspace that mostly reads reserves less, - and at most the whole bucket, so th
 length can start when the bucket is full.
 
 A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
-one minute may see more than the limit, but the long run does not. Each gateway has its own buckets.
-Only the spend is shared, through the ledger.
+one minute may see more than the limit, but the long run does not. Each gateway has its own buckets,
+which its workers share (`shared.py`). Only the spend is shared by gateways, through the ledger.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
 
 from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS, Limits
@@ -73,11 +76,44 @@ class AdmittedTurn:
     is_open: bool = False
 
 
+class Used(msgspec.Struct, frozen=True, array_like=True):
+    """What a closed turn counts: tokens towards its workspace's limit, and nano-dollars."""
+
+    turn_id: str
+    workspace: str
+    tokens: int
+    cost: int
+    opened_at: datetime
+
+
+def used_by(record: TurnRecord) -> Used:
+    tokens = (
+        record.input_tokens
+        + record.cache_write_5m_tokens
+        + record.cache_write_1h_tokens
+        + record.output_tokens
+    )
+    return Used(record.id, record.workspace, tokens, record.cost or 0, record.opened_at)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reservation:
     workspace: str
     estimate: int
     tokens: int
+
+
+class Admitting(Protocol):
+    """What turns use of an admission, in this process or behind a link."""
+
+    @property
+    def in_flight(self) -> int: ...
+    async def admit(
+        self, turn_id: str, principal: Principal, estimate: int, backlog: int
+    ) -> AbstractContextManager[AdmittedTurn]: ...
+    def count_used(self, record: TurnRecord) -> None: ...
+    async def settled(self, turn_id: str) -> None: ...
+    def rates(self, principal: Principal) -> Standings: ...
 
 
 class Admission:
@@ -103,33 +139,54 @@ class Admission:
         """
         if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
-        account = self._account(principal.workspace, principal.limits)
-        reservation = self._reserve(account, principal.workspace, max(1, estimate))
-        self._reservations[turn_id] = reservation
-        self._in_flight += 1
-        account.in_flight += 1
-        account.num_uncounted += 1
+        self.take(turn_id, principal.workspace, principal.limits, estimate)
         place = AdmittedTurn()
         try:
             yield place
         finally:
-            self._in_flight -= 1
-            account.in_flight -= 1
-            if not place.is_open:
-                self._put_right(turn_id, 0)
+            self.leave(turn_id, principal.workspace, is_open=place.is_open)
+
+    async def admit(
+        self, turn_id: str, principal: Principal, estimate: int, backlog: int
+    ) -> AbstractContextManager[AdmittedTurn]:
+        """As `admitted`. It raises when the returned block is entered."""
+        return self.admitted(turn_id, principal, estimate, backlog)
+
+    def take(self, turn_id: str, workspace: str, limits: Limits, estimate: int) -> None:
+        """Take a turn's place until `leave`. `estimate` is in tokens.
+
+        Raise RateLimited or SpendLimitReached, with nothing taken.
+        """
+        account = self._account(workspace, limits)
+        reservation = self._reserve(account, workspace, max(1, estimate))
+        self._reservations[turn_id] = reservation
+        self._in_flight += 1
+        account.in_flight += 1
+        account.num_uncounted += 1
+
+    def leave(self, turn_id: str, workspace: str, *, is_open: bool) -> None:
+        """Give a place back. The close of a turn that is in the journal counts its use."""
+        self._in_flight -= 1
+        self._account(workspace).in_flight -= 1
+        if not is_open:
+            self.give_back(turn_id)
+
+    def give_back(self, turn_id: str) -> None:
+        """Return what a turn reserved that used nothing. A second call does nothing."""
+        self._put_right(turn_id, 0)
 
     def count_used(self, record: TurnRecord) -> None:
         """Count the use and the cost of a closed turn, also of an earlier run's turn."""
-        counted = (
-            record.input_tokens
-            + record.cache_write_5m_tokens
-            + record.cache_write_1h_tokens
-            + record.output_tokens
-        )
-        self._put_right(record.id, counted)
-        account = self._account(record.workspace)
-        if record.cost and account.month == month_of(record.opened_at):
-            account.spent += record.cost
+        self.count(used_by(record))
+
+    async def settled(self, turn_id: str) -> None:
+        """A closed turn counts at once here."""
+
+    def count(self, used: Used) -> None:
+        self._put_right(used.turn_id, used.tokens)
+        account = self._account(used.workspace)
+        if used.cost and account.month == month_of(used.opened_at):
+            account.spent += used.cost
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
         """Take in the ledger's costs of this month: all gateways', by workspace, in nano-dollars.
@@ -144,8 +201,11 @@ class Admission:
 
     def rates(self, principal: Principal) -> Standings:
         """How much of its limits the workspace has left; None for a limit that it does not have."""
+        return self.standings(principal.workspace, principal.limits)
+
+    def standings(self, workspace: str, limits: Limits) -> Standings:
         now = self._monotonic()
-        account = self._account(principal.workspace, principal.limits)
+        account = self._account(workspace, limits)
         return Standings(_rate(account.requests, now), _rate(account.tokens, now))
 
     def _reserve(self, account: _Account, workspace: str, estimate: int) -> _Reservation:

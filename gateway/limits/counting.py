@@ -7,8 +7,9 @@ but for the clock that is handed in.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.base.bounds import LoadBounds
 from gateway.base.errors import RateLimited
@@ -28,6 +29,12 @@ class _Account:
         return full and not self.num_running
 
 
+class CountingCalls(Protocol):
+    """What handlers use of it, in this process or behind a link."""
+
+    async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]: ...
+
+
 class Counting:
     def __init__(self, bounds: LoadBounds, monotonic: Callable[[], float]) -> None:
         self._bounds = bounds
@@ -41,6 +48,14 @@ class Counting:
         A refused call takes nothing. An admitted call gives no requests and bytes back, because it
         costs as much when nobody waits for it any more.
         """
+        self.take(workspace, num_bytes)
+        try:
+            yield
+        finally:
+            self.leave(workspace)
+
+    def take(self, workspace: str, num_bytes: int) -> None:
+        """Take a place until `leave`. Raise RateLimited, with nothing taken."""
         account, now = self._account(workspace), self._monotonic()
         most = self._bounds.count_concurrency
         if account.num_running >= most:
@@ -55,10 +70,13 @@ class Counting:
         for bucket, amount, _ in wanted:
             bucket.take(amount, now)
         account.num_running += 1
-        try:
-            yield
-        finally:
-            account.num_running -= 1
+
+    def leave(self, workspace: str) -> None:
+        self._account(workspace).num_running -= 1
+
+    async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]:
+        """As `admitted`. It raises when the returned block is entered."""
+        return self.admitted(workspace, num_bytes)
 
     def _account(self, workspace: str) -> _Account:
         account = self._accounts.get(workspace)

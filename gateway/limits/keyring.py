@@ -19,9 +19,10 @@ from pydantic import SecretStr
 
 from gateway.base.background import pause
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, Overloaded
+from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded
 from gateway.base.grants import DEFAULT_AUTO_CACHE, AutoCache, Limits
 from gateway.base.logs import get_logger
+from gateway.base.settings import Settings
 from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKey, digest_of
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
 from gateway.limits.lookups import Lookups
@@ -285,3 +286,40 @@ class KeyRing:
             raise
         known = {entry.principal.key_id for entry in self._known.values()}
         self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}
+
+
+def make_keyring(keys: Keys, settings: Settings, clock: Clock) -> KeyRing:
+    return KeyRing(
+        keys,
+        settings.master_secret,
+        clock,
+        settings.api_key,
+        settings.keys_stale_seconds,
+        settings.key_lookups_per_minute,
+        AutoCache(settings.auto_cache, settings.auto_cache_ttl),
+    )
+
+
+async def look_at_database(keyring: KeyRing, keys: Keys, settings: Settings, clock: Clock) -> None:
+    """Look at the database before the first turn: one of sample data serves none.
+
+    A database that is away is asked again in the background.
+    """
+    try:
+        await keyring.refresh()
+    except LedgerUnavailable as error:
+        get_logger("gateway").warning("database_not_looked_at", error=str(error))
+    if keyring.is_sample:
+        get_logger("gateway").warning("sample_data", serves_turns=False)
+    else:
+        await _ensure_key(keys, settings, clock)
+
+
+async def _ensure_key(keys: Keys, settings: Settings, clock: Clock) -> None:
+    """Store the configured key. Without a database it works from memory."""
+    if (key := settings.api_key) is None:
+        return
+    try:
+        await keys.create(key.get_secret_value(), DEFAULT_WORKSPACE, "configured", clock.wall())
+    except LedgerUnavailable as error:
+        get_logger("gateway").warning("key_not_stored", error=str(error))

@@ -24,6 +24,7 @@ _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
 
 MAX_ENGINES = 256
+TURNS_RUN = "engine: turns run there; drain it, and remove it when they ended"
 
 MakeEngine = Callable[[str, str], Engine]
 """Makes an engine of a name and a URL."""
@@ -108,7 +109,7 @@ class Fleet:
         """
         engine = self.find(name)
         if engine.load.num_running:
-            raise InvalidRequest("engine: turns run there; drain it, and remove it when they ended")
+            raise InvalidRequest(TURNS_RUN)
         self.engines.remove(engine)
         await self._leave(engine)
 

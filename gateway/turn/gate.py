@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
 from gateway.base.metrics import Metrics
-from gateway.limits.admission import MAX_IN_FLIGHT, Admission
+from gateway.limits.admission import MAX_IN_FLIGHT, Admitting
 from gateway.limits.congestion import CongestionWindows
 from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
@@ -49,7 +49,7 @@ class Gate:
         engines: Sequence[Engine],
         metrics: Metrics,
         monotonic: Callable[[], float],
-        admission: Admission,
+        admission: Admitting,
         *,
         wait_seconds: float,
         queue_tokens: int,

@@ -21,7 +21,7 @@ from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing, Meter
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
-from gateway.limits.admission import Admission
+from gateway.limits.admission import Admitting
 from gateway.limits.congestion import Unanswered
 from gateway.prompt.ask import Ask, TurnId
 from gateway.prompt.ignored import Ignored
@@ -86,7 +86,7 @@ class TurnService:
     dispatcher: Dispatcher
     journal: Journal
     reconciler: Reconciler
-    admission: Admission
+    admission: Admitting
     billing: Billing
     metrics: Metrics
     background: Background
@@ -144,8 +144,9 @@ class TurnService:
                 if ask.is_batch:
                     # A row that waits for idle room takes no place of its workspace's other turns.
                     passing = entering.enter_context(await gate.enter(ask))
+                backlog = self.journal.backlog
                 place = admitted.enter_context(
-                    self.admission.admitted(turn_id, ask.principal, tokens, self.journal.backlog)
+                    await self.admission.admit(turn_id, ask.principal, tokens, backlog)
                 )
                 if not ask.is_batch:
                     passing = entering.enter_context(await gate.enter(ask))
@@ -270,6 +271,7 @@ class TurnService:
         self.billing.charge(turn.record)
         turn.is_closed = True
         await self.journal.close(turn.record)
+        await self.admission.settled(turn.id)
 
     def _leave(self, turn: RunningTurn) -> None:
         """Handle every other end of a turn.

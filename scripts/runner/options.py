@@ -12,6 +12,7 @@ ENGINES_ABOVE = 20
 DASHBOARD_ABOVE = 421
 MAX_GATEWAYS = ENGINES_ABOVE
 MAX_ENGINES = DASHBOARD_ABOVE - ENGINES_ABOVE
+MAX_WORKERS = 64
 LAST_PORT = 65535
 
 
@@ -38,11 +39,15 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`data` is absolute. With `sample` no engine is started, since sample data serves no turn."""
+    """`data` is absolute. `workers` are of each gateway; None is what HOLDFAST_WORKERS says.
+
+    With `sample` no engine is started, since sample data serves no turn.
+    """
 
     engine: str = "native"
     engines: int = 1
     gateways: int = 1
+    workers: int | None = None
     model: str | None = None
     ports: Ports = Ports()
     data: Path = ROOT / "data"
@@ -67,6 +72,8 @@ def parse_options(arguments: list[str]) -> Options:
     for name, limit in (("engines", MAX_ENGINES), ("gateways", MAX_GATEWAYS)):
         if not 1 <= getattr(given, name) <= limit:
             raise UsageError(f"`--{name}` must be between 1 and {limit}: {getattr(given, name)}")
+    if given.workers is not None and not 1 <= given.workers <= MAX_WORKERS:
+        raise UsageError(f"`--workers` must be between 1 and {MAX_WORKERS}: {given.workers}")
     if not 1 <= given.port <= LAST_PORT - DASHBOARD_ABOVE:
         raise UsageError(
             f"`--port` must be between 1 and {LAST_PORT - DASHBOARD_ABOVE}: {given.port} "
@@ -79,6 +86,7 @@ def parse_options(arguments: list[str]) -> Options:
         engine=given.engine,
         engines=given.engines,
         gateways=given.gateways,
+        workers=given.workers,
         model=given.model and str(_place(given.model)),
         ports=Ports(given.port),
         data=from_caller(given.data) if given.data is not None else data,
@@ -97,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=["native", "vllm", "synthetic"], default="native")
     parser.add_argument("--engines", type=int, default=1, metavar="N", help="how many; default: 1")
     parser.add_argument("--gateways", type=int, default=1, metavar="N", help="how many; default: 1")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes of each gateway; default: 1"
+    )
     parser.add_argument(
         "--port",
         type=int,

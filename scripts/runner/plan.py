@@ -162,9 +162,10 @@ def gateway_environment(options: Options, keys: Secrets, index: int) -> dict[str
 
 def gateway_program(options: Options, keys: Secrets, index: int) -> Program:
     grace = seconds_of("HOLDFAST_GRACE_SECONDS", {}, GATEWAY_GRACE)
+    workers = [] if options.workers is None else ["--workers", str(options.workers)]
     return Program(
         name="gateway" if options.gateways == 1 else f"gateway-{index}",
-        command=[sys.executable, "-m", "gateway", "serve"],
+        command=[sys.executable, "-m", "gateway", "serve", *workers],
         port=options.ports.gateway(index),
         # Without an engine it is never ready, and serves what the ledger has.
         ready="/healthz" if options.sample else "/readyz",

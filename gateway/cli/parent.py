@@ -1,0 +1,251 @@
+"""The process beside the workers: `serve --workers N` with N above 1.
+
+It opens the port, which all workers inherit, and keeps them running (`processes.py`). It counts the
+limits of workspaces for all of them (`gateway/limits/desk.py`), writes the turns of their journals
+into the ledger, and passes on what one worker asks of the others. It serves no request itself. When
+it is killed its workers end at once, and the next start finds their journals.
+"""
+
+import asyncio
+import errno
+import signal
+import socket
+import sys
+import time
+from contextlib import AsyncExitStack
+
+import msgspec
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from gateway.base.background import pause
+from gateway.base.catalogue import load_catalogue
+from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError
+from gateway.base.grants import NO_LIMITS, Limits
+from gateway.base.link import Handler
+from gateway.base.logs import get_logger
+from gateway.base.metrics import ParentMetrics, summed
+from gateway.base.record import TurnRecord
+from gateway.base.settings import Settings
+from gateway.base.supervisor import Supervisor
+from gateway.cli.left import left_journals
+from gateway.cli.processes import Processes, Worker
+from gateway.http.admitted import backlog_for, num_descriptors
+from gateway.http.machine import GATHER_SECONDS, ParentState
+from gateway.ledger.database import Ledger
+from gateway.ledger.keys import Keys
+from gateway.ledger.pools import open_ledgers
+from gateway.ledger.workspaces import Workspaces
+from gateway.limits.admission import Admission
+from gateway.limits.counting import Counting
+from gateway.limits.desk import Seat
+from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
+from gateway.limits.spend import SpendWatch
+from gateway.prices.book import PriceBook
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_END_SECONDS = 15.0
+_RETRY_SECONDS = 5.0
+_BUSY_SECONDS = 3.0
+_BUSY_PAUSE_SECONDS = 0.05
+
+_records = msgspec.msgpack.Decoder(list[TurnRecord]).decode
+_asked = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
+_ids = msgspec.msgpack.Decoder(set[str]).decode
+
+
+def run_parent(settings: Settings, num_workers: int) -> int:
+    """Run until a signal ends it. Return the exit status."""
+    # What is wrong for every worker is told once, here.
+    load_catalogue(settings.models, claude_alias=settings.claude_alias)
+    PriceBook(settings.prices, settings.hosted_prices)
+    try:
+        listening = _listen(settings)
+    except OSError as error:
+        place = f"{settings.host}:{settings.port}"
+        get_logger("gateway").error("can_not_listen", address=place, error=str(error))
+        return STARTUP_FAILURE
+    factory = uvicorn.Config("", loop="auto").get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        ended_by, status = runner.run(_run(settings, num_workers, listening))
+    listening.close()
+    if ended_by is not None:
+        # As a single process does it: what started us sees which signal ended us.
+        signal.signal(ended_by, signal.SIG_DFL)
+        signal.raise_signal(ended_by)
+    return status
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Open the port. Workers of a parent that was just killed may hold it for a moment."""
+    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            listening.bind(address)
+            listening.listen(backlog_for(num_descriptors()))
+            return listening
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                listening.close()
+                raise
+        time.sleep(_BUSY_PAUSE_SECONDS)
+
+
+async def _run(
+    settings: Settings, num_workers: int, listening: socket.socket
+) -> tuple[signal.Signals | None, int]:
+    async with AsyncExitStack() as stack:
+        parent = Parent(stack, settings, num_workers, listening)
+        await parent.start(stack)
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, parent.end, number)
+        await parent.processes.run()
+        return parent.ended_by, parent.processes.exit_status or 0
+
+
+class Parent:
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        settings: Settings,
+        num_workers: int,
+        listening: socket.socket,
+    ) -> None:
+        self.ended_by: signal.Signals | None = None
+        self._settings = settings
+        self._clock = Clock()
+        self._metrics = ParentMetrics()
+        self._supervisor = Supervisor(self._clock.monotonic, self._metrics.count_loop_end)
+        ledgers = open_ledgers(stack, settings.ledger_url)
+        self._ledger: Ledger = ledgers.drain
+        self._keys = Keys(ledgers.access)
+        self._workspaces = Workspaces(ledgers.access)
+        self._keyring: KeyRing = make_keyring(self._keys, settings, self._clock)
+        self._admission = Admission(self._clock.monotonic, self._clock.wall)
+        self._counting = Counting(settings.load_bounds, self._clock.monotonic)
+        self._seats: dict[int, Seat] = {}
+        self._inserting = asyncio.Lock()
+        # Changes of the fleet, each once, where it came last: what a new worker must do too.
+        self._changes: dict[bytes, None] = {}
+        # Of each worker's process the last that it told, and the sum of those that have ended.
+        self._told: dict[int, bytes] = {}
+        self._gone = b""
+        self.processes = Processes(num_workers, listening, self._seat, self._left)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        keyring = self._keyring
+        spend = SpendWatch(
+            self._workspaces, lambda: keyring.workspaces, self._admission, self._clock
+        )
+        await look_at_database(keyring, self._keys, self._settings, self._clock)
+        loops = {"keys": keyring.run, "spend": spend.run, "left_journals": self._recover_left}
+        for name, loop in loops.items():
+            self._supervisor.start(name, loop)
+            stack.push_async_callback(self._supervisor.stop, name)
+
+    def end(self, number: signal.Signals) -> None:
+        """End all workers. They have the time to drain; then they are killed."""
+        if self.ended_by is None:
+            seconds = self._settings.drain_seconds + self._settings.grace_seconds + _END_SECONDS
+            loop = asyncio.get_running_loop()
+            loop.call_later(seconds, self.processes.signal, signal.SIGKILL)
+        self.ended_by = number
+        self.processes.signal(number)
+
+    def _seat(self, worker: Worker) -> dict[str, Handler]:
+        seat = Seat(
+            self._admission, self._counting, self._limits_of, self._seats.get(worker.number)
+        )
+        self._seats[worker.number] = seat
+        if worker.num_started > 1:
+            self._metrics.worker_restarts.inc()
+
+        def begun(body: bytes) -> list[msgspec.Raw]:
+            seat.has_recovered(_ids(body))
+            worker.has_begun = True
+            return [msgspec.Raw(change) for change in self._changes]
+
+        async def spread(body: bytes) -> None:
+            await self._spread(worker, *_asked(body))
+
+        return {
+            **seat.handlers,
+            "begun": begun,
+            "insert": self._insert,
+            "gather": self._gather,
+            "spread": spread,
+            "state": lambda _: self._state(),
+        }
+
+    def _left(self, worker: Worker) -> None:
+        self._seats[worker.number].lost()
+        if (told := self._told.pop(worker.number, None)) is not None:
+            self._gone = summed([self._gone, told], only_counts=True)
+
+    def _limits_of(self, workspace: str) -> Limits:
+        found = self._keyring.workspaces.get(workspace)
+        return NO_LIMITS if found is None else found.limits
+
+    async def _insert(self, body: bytes) -> None:
+        records = _records(body)
+        # One after the other: SQLite has one writer, and sums of the same hour are the same rows.
+        async with self._inserting:
+            await self._ledger.insert_turns(records)
+
+    async def _gather(self, body: bytes) -> list[msgspec.Raw]:
+        what, content = _asked(body)
+        asked = [worker for worker in self.processes.workers if worker.has_begun]
+        found = await asyncio.gather(*(self._ask(worker, what, content) for worker in asked))
+        if what == "metrics":
+            for worker, answer in zip(asked, found, strict=True):
+                if answer is not None and worker.has_begun:
+                    self._told[worker.number] = msgspec.msgpack.decode(answer, type=bytes)
+        return [answer for answer in found if answer is not None]
+
+    async def _spread(self, asking: Worker, what: str, content: msgspec.Raw) -> None:
+        if what == "keys":
+            await self._keyring.refresh()
+        elif what == "engines":
+            self._changes.pop(bytes(content), None)
+            self._changes[bytes(content)] = None
+        others = [each for each in self.processes.workers if each.has_begun and each != asking]
+        await asyncio.gather(*(self._ask(worker, what, content) for worker in others))
+
+    async def _ask(self, worker: Worker, what: str, content: msgspec.Raw) -> msgspec.Raw | None:
+        """A worker's answer; None where it gives none in time."""
+        if worker.link is None:
+            return None
+        try:
+            answer = await worker.link.ask(what, content, msgspec.Raw, GATHER_SECONDS)
+        except GatewayError as error:
+            get_logger("workers").warning(
+                "worker_silent", worker=worker.number, what=what, error=str(error)
+            )
+            return None
+        return msgspec.Raw(bytes(answer))
+
+    def _state(self) -> ParentState:
+        workers = [worker.state for worker in self.processes.workers]
+        self._metrics.workers.set(sum(each.is_running for each in workers))
+        return ParentState(
+            workers=workers,
+            loops=self._supervisor.failing,
+            metrics=summed([self._metrics.exposition(), self._gone]),
+        )
+
+    async def _recover_left(self, stopping: asyncio.Event) -> None:
+        """Settle the journals of workers that there are no more."""
+        for path in left_journals(self._settings.data, len(self.processes.workers)):
+            while not stopping.is_set():
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "gateway", "recover", "--journal", str(path))
+                )
+                if await process.wait() == 0:
+                    break
+                await pause(stopping, _RETRY_SECONDS)

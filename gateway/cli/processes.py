@@ -1,0 +1,123 @@
+"""Keeps the worker processes running: starts them, starts them again, and ends them.
+
+A worker that ends is started again after a pause that doubles each time. One that ends before it
+ever served stops the whole gateway, since the next would end alike.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gateway.base.background import pause
+from gateway.base.link import Handler, Link
+from gateway.base.logs import get_logger
+from gateway.http.machine import WorkerState
+
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 15.0
+STEADY_SECONDS = 10.0
+_LAST_WORDS_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker over all its processes. `has_begun`: the process of now serves."""
+
+    number: int
+    process: Process | None = None
+    link: Link | None = None
+    has_begun: bool = False
+    num_started: int = 0
+    num_ends: int = 0
+
+    @property
+    def state(self) -> WorkerState:
+        return WorkerState(
+            worker=self.number,
+            pid=self.process.pid if self.process else None,
+            is_running=self.has_begun,
+            restarts=max(self.num_started - 1, 0),
+        )
+
+
+class Processes:
+    """`seat` gives the handlers of a worker's new process, and is told of its end by `left`."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        listening: socket.socket,
+        seat: Callable[[Worker], Mapping[str, Handler]],
+        left: Callable[[Worker], None],
+    ) -> None:
+        self.workers = [Worker(number) for number in range(1, num_workers + 1)]
+        self._listening = listening
+        self._seat = seat
+        self._left = left
+        self._stopping = asyncio.Event()
+        self.exit_status: int | None = None
+        """The exit status of a worker that never served."""
+        self._log = get_logger("workers")
+
+    async def run(self) -> None:
+        """Run all workers until they have ended behind `signal`."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self.workers:
+                group.create_task(self._keep(worker))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on. No worker is started again behind it."""
+        self._stopping.set()
+        for worker in self.workers:
+            if worker.process is not None:
+                with suppress(ProcessLookupError):
+                    worker.process.send_signal(number)
+
+    async def _keep(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            since = loop.time()
+            await self._run(worker)
+            if self._stopping.is_set():
+                return
+            if self.exit_status is not None:
+                self.signal(signal.SIGTERM)
+                return
+            worker.num_ends = 1 if loop.time() - since >= STEADY_SECONDS else worker.num_ends + 1
+            seconds = min(FIRST_PAUSE_SECONDS * 2 ** (worker.num_ends - 1), MAX_PAUSE_SECONDS)
+            self._log.error("worker_ended", worker=worker.number, retry_seconds=seconds)
+            await pause(self._stopping, seconds)
+
+    async def _run(self, worker: Worker) -> None:
+        """Run one process to its end."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            descriptors = self._listening.fileno(), theirs.fileno()
+            worker.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway", "serve", "--worker", str(worker.number)),
+                *map(str, descriptors),
+                pass_fds=descriptors,
+                # A terminal's SIGINT goes to the parent alone, which passes it on.
+                start_new_session=True,
+            )
+            worker.num_started += 1
+            is_lost = asyncio.Event()
+            worker.link = await Link.over(ours.dup(), self._seat(worker), is_lost.set)
+        if self._stopping.is_set():  # it was asked to end while this one was being started
+            worker.process.send_signal(signal.SIGTERM)
+        status = await worker.process.wait()
+        await pause(is_lost, _LAST_WORDS_SECONDS)  # what it told last is read first
+        worker.link.close()
+        has_served, worker.has_begun = worker.has_begun, False
+        self._left(worker)
+        worker.process = worker.link = None
+        if not has_served and not self._stopping.is_set():
+            self._log.error("worker_never_served", worker=worker.number, status=status)
+            if worker.num_started == 1 and status >= 0:
+                self.exit_status = status or os.EX_SOFTWARE

@@ -1,0 +1,157 @@
+"""A gateway's processes: this one alone, or one of several workers beside their parent.
+
+Alone it counts limits and writes the ledger itself. A worker asks its parent for both, and through
+it the other workers for what only they know.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gateway.base.clock import Clock
+from gateway.base.link import Handler, Link
+from gateway.base.logs import get_logger
+from gateway.base.settings import Settings
+from gateway.base.supervisor import LoopHealth
+from gateway.journal.drain import Insert
+from gateway.journal.remote import RemoteLedger
+from gateway.ledger.workspaces import Workspaces
+from gateway.limits.admission import Admission, Admitting
+from gateway.limits.counting import Counting, CountingCalls
+from gateway.limits.keyring import KeyRing
+from gateway.limits.shared import SharedAdmission, SharedCounting
+from gateway.limits.spend import SpendWatch
+
+GATHER_SECONDS = 3.0
+_HELLO_SECONDS = 30.0
+
+Loop = Callable[[asyncio.Event], Awaitable[None]]
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker's place: its number, from 1 on, and its socket to the parent."""
+
+    number: int
+    parent: socket.socket
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent knows of a worker. `restarts` counts its processes after the first."""
+
+    worker: int
+    pid: int | None
+    is_running: bool
+    restarts: int
+
+
+class ParentState(msgspec.Struct, frozen=True, kw_only=True):
+    """`loops` are the parent's loops that are failing.
+
+    `metrics` are the parent's own, and the counters of workers that are gone.
+    """
+
+    workers: list[WorkerState]
+    loops: list[LoopHealth]
+    metrics: bytes
+
+
+@dataclass(slots=True)
+class Machine:
+    """`link` is None for a process that is alone. `handlers` answer what the parent asks.
+
+    `recovered` are the turns that an earlier process left open in the journal.
+    """
+
+    number: int
+    admission: Admitting
+    counting: CountingCalls
+    link: Link | None = None
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    own: Admission | None = None
+    recovered: list[str] = field(default_factory=list)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process runs what one process of the machine must run alone."""
+        return self.number == 1
+
+    def journal(self, data: Path) -> Path:
+        return journal_of(data, self.number)
+
+    def insert(self, insert: Insert) -> Insert:
+        """How turns get into the ledger; `insert` does it here."""
+        return insert if self.link is None else RemoteLedger(self.link).insert
+
+    def spend(self, workspaces: Workspaces, keyring: KeyRing, clock: Clock) -> SpendWatch | None:
+        """What reads the spend of workspaces; None where the parent does."""
+        if self.own is None:
+            return None
+        return SpendWatch(workspaces, lambda: keyring.workspaces, self.own, clock)
+
+    async def has_begun(self, kind: type[Kind]) -> list[Kind]:
+        """Tell the parent that this worker is about to serve, and which turns it took over.
+
+        Return the changes of the fleet that were made since the gateway began.
+        """
+        assert self.link is not None
+        found = await self.link.ask("begun", self.recovered, list[msgspec.Raw], _HELLO_SECONDS)
+        return [msgspec.msgpack.decode(each, type=kind) for each in found]
+
+    async def gather(self, what: str, body: object, kind: type[Kind]) -> list[Kind]:
+        """The answers of all workers that give one in time, this one's too; alone, none.
+
+        Raise Overloaded where the parent does not answer.
+        """
+        if self.link is None:
+            return []
+        found = await self.link.ask("gather", (what, body), list[msgspec.Raw], GATHER_SECONDS + 1)
+        return [msgspec.msgpack.decode(each, type=kind) for each in found]
+
+    async def spread(self, what: str, body: object = None) -> None:
+        """Have the other workers, and the parent, do what this one did."""
+        if self.link is not None:
+            await self.link.ask("spread", (what, body), type(None), GATHER_SECONDS + 1)
+
+    async def parent_state(self) -> ParentState:
+        assert self.link is not None
+        return await self.link.ask("state", None, ParentState, GATHER_SECONDS)
+
+
+def journal_of(data: Path, number: int) -> Path:
+    """The first worker's journal is the one of a gateway that is alone."""
+    return data / ("journal" if number == 1 else f"journal-{number}")
+
+
+async def join(
+    stack: AsyncExitStack, place: Place | None, settings: Settings, clock: Clock
+) -> Machine:
+    if place is None:
+        own = Admission(clock.monotonic, clock.wall)
+        return Machine(1, own, Counting(settings.load_bounds, clock.monotonic), own=own)
+    handlers: dict[str, Handler] = {}
+    is_leaving = False
+
+    def lost() -> None:
+        # Without the parent no limit is counted. Its journal has what runs, as after any kill.
+        if not is_leaving:
+            get_logger("gateway").critical("parent_lost", worker=place.number)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave() -> None:
+        nonlocal is_leaving
+        is_leaving = True
+        link.close()
+
+    link = await Link.over(place.parent, handlers, lost)
+    stack.callback(leave)
+    return Machine(place.number, SharedAdmission(link), SharedCounting(link), link, handlers)

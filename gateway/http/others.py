@@ -1,0 +1,93 @@
+"""What a worker answers and does when another worker of its gateway asks through their parent."""
+
+from typing import Any, Literal
+
+import msgspec
+from litestar.datastructures import State
+
+from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.base.logs import get_logger
+from gateway.http.health import exposition_of, readiness_of
+from gateway.http.machine import Machine
+from gateway.http.refusals import Refusal, Refusals
+from gateway.http.services import Services
+from gateway.routing.fleet import TURNS_RUN, Fleet
+
+Action = Literal["add", "drain", "resume", "remove"]
+
+
+class EngineChange(msgspec.Struct, frozen=True, array_like=True):
+    """A change of the fleet by the admin API. `engine` is a URL to add, and otherwise a name."""
+
+    action: Action
+    engine: str
+
+
+_change = msgspec.msgpack.Decoder(EngineChange).decode
+_name = msgspec.msgpack.Decoder(str).decode
+_wanted = msgspec.msgpack.Decoder(tuple[str | None, str | None, int]).decode
+
+
+async def meet_others(machine: Machine, state: State) -> None:
+    """Answer other workers from now on, and take over what they changed before."""
+    if machine.link is None:
+        return
+    services: Services = state.services
+    refusals: Refusals = state.refusals
+
+    async def keys(_: bytes) -> None:
+        await services.keyring.refresh()
+
+    async def engines(body: bytes) -> None:
+        await _apply(services.fleet, _change(body))
+
+    machine.handlers.update(
+        {
+            "metrics": lambda _: exposition_of(services),
+            "readiness": lambda _: (machine.number, readiness_of(services, state.stopping)),
+            "refusals": lambda body: refusals.newest(*_wanted(body)),
+            "running": lambda body: _num_running(services.fleet, _name(body)),
+            "keys": keys,
+            "engines": engines,
+        }
+    )
+    for change in await machine.has_begun(EngineChange):
+        await _apply(services.fleet, change)
+
+
+async def remove_everywhere(services: Services, name: str) -> None:
+    """Remove an engine. Raise InvalidRequest while turns of this gateway run on it."""
+    if any(await services.machine.gather("running", name, int)):
+        raise InvalidRequest(TURNS_RUN)
+    await services.fleet.remove(name)
+    await services.machine.spread("engines", EngineChange("remove", name))
+
+
+async def all_refusals(
+    machine: Machine, own: Refusals, workspace: str | None, request_id: str | None, limit: int
+) -> list[Refusal]:
+    """The newest refusals of all workers, the newest first."""
+    if machine.link is None:
+        return own.newest(workspace, request_id, limit)
+    found = await machine.gather("refusals", (workspace, request_id, limit), list[Refusal])
+    every = sorted((one for each in found for one in each), key=lambda one: -one.at_ms)
+    return every[:limit]
+
+
+async def _apply(fleet: Fleet, change: EngineChange) -> None:
+    """Do what another worker did. A change that does not fit is logged: nobody waits for it."""
+    try:
+        match change.action:
+            case "add":
+                await fleet.add(change.engine)
+            case "remove":
+                await fleet.remove(change.engine)
+            case "drain" | "resume":
+                fleet.find(change.engine).is_draining = change.action == "drain"
+    except GatewayError as error:
+        values: dict[str, Any] = {"action": change.action, "engine": change.engine}
+        get_logger("gateway").warning("engine_change_failed", error=str(error), **values)
+
+
+def _num_running(fleet: Fleet, name: str) -> int:
+    return sum(each.load.num_running for each in fleet.engines if each.name == name)

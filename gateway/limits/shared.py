@@ -1,0 +1,192 @@
+"""A worker's side of limits that all workers of a gateway share: the parent process counts them.
+
+A turn of a workspace with limits waits for the parent's answer. Any other turn is told to the
+parent and begins at once, so that a limit that is set later knows it.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import msgspec
+
+from gateway.base.errors import GatewayError, Overloaded, RateLimited, SpendLimitReached
+from gateway.base.grants import NO_LIMITS
+from gateway.base.link import Link
+from gateway.base.record import TurnRecord
+from gateway.base.standing import Standing, Standings
+from gateway.limits.admission import MAX_ADMITTED, MAX_BACKLOG, AdmittedTurn, used_by
+from gateway.prompt.ask import Principal
+
+_ASK_SECONDS = 5.0
+_MAX_WORKSPACES = 10_000
+
+
+class Entering(msgspec.Struct, frozen=True, array_like=True):
+    """A turn that wants a place. `estimate` is in tokens."""
+
+    turn_id: str
+    workspace: str
+    estimate: int
+
+
+class Leaving(msgspec.Struct, frozen=True, array_like=True):
+    turn_id: str
+    is_open: bool
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """`retry_after` is None where the month's spend is used up."""
+
+    message: str
+    retry_after: int | None
+
+    @classmethod
+    def of(cls, error: GatewayError) -> "Refusal":
+        return cls(str(error), error.retry_after if isinstance(error, RateLimited) else None)
+
+    def error(self) -> GatewayError:
+        if self.retry_after is None:
+            return SpendLimitReached(self.message)
+        error = RateLimited(retry_after=self.retry_after)
+        error.args = (self.message,)
+        return error
+
+
+class Entered(msgspec.Struct, frozen=True, array_like=True):
+    """The parent's answer, and what is left of the workspace's limits after it."""
+
+    standings: Standings
+    refusal: Refusal | None = None
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """A call of `count_tokens`, by its number in its worker."""
+
+    number: int
+    workspace: str
+    num_bytes: int
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    refusal: Refusal | None = None
+
+
+class SharedAdmission:
+    """What `Admission` is to turns, behind a link. Bounds on the process are the process's own."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._in_flight = 0
+        self._standings: OrderedDict[str, Standings] = OrderedDict()
+        # Turns in flight of workspaces with limits, and the answers about those that are closed.
+        self._limited: set[str] = set()
+        self._counting: dict[str, asyncio.Future[msgspec.Raw]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    async def admit(
+        self, turn_id: str, principal: Principal, estimate: int, backlog: int
+    ) -> AbstractContextManager[AdmittedTurn]:
+        """Ask for a place. Raise Overloaded, RateLimited or SpendLimitReached, with none taken.
+
+        Raise Overloaded also where the parent does not answer in time.
+        """
+        if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
+            raise Overloaded
+        entering = Entering(turn_id, principal.workspace, estimate)
+        if principal.limits == NO_LIMITS:
+            self._link.tell("enter", entering)
+        else:
+            await self._ask(entering)
+        return self._held(turn_id, is_limited=principal.limits != NO_LIMITS)
+
+    async def _ask(self, entering: Entering) -> None:
+        answer: Entered | None = None
+        try:
+            answer = await self._link.ask("enter", entering, Entered, _ASK_SECONDS)
+        finally:
+            if answer is None:
+                # The parent may have given the place. It hears of both in their order.
+                self._link.tell("leave", Leaving(entering.turn_id, is_open=False))
+        self._standings[entering.workspace] = answer.standings
+        self._standings.move_to_end(entering.workspace)
+        if len(self._standings) > _MAX_WORKSPACES:
+            self._standings.popitem(last=False)
+        if answer.refusal is not None:
+            raise answer.refusal.error()
+
+    @contextmanager
+    def _held(self, turn_id: str, *, is_limited: bool) -> Iterator[AdmittedTurn]:
+        place = AdmittedTurn()
+        self._in_flight += 1
+        if is_limited:
+            self._limited.add(turn_id)
+        try:
+            yield place
+        finally:
+            self._in_flight -= 1
+            self._limited.discard(turn_id)
+            self._counting.pop(turn_id, None)
+            self._link.tell("leave", Leaving(turn_id, place.is_open))
+
+    def count_used(self, record: TurnRecord) -> None:
+        if record.id in self._limited:
+            self._counting[record.id] = self._link.request("used", used_by(record))
+        else:
+            self._link.tell("used", used_by(record))
+
+    async def settled(self, turn_id: str) -> None:
+        """Wait until the parent has counted a closed turn of a workspace with limits.
+
+        So the next turn of a client that has its answer meets it, at whatever worker.
+        """
+        if (answer := self._counting.pop(turn_id, None)) is not None:
+            await asyncio.wait([answer], timeout=_ASK_SECONDS)
+
+    def rates(self, principal: Principal) -> Standings:
+        """As the parent told it with this worker's last turn of the workspace."""
+        known = self._standings.get(principal.workspace, Standings(None, None))
+        limits = principal.limits
+        return Standings(
+            _standing(known.requests, limits.requests_per_minute),
+            _standing(known.tokens, limits.tokens_per_minute),
+        )
+
+
+class SharedCounting:
+    """What `Counting` is to calls of `count_tokens`, behind a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._number = 0
+
+    async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]:
+        """Raise RateLimited, and Overloaded where the parent does not answer in time."""
+        self._number += 1
+        call = Call(self._number, workspace, num_bytes)
+        answer: Begun | None = None
+        try:
+            answer = await self._link.ask("count", call, Begun, _ASK_SECONDS)
+        finally:
+            if answer is None:
+                self._link.tell("counted", call.number)
+        if answer.refusal is not None:
+            raise answer.refusal.error()
+        return self._held(call.number)
+
+    @contextmanager
+    def _held(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._link.tell("counted", number)
+
+
+def _standing(known: Standing | None, limit: int | None) -> Standing | None:
+    if limit is None:
+        return None
+    return known if known is not None and known.limit == limit else Standing(limit, limit, 0.0)
