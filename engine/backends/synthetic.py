@@ -17,6 +17,7 @@ import msgspec
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.store_files import Payload
 from engine.protocol import (
     Delta,
     Description,
@@ -139,7 +140,7 @@ class SyntheticRunner:
     def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
         return [b"" for _ in blocks]
 
-    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+    def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
         self._wait_for(len(loads))
 
     def _wait_for(self, num_copies: int) -> None:

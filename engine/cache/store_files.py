@@ -8,6 +8,8 @@ from engine.cache.block import Block, Entry
 from engine.cache.ids import BlockId, Digest
 
 NameOf = Callable[[Digest], str]
+Payload = bytes | memoryview
+"""A block's content, in bytes."""
 
 
 class BlockKey(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.ids import BlockId
+from engine.cache.store_files import Payload
 from engine.compute.kv_codecs import KvCodec, KvDtype, new_codec
 
 
@@ -67,16 +68,15 @@ class KvPool:
         shape = (num_blocks, block_size, layout.num_kv_heads, width)
         # Zeros, not empty memory: a slot that a mask hides is still multiplied by its weight of
         # 0, and 0 x NaN is NaN.
-        self.keys = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.num_layers)
-        ]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self._all = torch.zeros((2 * layout.num_layers, *shape), dtype=dtype, device=device)
+        self.keys = list(self._all[: layout.num_layers])
+        self.values = list(self._all[layout.num_layers :])
         self._scratch = (self.keys[0][:0], self.values[0][:0])
 
     @property
     def num_bytes(self) -> int:
         """The bytes that the tensors occupy."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return self._all.nbytes
 
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -117,15 +117,18 @@ class KvPool:
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
-    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
-        """Each block's keys, then its values, of all layers, as the pool keeps them."""
-        saved = []
-        for block in blocks:
-            tensors = torch.stack([tensor[block] for tensor in (*self.keys, *self.values)])
-            saved.append(tensors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return saved
+    def save(self, blocks: Sequence[BlockId]) -> list[memoryview]:
+        """Each block's keys, then its values, of all layers, as the pool keeps them.
 
-    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+        They are copies. Their memory is freed when none of them is in use any more.
+        """
+        if not blocks:
+            return []
+        index = torch.tensor(blocks, device=self.device)
+        copied = self._all.transpose(0, 1).index_select(0, index).cpu().contiguous()
+        return [memoryview(row) for row in copied.flatten(1).view(torch.uint8).numpy()]
+
+    def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
         """Write what `save` gave into blocks. Raises ValueError for a payload of another size."""
         layout = self.layout
         width, dtype = layout.kept
@@ -134,9 +137,7 @@ class KvPool:
             if len(payload) != layout.bytes_per_block(self.block_size):
                 raise ValueError("a payload of another layout")
             flat = torch.frombuffer(bytearray(payload), dtype=dtype)
-            arrived = flat.view(shape).to(self.device)
-            for layer, tensor in zip(arrived, (*self.keys, *self.values), strict=True):
-                tensor[target].copy_(layer)
+            self._all[:, target].copy_(flat.view(shape).to(self.device))
 
 
 class HostKv:

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.store_files import Payload
 from engine.compute.attention.step import STEP_ARGUMENT, Attend, AttentionStep
 from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
@@ -76,10 +77,10 @@ class TorchRunner:
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         self.host.promote(pairs)
 
-    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
+    def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]:
         return self.pool.save(blocks)
 
-    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+    def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
         self.pool.load(loads)
 
     def logits(self, works: Sequence[Work]) -> torch.Tensor:

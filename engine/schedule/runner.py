@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.ids import BlockId, TokenId
+from engine.cache.store_files import Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +119,10 @@ class Runner(Protocol):
         """Copy blocks (host, device) back, before any later call reads or overwrites either."""
         ...
 
-    def save(self, blocks: Sequence[BlockId]) -> list[bytes]:
-        """The content of device blocks, all layers, as the store keeps it."""
+    def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]:
+        """A copy of device blocks' content, all layers, as the store keeps it."""
         ...
 
-    def load(self, loads: Sequence[tuple[bytes, BlockId]]) -> None:
+    def load(self, loads: Sequence[tuple[Payload, BlockId]]) -> None:
         """Write what `save` gave into device blocks, before any later call reads them."""
         ...

@@ -2,25 +2,31 @@
 
     magic, version, lengths, fingerprint, scope, chain and parent digests, place   fixed
     token ids, 32 bits each                                                        num_tokens x 4
-    digest of the payload                                                          32
+    checksum of the payload, XXH3 of 128 bits, and 16 zeros                        32
     seal: keyed digest of everything before it                                     32
     payload                                                                        payload_bytes
 
-The seal covers the payload's digest, so that header and payload can't be of two files. Pure.
+The seal covers the payload's checksum, so that header and payload can't be of two files. The
+checksum finds damage and is not keyed: who may write a store's files may read its secret as well.
+Files of version 1 have BLAKE2b of 256 bits in its place, and are read. Pure.
 """
 
 import hmac
 import struct
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Literal
+
+from xxhash import xxh3_128_digest
 
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.ids import Digest
-from engine.cache.store_files import BlockKey
+from engine.cache.store_files import BlockKey, Payload
 from engine.store.keys import StoreKeys
 
 MAGIC = b"HOLDFAST"
-VERSION = 1
+VERSION = 2
 MAX_TOKENS = 1024
 """As many as the largest block has."""
 _FIXED = struct.Struct("<8sIIIIQ16s16s16s16s")
@@ -65,8 +71,8 @@ def header_bytes(num_tokens: int) -> int:
     return _FIXED.size + num_tokens * TOKEN_BYTES + 2 * _SUM_BYTES
 
 
-def encode(key: BlockKey, payload: bytes, fingerprint: bytes, keys: StoreKeys) -> bytes:
-    """A file's bytes."""
+def encode_header(key: BlockKey, payload: Payload, fingerprint: bytes, keys: StoreKeys) -> bytes:
+    """A file's bytes up to its payload."""
     num_tokens = len(key.packed) // TOKEN_BYTES
     fixed = _FIXED.pack(
         MAGIC,
@@ -80,8 +86,13 @@ def encode(key: BlockKey, payload: bytes, fingerprint: bytes, keys: StoreKeys) -
         key.digest,
         key.parent,
     )
-    sealed = fixed + key.packed + _digest(payload)
-    return sealed + _seal(sealed, keys) + payload
+    sealed = fixed + key.packed + _CHECKSUMS[VERSION](payload)
+    return sealed + _seal(sealed, keys)
+
+
+def encode(key: BlockKey, payload: Payload, fingerprint: bytes, keys: StoreKeys) -> bytes:
+    """A file's bytes."""
+    return encode_header(key, payload, fingerprint, keys) + payload
 
 
 def decode_header(
@@ -93,10 +104,10 @@ def decode_header(
 
 def decode(data: bytes, wanted: BlockKey, fingerprint: bytes, keys: StoreKeys) -> bytes:
     """The payload of a whole file that must be of this key. Raises Damaged."""
-    key, start = _read_header(data, wanted.name, len(data), fingerprint, keys)
+    key, start, version = _read_header(data, wanted.name, len(data), fingerprint, keys)
     payload = data[start:]
     expected = data[start - 2 * _SUM_BYTES : start - _SUM_BYTES]
-    if not hmac.compare_digest(_digest(payload), expected):
+    if not hmac.compare_digest(_CHECKSUMS[version](payload), expected):
         raise Damaged("checksum")
     if key.packed != wanted.packed:
         raise Damaged("tokens")
@@ -107,8 +118,8 @@ def decode(data: bytes, wanted: BlockKey, fingerprint: bytes, keys: StoreKeys) -
 
 def _read_header(
     data: bytes | memoryview, name: str, size: int, fingerprint: bytes, keys: StoreKeys
-) -> tuple[BlockKey, int]:
-    """The key, and where the payload begins."""
+) -> tuple[BlockKey, int, int]:
+    """The key, where the payload begins, and the version."""
     view = memoryview(data)
     if len(view) < _FIXED.size:
         raise Damaged("short")
@@ -117,7 +128,7 @@ def _read_header(
     )
     if magic != MAGIC:
         raise Damaged("not_ours")
-    if version != VERSION:
+    if version not in _CHECKSUMS:
         raise Damaged("version")
     if num_tokens > MAX_TOKENS or length != header_bytes(num_tokens):
         raise Damaged("checksum")
@@ -132,11 +143,19 @@ def _read_header(
         raise Damaged("misplaced")
     packed = bytes(view[_FIXED.size : _FIXED.size + num_tokens * TOKEN_BYTES])
     key = BlockKey(name, Digest(owner), Digest(digest), Digest(parent), index, packed)
-    return key, length
+    return key, length, version
 
 
-def _digest(payload: bytes) -> bytes:
+def _blake2b(payload: Payload) -> bytes:
     return blake2b(payload, digest_size=_SUM_BYTES).digest()
+
+
+def _xxh3(payload: Payload) -> bytes:
+    return xxh3_128_digest(payload).ljust(_SUM_BYTES, b"\0")
+
+
+_CHECKSUMS: Mapping[int, Callable[[Payload], bytes]] = MappingProxyType({1: _blake2b, 2: _xxh3})
+"""By version."""
 
 
 def _seal(sealed: bytes | memoryview, keys: StoreKeys) -> bytes:

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from engine.cache.store_files import Payload
 from engine.protocol import StoreRefusal
 from engine.store.keys import SECRET_BYTES, StoreKeys
 
 _NAME_DIGITS = 32
-FORMAT = 1
+FORMAT = 2
 """Engines of a lower number leave a directory alone."""
 _OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 MAX_JOURNAL_BYTES = 2**30
@@ -100,12 +101,9 @@ class StoreDirectory:
         """The first `max_bytes` of a file, and its size."""
         return read_block(self._blocks, name, max_bytes)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Make a file, whole or not at all."""
-        place = self._place(name)
-        with suppress(FileExistsError):
-            place.parent.mkdir(mode=0o700)
-        self._write_new(place, data, is_synced=False)
+    def write(self, name: str, *parts: Payload) -> None:
+        """Make a file of these parts, whole or not at all."""
+        self._write_new(self._place(name), *parts, is_synced=False)
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -164,14 +162,18 @@ class StoreDirectory:
         self._write_new(place, secret, is_synced=True)
         return secret
 
-    def _write_new(self, place: Path, data: bytes, *, is_synced: bool) -> None:
+    def _write_new(self, place: Path, *parts: Payload, is_synced: bool) -> None:
         new = self._new / place.name
         try:
             with _created(new) as file:
-                _write_all(file, data)
+                _write_all(file, *parts)
                 if is_synced:
                     os.fsync(file)
-            os.replace(new, place)
+            try:
+                os.replace(new, place)
+            except FileNotFoundError:  # the first file of its folder
+                place.parent.mkdir(mode=0o700, exist_ok=True)
+                os.replace(new, place)
         except OSError:
             with suppress(OSError):
                 new.unlink()
@@ -208,10 +210,13 @@ def _created(place: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+def _write_all(file: int, *parts: Payload) -> None:
+    """In one call, unless the system takes less than all."""
+    left = sum(map(len, parts)) - os.writev(file, parts)
+    if left:
+        view = memoryview(b"".join(parts))[-left:]
+        while view:
+            view = view[os.write(file, view) :]
 
 
 def _read_all(file: int, num_bytes: int) -> bytes:

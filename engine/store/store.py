@@ -13,7 +13,7 @@ import structlog
 from engine.cache.block import Block, Entry, Recorded
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
-from engine.cache.store_files import Note
+from engine.cache.store_files import Note, Payload
 from engine.cache.store_tier import StoreTier
 from engine.cache.stored_entries import StoredEntries
 from engine.clock import Clock, MonotonicClock
@@ -50,7 +50,7 @@ log = structlog.get_logger()
 class BlockMemory(Protocol):
     """The part of a runner that gives a block's content."""
 
-    def save(self, blocks: Sequence[BlockId]) -> list[bytes]: ...
+    def save(self, blocks: Sequence[BlockId]) -> Sequence[Payload]: ...
 
 
 class StoreBounds(NamedTuple):

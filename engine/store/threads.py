@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.cache.store_files import BlockKey
+from engine.cache.store_files import BlockKey, Payload
 from engine.store.block_file import (
     MAX_TOKENS,
     Damage,
     Damaged,
     decode,
     decode_header,
-    encode,
+    encode_header,
     header_bytes,
 )
 from engine.store.directory import StoreDirectory
@@ -69,7 +69,10 @@ Result = Written | Arrived | Missed | Scanned | Appended | Failed
 
 
 class StoreThreads:
-    """`wake`, once set, is called from these threads after each result; it must not block."""
+    """`wake`, once set, is called from these threads after a result; it must not block.
+
+    It is called once for all results until they are taken.
+    """
 
     def __init__(self, directory: StoreDirectory, fingerprint: bytes) -> None:
         self._directory = directory
@@ -79,6 +82,7 @@ class StoreThreads:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._is_woken = threading.Event()
         self._is_closed = threading.Event()
         self._is_abandoned = threading.Event()
         self._unwritten: list[bytes] = []
@@ -89,6 +93,7 @@ class StoreThreads:
     def take_results(self, timeout: float | None = None) -> list[Result]:
         """What came since the last call. With a timeout it waits for the first."""
         results: list[Result] = []
+        self._is_woken.clear()
         while True:
             try:
                 if timeout is not None and not results:
@@ -100,7 +105,7 @@ class StoreThreads:
 
     # Tasks of the writer.
 
-    def write(self, key: BlockKey, payload: bytes) -> None:
+    def write(self, key: BlockKey, payload: Payload) -> None:
         self._tasks.put(lambda: self._write(key, payload))
 
     def delete(self, name: str) -> None:
@@ -154,12 +159,15 @@ class StoreThreads:
 
     def _say(self, result: Result) -> None:
         self._results.put(result)
-        self.wake()
+        # `take_results` clears the event first: a result put before that is taken with it.
+        if not self._is_woken.is_set():
+            self._is_woken.set()
+            self.wake()
 
-    def _write(self, key: BlockKey, payload: bytes) -> None:
-        data = encode(key, payload, self._fingerprint, self._directory.keys)
+    def _write(self, key: BlockKey, payload: Payload) -> None:
+        header = encode_header(key, payload, self._fingerprint, self._directory.keys)
         try:
-            self._directory.write(key.name, data)
+            self._directory.write(key.name, header, payload)
         except OSError as error:
             self._say(Written(key.name, len(payload), _told(error)))
         else:

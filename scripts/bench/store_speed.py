@@ -64,7 +64,7 @@ def _store(place: Path, data: list[bytes]) -> tuple[float, ...]:
     """By the store's threads: one writes, two read and verify."""
     directory = StoreDirectory(place)
     threads = StoreThreads(directory, bytes(FINGERPRINT_BYTES))
-    keys = _keys(directory, len(data))
+    keys = keys_of_chain(directory, len(data))
     began = time.monotonic()
     for key, content in zip(keys, data, strict=True):
         threads.write(key, content)
@@ -87,7 +87,7 @@ def _store(place: Path, data: list[bytes]) -> tuple[float, ...]:
     return _rates(sum(map(len, data)), (written, synced, read))
 
 
-def _keys(directory: StoreDirectory, count: int) -> list[BlockKey]:
+def keys_of_chain(directory: StoreDirectory, count: int) -> list[BlockKey]:
     """The keys of a chain of so many blocks."""
     rng, keys = random.Random(1), []
     hasher = ChainHasher(directory.keys.chain, BLOCK_SIZE)

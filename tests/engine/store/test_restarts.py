@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol import Started
+from engine.store.directory import FORMAT
 from tests.engine.schedule.harness import Sent
 from tests.engine.store.engines import DEADLINE_SECONDS, StoredEngine
 
@@ -172,7 +173,7 @@ def test_a_newer_version_is_left_alone(engine: StoredEngine) -> None:
     engine.say(PREFIX)
     engine.settle()
     engine.kill()
-    (engine.path / "format").write_text("2\n")
+    (engine.path / "format").write_text(f"{FORMAT + 1}\n")
     files = {place: place.read_bytes() for place in engine.path.rglob("*") if place.is_file()}
     older = StoredEngine(engine.path)
     assert older.store is None and older.refused == "newer"
@@ -190,7 +191,7 @@ def test_a_directory_that_cannot_be_made_costs_no_request(tmp_path: Path) -> Non
 def test_a_full_disk_costs_no_request(
     engine: StoredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(file: int, data: object) -> int:
+    def write(file: int, *parts: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     engine.settle()

@@ -1,0 +1,63 @@
+"""The store's threads: files of any folder, and one call for all results that wait."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.store.directory import StoreDirectory
+from engine.store.keys import FINGERPRINT_BYTES
+from engine.store.threads import Arrived, StoreThreads, Written
+from scripts.bench.store_speed import keys_of_chain
+
+CONTENT = bytes(range(256)) * 16
+
+
+def test_what_is_written_is_read_back_and_folders_are_made_where_they_are_missing(
+    tmp_path: Path,
+) -> None:
+    directory = StoreDirectory(tmp_path)
+    threads = StoreThreads(directory, bytes(FINGERPRINT_BYTES))
+    keys = keys_of_chain(directory, 40)
+    for key in keys:
+        threads.write(key, memoryview(CONTENT))
+    threads.barrier().result(60)
+    assert {one.error for one in threads.take_results() if isinstance(one, Written)} == {None}
+    assert sorted(directory.names()) == sorted(key.name for key in keys)
+    for key in keys:
+        threads.read(key, len(CONTENT))
+        (told,) = threads.take_results(timeout=60)
+        assert told == Arrived(key.name, CONTENT)
+    assert threads.close(60)
+    directory.close()
+
+
+def test_a_file_is_whole_where_the_system_takes_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_some(file: int, parts: Sequence[bytes]) -> int:
+        return os.write(file, b"".join(parts)[:700])
+
+    directory = StoreDirectory(tmp_path)
+    monkeypatch.setattr(os, "writev", take_some)
+    for num_head in (10, 699, 700, 701, 900):
+        directory.write("ab" * 16, CONTENT[:num_head], memoryview(CONTENT)[num_head:])
+        assert directory.read("ab" * 16, 10_000) == (CONTENT, len(CONTENT))
+    directory.close()
+
+
+def test_results_that_nobody_took_yet_wake_once(tmp_path: Path) -> None:
+    directory = StoreDirectory(tmp_path)
+    threads = StoreThreads(directory, bytes(FINGERPRINT_BYTES))
+    wakes: list[int] = []
+    threads.wake = lambda: wakes.append(1)
+    keys = keys_of_chain(directory, 10)
+    for number in (1, 2):
+        for key in keys:
+            threads.write(key, CONTENT)
+        threads.barrier().result(60)
+        assert len(wakes) == number
+        assert len(threads.take_results()) == len(keys)
+    assert threads.close(60)
+    directory.close()
