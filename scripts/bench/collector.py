@@ -5,7 +5,6 @@ Its services are OpenTelemetry's own (`opentelemetry-proto`), on a port of the l
 
 import gzip
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,14 +43,20 @@ class Span:
     events: tuple[tuple[str, int], ...] = ()
 
 
+def _set() -> threading.Event:
+    made = threading.Event()
+    made.set()
+    return made
+
+
 @dataclass
 class Collector:
-    """`delay_seconds` is how long it takes to answer."""
+    """It answers nobody while `may_answer` is cleared."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
     raw: bytes = b""
-    delay_seconds: float = 0.0
+    may_answer: threading.Event = field(default_factory=_set)
 
     def take(self, body: bytes) -> None:
         self.raw += body
@@ -126,7 +131,7 @@ def collecting_grpc() -> Iterator[Collector]:
 
     class Service(TraceServiceServicer):
         def Export(self, request: Any, _context: Any) -> Any:
-            time.sleep(collector.delay_seconds)
+            collector.may_answer.wait()
             collector.read(request)
             return ExportTraceServiceResponse()
 
@@ -147,7 +152,7 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            time.sleep(collector.delay_seconds)
+            collector.may_answer.wait()
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             assert self.path == "/v1/traces"

@@ -114,10 +114,9 @@ def test_a_second_signal_cuts_off_what_runs(tmp_path: Path) -> None:
             time.sleep(0.05)
         run.process.send_signal(signal.SIGINT)
         run.wait_said("==> stopping")
-        began = time.monotonic()
         assert run.end() == 130
         asking.join()
-    assert time.monotonic() - began < 50
+    assert not any("message_stop" in line for line in lines), "a minute's answer was not waited for"
     assert run.said.endswith("cut off\n") and "Traceback" not in run.said
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from gateway.cli.main import main
+from scripts.stack import family
 from tests.gateway.admin.test_advise import DAY_MS, RULES, data
 from tests.gateway.serving import ADMIN_KEY, serve_gateway
 
@@ -38,17 +39,17 @@ def ask(url: str, body: Any, status: int = 200, key: str = ADMIN_KEY, path: str 
 
 
 def planners() -> set[int]:
-    """The processes of plans that run now."""
+    """The processes of plans that run now for gateways of this process, not of other tests."""
     found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                line = (entry / "cmdline").read_bytes()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if b"\x00-m\x00gateway.planner\x00" in line and state != "Z":
-                found.add(int(entry.name))
+    for pid in family(os.getpid()):
+        entry = Path("/proc", str(pid))
+        try:
+            line = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if b"\x00-m\x00gateway.planner\x00" in line and state != "Z":
+            found.add(pid)
     return found
 
 

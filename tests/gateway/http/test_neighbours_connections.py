@@ -91,14 +91,14 @@ def _is_served(connection: socket.socket, head: bytes) -> bool:
 
 def _refusal_of(connection: socket.socket, head: bytes) -> bytes:
     """What is said before anything was sent, or nothing where the connection may stay."""
-    connection.settimeout(0.5)
+    connection.settimeout(3)
     try:
         answer = connection.recv(4096)
     except TimeoutError:
-        connection.settimeout(30)
-        connection.sendall(head)
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        # It may stay; else what it is told later is lost, since something was sent on it.
+        _is_served(connection, head)
         return b""
+    connection.settimeout(120)
     while piece := connection.recv(4096):
         answer += piece
     return answer

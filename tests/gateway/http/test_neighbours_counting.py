@@ -1,6 +1,5 @@
 """`count_tokens` has bounds of its own, and an over-long prompt costs no engine anything."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from gateway.base.errors import RateLimited
 from gateway.limits.counting import Counting
 from tests.gateway.bodies import body, text
 from tests.gateway.conftest import Stack
+from tests.gateway.leaving import asking
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, serve, serve_gateway
 
@@ -45,20 +45,12 @@ def test_a_workspace_counts_a_few_at_one_time_and_a_client_that_leaves_ends_its_
     counted: Stack,
 ) -> None:
     counted.engine.count_seconds = 60.0
-
-    def leave() -> None:
-        with counted.http() as http, pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/messages/count_tokens", json=COUNTED, timeout=5)
-
-    leaving = [threading.Thread(target=leave) for _ in range(2)]
-    for thread in leaving:
-        thread.start()
-    eventually(lambda: counted.engine.num_counting == 2)
-    with counted.http() as http:
-        refused = http.post("/v1/messages/count_tokens", json=COUNTED)
+    path = "/v1/messages/count_tokens"
+    with asking(counted.url, path, COUNTED), asking(counted.url, path, COUNTED):
+        eventually(lambda: counted.engine.num_counting == 2)
+        with counted.http() as http:
+            refused = http.post(path, json=COUNTED)
     assert refused.status_code == 429 and "2 concurrent calls" in refused.text
-    for thread in leaving:
-        thread.join()
     eventually(lambda: counted.engine.num_counting == 0)
     counted.engine.count_seconds = 0.0
     with counted.http() as http:

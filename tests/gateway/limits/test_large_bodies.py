@@ -29,8 +29,15 @@ def test_a_body_waits_as_long_as_the_rate_needs_and_a_long_wait_ends_in_a_refusa
 
 
 @pytest.mark.parametrize("num_bytes", [3 * MEBIBYTE, MEBIBYTE])
-def test_a_large_body_is_left_in_the_socket_and_a_small_one_never(num_bytes: int) -> None:
-    async def body_seconds(app: BodyDeadline, declared: int) -> float:
+def test_a_large_body_is_left_in_the_socket_and_a_small_one_never(
+    num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def take(app: BodyDeadline, declared: int) -> None:
         async def receive() -> Any:
             return {"type": "http.request", "body": b"x", "more_body": False}
 
@@ -39,21 +46,20 @@ def test_a_large_body_is_left_in_the_socket_and_a_small_one_never(num_bytes: int
             "headers": [(b"content-length", str(declared).encode())],
             "user": None,
         }
-        begun = time.monotonic()
         await app(scope, receive, None)  # type: ignore[arg-type]
-        return time.monotonic() - begun
 
     async def app_itself(scope: Any, receive: Any, send: Any) -> None:
         await receive()
 
-    async def run() -> float:
-        large = LargeBodies(240 * MEBIBYTE, time.monotonic)
+    async def run() -> None:
+        large = LargeBodies(240 * MEBIBYTE, lambda: 0.0)
         app = BodyDeadline(app_itself, 60, BodyBytes(1 << 40), large)
-        await body_seconds(app, 240 * MEBIBYTE)
-        return await body_seconds(app, num_bytes)
+        await take(app, 240 * MEBIBYTE)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await take(app, num_bytes)
 
-    seconds = asyncio.run(run())
-    assert seconds > 0.6 if num_bytes > MEBIBYTE else seconds < 0.6
+    asyncio.run(run())
+    assert waits == ([pytest.approx(0.75)] if num_bytes > MEBIBYTE else [])
 
 
 def test_a_key_that_reads_all_the_time_leaves_most_of_the_time_to_others() -> None:

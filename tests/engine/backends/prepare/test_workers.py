@@ -188,7 +188,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> Non
 
 
 async def test_a_prompt_that_takes_too_long_is_given_up_and_its_worker_replaced() -> None:
-    async with backend(prepare_seconds=0.5, prepare_wait_seconds=60) as engine:
+    async with backend(prepare_seconds=2.0, prepare_wait_seconds=60) as engine:
         await finish(engine, ask())
         with pytest.raises(TooCostly, match="seconds"):
             await engine.open(ask("hello world, what is it 12 " * 400_000, request_id="long"))
@@ -233,7 +233,7 @@ async def test_workers_start_in_the_event_loop_that_vllms_server_runs_in() -> No
 
 
 async def test_another_scope_is_served_while_one_holds_all_the_workers_it_may_have() -> None:
-    text = "hello world this is some text 123 " * 40_000
+    text = "hello world this is some text 123 " * 120_000
     async with backend(prepare_seconds=60, prepare_wait_seconds=60) as engine:
         await asyncio.gather(
             finish(engine, ask()), finish(engine, ask(scope=OTHER, request_id="o"))
@@ -250,7 +250,7 @@ async def test_another_scope_is_served_while_one_holds_all_the_workers_it_may_ha
 async def test_a_cancelled_count_stops_its_worker() -> None:
     async with backend(prepare_seconds=60, prepare_wait_seconds=60, prepare_workers=1) as engine:
         await finish(engine, ask())
-        counting = asyncio.ensure_future(engine.count(ask_count("hello world 123 " * 100_000)))
+        counting = asyncio.ensure_future(engine.count(ask_count("hello world 123 " * 400_000)))
         await asyncio.sleep(0.3)
         counting.cancel()
         began = time.monotonic()
