@@ -249,8 +249,8 @@ class Entries:
 
     def drop(self, scope: str, key: Digest | None = None) -> int:
         """End a scope's entry, or all of them, for an operator. Return their number."""
-        every = self._by_key.values()
-        doomed = [one for one in every if one.scope == scope and key in (None, one.key)]
+        keys = self._by_key if key is None else {key} & self._by_key.keys()
+        doomed = [one for one in map(self._by_key.__getitem__, keys) if one.scope == scope]
         num_live = sum(not entry.is_lapsed for entry in doomed)
         for entry in doomed:
             copy = self._copies.of(entry)
