@@ -2,15 +2,19 @@
 
 What can be read is kept. A record whose seal is broken is *set aside* with its bytes. A file whose
 structure is broken is moved to a folder of its own. Its records are read by SQLite as far as
-possible, and then from the raw bytes. Turns whose record is gone are set aside by name, as *lost*.
-If the list of names is shorter than the journal's own count, that is reported: the ledger may have
-lost some of those turns, and they can't be named. A journal that has lost something gets a new
-instance. `recover --instance` can then make rows from what engines counted for the old instance.
+possible, and then from the raw bytes. The same happens to a write-ahead log whose file is gone or
+empty: it has records, and SQLite would delete it.
+
+Turns whose record is gone are set aside by name, as *lost*. If the list of names is shorter than
+the journal's own count, that is reported: the ledger may have lost some of those turns, and they
+can't be named. A journal that has lost something gets a new instance. `recover --instance` can then
+make rows from what engines counted for the old instance.
 """
 
+import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +44,7 @@ BROKEN = "broken"
 _DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY = 0xFF
 _FORMER = "former "
+_MADE_BY = re.compile("msg_([0-9a-f]{8})")
 
 Connect = Callable[[Path], sqlite3.Connection]
 
@@ -64,30 +69,22 @@ def open_journal(directory: Path, connect: Connect) -> Opened:
     lists = live_ids.names_of(directory)
     told = live_ids.read(lists)
     earlier = told.instance
-    damage = None
-    try:
-        db = connect(path)
-        if not _is_whole(db):
-            damage = "its structure is broken"
-    except sqlite3.DatabaseError as error:
-        if (error.sqlite_errorcode & _PRIMARY) not in _DAMAGES:
-            raise
-        damage = str(error)
-    if damage is not None:
-        with suppress(UnboundLocalError):
-            db.close()
+    opened, damage = _open_whole(path, connect)
+    if opened is None:
         kept = _move(directory)
         log.error("journal_damaged", error=damage, kept=str(kept))
         db = connect(path)
         _restore(db, kept)
+    else:
+        db = opened
     _verify(db)
     missing = told.alive - _ids(db)
     _set_aside(db, [(turn_id, LOST, None) for turn_id in sorted(missing)])
     instance = _instance(db)
-    if damage is not None or missing or earlier not in (None, instance):
+    if opened is None or missing or earlier not in (None, instance):
         old, own, instance = earlier or instance, instance, secrets.token_hex(4)
         db.execute("INSERT OR REPLACE INTO meta VALUES ('instance', ?)", (instance,))
-        for each in {old, own}:
+        for each in {old, own, *_instances_of(_ids(db))}:
             db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_FORMER + each,))
         log.error("journal_lost_turns", number=len(missing), instance=old, new_instance=instance)
     db.commit()
@@ -106,6 +103,35 @@ def forgotten_in(db: sqlite3.Connection) -> int:
     """The number of turns that this journal has ever forgotten, because the ledger has them."""
     found = db.execute("SELECT value FROM meta WHERE name = 'forgotten'").fetchone()
     return int(found[0]) if found is not None and str(found[0]).isdecimal() else 0
+
+
+def _open_whole(path: Path, connect: Connect) -> tuple[sqlite3.Connection | None, str]:
+    """The file's connection, or None and what is wrong with the file."""
+    if _size(path) == 0 and _size(path.with_name(f"{path.name}-wal")):
+        return None, "its file is gone or empty"
+    db = None
+    try:
+        db = connect(path)
+        if _is_whole(db):
+            return db, ""
+        damage = "its structure is broken"
+    except sqlite3.DatabaseError as error:
+        if (error.sqlite_errorcode & _PRIMARY) not in _DAMAGES:
+            raise
+        damage = str(error)
+    if db is not None:
+        db.close()
+    return None, damage
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where there is no such file."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def _instances_of(turn_ids: Iterable[str]) -> set[str]:
+    """The instances that made these ids (`TurnService.new_id`)."""
+    return {found[1] for found in map(_MADE_BY.match, turn_ids) if found is not None}
 
 
 def _is_whole(db: sqlite3.Connection) -> bool:
@@ -145,6 +171,8 @@ def _restore(db: sqlite3.Connection, kept: Path) -> None:
 def _rows(path: Path) -> Iterator[tuple[str, bool, bytes]]:
     """Rows as far as SQLite reads them, from the front and from the back."""
     query = "SELECT id, closed, record FROM turns ORDER BY rowid"
+    if not _size(path):
+        return
     for ordered in (query, f"{query} DESC"):
         with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
             for row in db.execute(ordered):

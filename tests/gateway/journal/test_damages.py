@@ -12,6 +12,8 @@ from gateway.base.metrics import Metrics
 from gateway.journal.drain import Drain
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
+from tests.gateway.journal.damaged_starts import Outcome, start_here
+from tests.gateway.journal.damaged_turns import prepare
 from tests.gateway.journal.damages import run
 from tests.gateway.journal.test_journal import record
 from tests.gateway.process import gateway_process
@@ -24,6 +26,22 @@ def test_no_turn_of_a_damaged_data_directory_is_lost_without_a_word() -> None:
     assert sum(each.is_process for each in outcomes) == 2
     for each in outcomes:
         assert not (each.unnamed or each.collateral or each.wrong), each
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_what_only_the_write_ahead_log_still_has_is_kept(tmp_path: Path, is_emptied: bool) -> None:
+    """SQLite deletes a log whose database file is gone or empty."""
+    truth = asyncio.run(prepare(tmp_path / "data"))
+    data = tmp_path / "killed"
+    for name in ("turns.log", "turns-copy.log", "journal.db"):
+        (data / "journal" / name).unlink()
+    if is_emptied:
+        (data / "journal" / "journal.db").touch()
+    outcome = Outcome(0, ["journal/journal.db", "journal/turns.log", "journal/turns-copy.log"])
+    asyncio.run(start_here(data, truth, outcome))
+    assert not (outcome.unnamed or outcome.collateral or outcome.wrong), outcome
+    assert {each for each, true in truth.items() if true.stage != "open"} <= set(outcome.intact)
+    assert list((data / "journal").glob("damaged-*/journal.db-wal"))
 
 
 def change(path: Path, statement: str, *values: object) -> None:
