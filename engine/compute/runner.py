@@ -13,7 +13,7 @@ from engine.compute.attention.tiles import Tiles
 from engine.compute.batch import build_batch
 from engine.compute.errors import StepStopped
 from engine.compute.kv import HostKv, KvPool
-from engine.compute.sampler import biased, is_greedy, sample, tell_probs
+from engine.compute.sampler import biased, is_greedy, sample, sample_rows, tell_probs
 from engine.schedule.runner import DraftDraw, SampleParams, Stop, Work
 
 
@@ -120,12 +120,17 @@ class TorchRunner:
 
 
 class _Rows:
-    """A step's rows of logits. The most likely tokens of all rows are found at once."""
+    """A step's rows of logits. What can be drawn of all rows at once is.
+
+    That is the most likely token of each row, and a token of each work's first row where neither a
+    grammar nor a bias changes it.
+    """
 
     def __init__(self, logits: torch.Tensor, works: Sequence[Work]) -> None:
         self._logits = logits
         is_wanted = any(work.sample is not None and is_greedy(work.sample) for work in works)
         self._best: list[TokenId] = logits.argmax(-1).tolist() if is_wanted else []
+        self._drawn = _draw_first(logits, works)
 
     def draw(
         self, index: int, params: SampleParams, position: int, how: Work | DraftDraw
@@ -134,6 +139,8 @@ class _Rows:
         row = self._logits[index]
         if is_greedy(params) and how.allowed is None and not how.bias:
             token = self._best[index]
+        elif index in self._drawn:
+            token = self._drawn[index]
         else:
             token = sample(biased(row, how.bias), params, position, how.allowed)
         if how.probs is not None:
@@ -141,9 +148,33 @@ class _Rows:
         return token
 
 
+def _draw_first(logits: torch.Tensor, works: Sequence[Work]) -> dict[int, TokenId]:
+    """By row, the token of each work whose draw depends on nothing but the row."""
+    rows: list[int] = []
+    params: list[SampleParams] = []
+    positions: list[int] = []
+    index = 0
+    for work in works:
+        if work.sample is None:
+            continue
+        if not (is_greedy(work.sample) or work.allowed is not None or work.bias):
+            rows.append(index)
+            params.append(work.sample)
+            positions.append(_first_position(work))
+        index += 1 + len(work.drafts)
+    if not rows:
+        return {}
+    chosen = logits if len(rows) == len(logits) else logits[rows]
+    return dict(zip(rows, sample_rows(chosen, params, positions), strict=True))
+
+
+def _first_position(work: Work) -> int:
+    return work.start + len(work.token_ids) - len(work.drafts)
+
+
 def _draw(work: Work, params: SampleParams, rows: _Rows, index: int) -> TokenId:
     """Draw the work's token from its first row, and those behind the proposed ones drawn."""
-    position = work.start + len(work.token_ids) - len(work.drafts)
+    position = _first_position(work)
     first = token = rows.draw(index, params, position, work)
     for behind, (proposed, draft) in enumerate(zip(work.proposed, work.drafts, strict=True), 1):
         if token != proposed:

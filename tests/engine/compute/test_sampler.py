@@ -5,7 +5,14 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.compute.sampler import LEAST_LOGPROB, biased, sample, tell_probs, uniform
+from engine.compute.sampler import (
+    LEAST_LOGPROB,
+    biased,
+    sample,
+    sample_rows,
+    tell_probs,
+    uniform,
+)
 from engine.schedule.runner import DrawnProbs, SampleParams
 
 LOGITS = torch.log(torch.tensor([0.05, 0.5, 0.15, 0.3]))
@@ -79,6 +86,28 @@ def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted_whole() -> None:
                     continue  # either neighbour is right
                 expected = int(order[int((kept <= threshold).sum())])
                 assert sample(logits, params(top_p=top_p), position) == expected
+
+
+def test_rows_are_drawn_together_as_each_alone() -> None:
+    generator = torch.Generator().manual_seed(7)
+    spreads = torch.tensor([8.0, 1.0, 0.01, 3.0])[:, None]
+    for width, cases in ((9000, 160), (4099, 160), (140_000, 8)):
+        logits = spreads.repeat(cases // 4, 1) * torch.randn(cases, width, generator=generator)
+        logits[3, 5:] = float("-inf")
+        logits[7] = 0.0
+        wanted = [
+            SampleParams(
+                temperature=(0.3, 1.0, 2.0)[row % 3],
+                top_p=(1.0, 0.9, 0.3, 0.0)[row % 4],
+                top_k=(0, 0, 20, 50, width + 1)[row % 5],
+                seed=row,
+            )
+            for row in range(cases)
+        ]
+        positions = list(range(100, 100 + cases))
+        alone = [sample(logits[row], wanted[row], positions[row]) for row in range(cases)]
+        assert sample_rows(logits, wanted, positions) == alone
+        assert len(set(alone)) > cases // 2
 
 
 def test_tokens_beyond_the_mask_are_not_allowed() -> None:
