@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from engine.traces import NO_SPANS, SpanCounts
-from gateway.base.turn_metrics import SECONDS, Children, TurnMetrics
+from gateway.base.tallies import CounterTally
+from gateway.base.turn_metrics import SECONDS, TurnMetrics
 
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
@@ -59,11 +60,11 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._spans = _SpanCollector()
         self.registry.register(self._spans)
-        self.requests = Counter(
+        self.requests = CounterTally(
             "holdfast_gateway_requests",
             "HTTP requests by route template and status",
             ["route", "status"],
-            registry=self.registry,
+            self.registry,
         )
         self.refused_connections = Counter(
             "holdfast_gateway_refused_connections",
@@ -88,11 +89,6 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
-        self._add_children()
-
-    def _add_children(self) -> None:
-        self.requests_by_answer: Children[tuple[str, str], Counter] = Children(self.requests)
-        self.prefix_tokens_by_stage: Children[str, Counter] = Children(self.prefix_tokens)
 
     def _add_routing(self) -> None:
         self.engine_breaker = Gauge(
@@ -124,12 +120,12 @@ class Metrics:
             "Frames of engines that were late, double or another request's",
             registry=self.registry,
         )
-        self.prefix_tokens = Counter(
+        self.prefix_tokens = CounterTally(
             "holdfast_gateway_prefix_tokens",
             "Prompt tokens held by some engine (available), by the chosen one (captured),"
             " and reused (delivered)",
             ["stage"],
-            registry=self.registry,
+            self.registry,
         )
 
     def _add_queue(self) -> None:

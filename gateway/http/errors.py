@@ -100,7 +100,7 @@ async def before_send(message: Message, scope: Scope) -> None:
             rates, now = services.turns.admission.rates(principal), services.clock.wall()
             found = openai_limits(rates) if dialect == "openai" else anthropic_limits(rates, now)
             headers += [(name.encode(), value.encode()) for name, value in found]
-        services.metrics.requests_by_answer[route, str(message["status"])].inc()
+        services.metrics.requests.add((route, str(message["status"])))
 
 
 def _is_limited(principal: object) -> TypeGuard[Principal]:

@@ -173,7 +173,8 @@ class Dispatcher:
             except GatewayError as error:
                 self._failed(dispatch, error)
             finally:
-                self.metrics.ignored_frames.inc(generation.num_ignored)
+                if generation.num_ignored:
+                    self.metrics.ignored_frames.inc(generation.num_ignored)
             await self.send(dispatch)
 
     async def count(self, ask: Ask) -> int:
@@ -320,9 +321,9 @@ class Dispatcher:
         record.available_tokens = choice.exact(choice.available, started)
         record.captured_tokens = choice.exact(choice.captured, started)
         reused = usage.cache_read_tokens + usage.automatic_tokens
-        self.metrics.prefix_tokens_by_stage["available"].inc(record.available_tokens)
-        self.metrics.prefix_tokens_by_stage["captured"].inc(record.captured_tokens)
-        self.metrics.prefix_tokens_by_stage["delivered"].inc(reused)
+        self.metrics.prefix_tokens.add(("available",), record.available_tokens)
+        self.metrics.prefix_tokens.add(("captured",), record.captured_tokens)
+        self.metrics.prefix_tokens.add(("delivered",), reused)
 
     def _take_leg(self, dispatch: Dispatch, leg: FirstLeg, frames: list[Frame]) -> None:
         """Take in the frames of a first leg. Raise EngineTimeout where it takes too long."""
