@@ -14,12 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import event, make_url, select, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
-    IntegrityError,
     OperationalError,
     SQLAlchemyError,
     StatementError,
@@ -31,15 +29,13 @@ from gateway.base.errors import (
     LedgerDamaged,
     LedgerRefused,
     LedgerUnavailable,
-    SampleData,
 )
 from gateway.base.record import TurnRecord
-from gateway.ledger import watermark
-from gateway.ledger.checksums import COLUMN, checksum_of
 from gateway.ledger.identity import Identity, is_damage
 from gateway.ledger.patience import PatientTimer
 from gateway.ledger.schema import TurnRow
-from gateway.ledger.sums.rollups import add_turns
+from gateway.ledger.turn_rows import insert_closed
+from gateway.ledger.writing_thread import WritingThread
 
 DEADLINE_SECONDS = 5.0
 _COMMAND_SECONDS = 600.0
@@ -70,9 +66,15 @@ class Ledger:
     ) -> None:
         """`identity` is that of another pool on the same database."""
         self._deadline_seconds = deadline_seconds
-        self.engine = make_engine(url, int(deadline_seconds * 1000 * _STATEMENT_SHARE), pool_size)
+        self._statement_ms = int(deadline_seconds * 1000 * _STATEMENT_SHARE)
+        self.engine = make_engine(url, self._statement_ms, pool_size)
         self.identity = identity or Identity()
-        self.identity.watch(self.engine)
+        self.identity.watch(self.engine.sync_engine)
+        self._writing = None
+        if self.path is not None:
+            # A statement of the asynchronous driver passes four times from thread to thread. A
+            # batch of turns has nine statements.
+            self._writing = WritingThread(self._make_writer)
         self._discarding: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -188,23 +190,23 @@ class Ledger:
         then nothing was inserted. Raises LedgerReplaced if the rows went into another database than
         earlier ones, or into a file that has lost its name; then the journal must keep the turns.
         """
-        insert = postgresql.insert if self.is_postgres else sqlite.insert
-        statement = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
-        rows = {record.id: row_of(record) for record in reversed(records)}
-        async with self.transaction() as connection:
+
+        def insert(connection: Connection) -> None:
+            insert_closed(connection, records)
+            self.identity.check_stamp(connection)
+            self.identity.check_log(connection)
+
+        if self._writing is None:
+            async with self.transaction() as connection:
+                await connection.run_sync(insert)
+        else:
+            self.identity.check_file()
             try:
-                inserted = await connection.execute(
-                    statement, [rows[turn_id] for turn_id in sorted(rows)]
-                )
-            except (IntegrityError, OverflowError, ValueError) as error:
-                raise LedgerRefused from error
-            # The check comes after the insert, which waits for a command that fills the database
-            # with samples.
-            if await watermark.is_sample(connection):
-                raise SampleData
-            await add_turns(connection, inserted.scalars().all())
-            await self.identity.check_stamp(connection)
-            await self.identity.check_log(connection)
+                await self._writing.commit(insert, self._deadline_seconds + _MARGIN_SECONDS)
+            except TimeoutError:
+                raise LedgerUnavailable from None
+            except (SQLAlchemyError, OSError) as error:
+                raise self._translated(error) from error
         self.identity.check_file()
 
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
@@ -228,6 +230,19 @@ class Ledger:
         is_file = not self.is_postgres and _is_file(url.render_as_string(hide_password=False))
         return url.database if is_file else None
 
+    def _make_writer(self) -> Engine:
+        """An engine for turns alone, on the same file."""
+        made = create_engine(
+            self.engine.url.set(drivername="sqlite"),
+            hide_parameters=True,
+            pool_size=1,
+            max_overflow=0,
+            connect_args={"timeout": self._statement_ms / 1000},
+        )
+        event.listen(made, "connect", _prepare_sqlite)
+        self.identity.watch(made)
+        return made
+
     @property
     def is_postgres(self) -> bool:
         return self.engine.dialect.name == "postgresql"
@@ -235,6 +250,8 @@ class Ledger:
     async def close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
+                if self._writing is not None:
+                    await self._writing.close()
                 await asyncio.gather(*self._discarding, return_exceptions=True)
                 await self.engine.dispose()
         except TimeoutError:
@@ -328,52 +345,3 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
-
-
-def row_of(record: TurnRecord) -> dict[str, Any]:
-    """The columns of a turn."""
-    row = {
-        "id": record.id,
-        "instance": record.instance,
-        "workspace_id": record.workspace,
-        "key_id": record.key_id,
-        "model": record.model,
-        "engine": record.engine,
-        "engine_model": record.engine_model,
-        "epoch": record.epoch,
-        "stream": record.stream,
-        "opened_at": record.opened_at,
-        "opened_ms": int(record.opened_at.timestamp() * 1000),
-        "outcome": record.outcome,
-        "miss_reason": record.miss_reason,
-        "input_tokens": record.input_tokens,
-        "cache_read_tokens": record.cache_read_tokens,
-        "cache_write_5m_tokens": record.cache_write_5m_tokens,
-        "cache_write_1h_tokens": record.cache_write_1h_tokens,
-        "automatic_tokens": record.automatic_tokens,
-        "computed_tokens": record.computed_tokens,
-        "output_tokens": record.output_tokens,
-        "thinking_tokens": record.thinking_tokens,
-        "first_token_seconds": record.first_token_seconds,
-        "duration_seconds": record.duration_seconds,
-        "price": record.price,
-        "cost_nano": record.cost,
-        "cost_without_cache_nano": record.cost_without_cache,
-        "num_removed": record.num_removed,
-        "fingerprint": record.fingerprint,
-        "dialect": record.dialect,
-        "prefix": record.prefix,
-        "prefix_ttl": record.prefix_ttl,
-        "stop_reason": record.stop_reason,
-        "queue_seconds": record.queue_seconds,
-        "prefill_seconds": record.prefill_seconds,
-        "decode_seconds": record.decode_seconds,
-        "available_tokens": record.available_tokens,
-        "captured_tokens": record.captured_tokens,
-        "http_request_id": record.http_request_id,
-        "user_agent": record.user_agent,
-        "name": record.name,
-        "status": record.status,
-        "error": record.error,
-    }
-    return {**row, COLUMN: checksum_of(row)}

@@ -11,9 +11,8 @@ import secrets
 import sqlite3
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.base.errors import LedgerDamaged, LedgerReplaced
 from gateway.ledger import watermark
@@ -38,12 +37,12 @@ class Identity:
         self.is_damaged = False
         self._has_other_stamp = self._has_lost_log = False
 
-    def watch(self, engine: AsyncEngine) -> None:
+    def watch(self, engine: Engine) -> None:
         """Check every connection that the pool makes."""
         if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
             self._path = engine.url.database
-            event.listen(engine.sync_engine, "do_connect", self._before)
-            event.listen(engine.sync_engine, "connect", self._connected)
+            event.listen(engine, "do_connect", self._before)
+            event.listen(engine, "connect", self._connected)
 
     @property
     def problem(self) -> str | None:
@@ -57,23 +56,23 @@ class Identity:
         if self._is_moved:
             raise LedgerReplaced
 
-    async def check_stamp(self, connection: AsyncConnection) -> None:
+    def check_stamp(self, connection: Connection) -> None:
         """Raise LedgerReplaced if an earlier check found another stamp."""
-        stamp = await watermark.stamp(connection, secrets.randbits(_STAMP_BITS))
+        stamp = watermark.stamp(connection, secrets.randbits(_STAMP_BITS))
         if self._stamp is None:
             self._stamp = stamp
         self._has_other_stamp = stamp != self._stamp
         if self._has_other_stamp:
             raise LedgerReplaced
 
-    async def check_log(self, connection: AsyncConnection) -> None:
+    def check_log(self, connection: Connection) -> None:
         """Raise LedgerReplaced if the connection writes to a log that has lost its name.
 
         The log's content reaches the database's file when the last connection is closed.
         """
         if self._path is None:
             return
-        opened = (await connection.get_raw_connection()).info.get("log")
+        opened = connection.connection.info.get("log")
         if opened is not None and opened != _file_id(f"{self._path}-wal"):
             self._has_lost_log = True
             raise LedgerReplaced

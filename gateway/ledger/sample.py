@@ -14,8 +14,9 @@ from sqlalchemy import insert, select, text
 from gateway.base.errors import InvalidRequest
 from gateway.base.record import TurnRecord
 from gateway.ledger import watermark
-from gateway.ledger.database import Ledger, row_of
+from gateway.ledger.database import Ledger
 from gateway.ledger.schema import ApiKeyRow, TurnRollupRow, TurnRow, WorkspaceRow
+from gateway.ledger.turn_rows import row_of
 from gateway.ledger.upkeep import rebuild
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE
 

@@ -6,7 +6,7 @@ from another.
 
 from datetime import datetime
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,6 +15,9 @@ from gateway.ledger.schema import WatermarkRow
 _ACCESS = "access"
 _SAMPLE = "sample"
 _STAMP = "stamp"
+# Every batch of turns asks these, so they are made once.
+_MARKS = select(WatermarkRow.value).where(WatermarkRow.name == _SAMPLE)
+_STAMPS = select(WatermarkRow.value).where(WatermarkRow.name == _STAMP)
 
 
 async def advance(connection: AsyncConnection) -> None:
@@ -32,20 +35,22 @@ async def read(connection: AsyncConnection) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-async def stamp(connection: AsyncConnection, made: int) -> int:
+def stamp(connection: Connection, made: int) -> int:
     """The database's stamp. If it has none yet, `made` is stored."""
-    query = select(WatermarkRow.value).where(WatermarkRow.name == _STAMP)
-    if (found := (await connection.execute(query)).scalar_one_or_none()) is not None:
+    if (found := connection.execute(_STAMPS).scalar_one_or_none()) is not None:
         return int(found)
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
     row = kind.insert(WatermarkRow).values({"name": _STAMP, "value": made})
-    await connection.execute(row.on_conflict_do_nothing())
-    return int((await connection.execute(query)).scalar_one())
+    connection.execute(row.on_conflict_do_nothing())
+    return int(connection.execute(_STAMPS).scalar_one())
 
 
 async def is_sample(connection: AsyncConnection) -> bool:
-    query = select(WatermarkRow.value).where(WatermarkRow.name == _SAMPLE)
-    return (await connection.execute(query)).first() is not None
+    return await connection.run_sync(has_sample_mark)
+
+
+def has_sample_mark(connection: Connection) -> bool:
+    return connection.execute(_MARKS).first() is not None
 
 
 async def mark_sample(connection: AsyncConnection, now: datetime) -> None:

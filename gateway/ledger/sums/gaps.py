@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, func, select, tuple_, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import aliased
 
 from gateway.ledger.schema import PrefixRow, TurnRow
@@ -29,16 +28,16 @@ class _Added(NamedTuple):
     after: str | None
 
 
-async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None:
+def add_gaps(connection: Connection, turn_ids: Sequence[str]) -> None:
     """Count the gaps of turns that this transaction has inserted. It has locked their prefixes."""
-    added = await _added(connection, turn_ids)
+    added = _added(connection, turn_ids)
     if not added:
         return
     opened = {turn.id: turn.opened_ms for turn in added.values()}
     neighbours = {n for turn in added.values() for n in (turn.before, turn.after) if n is not None}
     if others := neighbours - opened.keys():
         query = select(TurnRow.id, TurnRow.opened_ms).where(TurnRow.id.in_(others))
-        opened |= {row.id: row.opened_ms for row in await connection.execute(query)}
+        opened |= {row.id: row.opened_ms for row in connection.execute(query)}
     changes: Counter[tuple[str, str, str]] = Counter()
     for turn in added.values():
         own = (turn.workspace, turn.prefix)
@@ -51,7 +50,7 @@ async def add_gaps(connection: AsyncConnection, turn_ids: Sequence[str]) -> None
             earlier = added[earlier].before
         _count(changes, own, opened, (turn.id, turn.after), 1)
         _count(changes, own, opened, (earlier, turn.after), -1)
-    await _apply(connection, changes)
+    _apply(connection, changes)
 
 
 @cache
@@ -78,8 +77,8 @@ def neighbours() -> Any:
     ).where(TurnRow.id.in_(bindparam("turn_ids", expanding=True)), TurnRow.prefix.is_not(None))
 
 
-async def _added(connection: AsyncConnection, turn_ids: Sequence[str]) -> dict[str, _Added]:
-    rows: Any = await connection.execute(neighbours(), {"turn_ids": turn_ids})
+def _added(connection: Connection, turn_ids: Sequence[str]) -> dict[str, _Added]:
+    rows: Any = connection.execute(neighbours(), {"turn_ids": turn_ids})
     return {row.id: _Added(*row) for row in rows}
 
 
@@ -100,7 +99,7 @@ def _count(
         changes[(*own, "gaps_1h")] += sign
 
 
-async def _apply(connection: AsyncConnection, changes: Counter[tuple[str, str, str]]) -> None:
+def _apply(connection: Connection, changes: Counter[tuple[str, str, str]]) -> None:
     owners = sorted({(workspace, prefix) for workspace, prefix, _ in changes})
     if not owners:
         return
@@ -124,4 +123,4 @@ async def _apply(connection: AsyncConnection, changes: Counter[tuple[str, str, s
         }
         for workspace, prefix in owners
     ]
-    await connection.execute(statement, rows)
+    connection.execute(statement, rows)

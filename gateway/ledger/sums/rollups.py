@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     bindparam,
     case,
     cast,
@@ -294,13 +295,13 @@ def _adding(is_postgres: bool) -> list[Any]:
     return [*_additions(is_postgres, where), prefixes]
 
 
-async def add_turns(connection: AsyncConnection, turn_ids: Sequence[str]) -> None:
+def add_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
     """Add turns that this transaction has just inserted."""
     if not turn_ids:
         return
     for statement in _adding(_is_postgres(connection)):
-        await connection.execute(statement, {"turn_ids": turn_ids})
-    await add_gaps(connection, turn_ids)
+        connection.execute(statement, {"turn_ids": turn_ids})
+    add_gaps(connection, turn_ids)
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
@@ -372,7 +373,7 @@ def gap_counts() -> Any:
     )
 
 
-def _is_postgres(connection: AsyncConnection) -> bool:
+def _is_postgres(connection: AsyncConnection | Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 

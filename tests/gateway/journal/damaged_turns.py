@@ -14,7 +14,8 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
 from gateway.journal.writer import Journal
-from gateway.ledger.database import Ledger, row_of
+from gateway.ledger.database import Ledger
+from gateway.ledger.turn_rows import row_of
 
 OPEN, CLOSED, DRAINED = 6, 12, 12
 ENGINE = "engine-0"
