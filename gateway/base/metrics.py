@@ -21,8 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from engine.traces import NO_SPANS, SpanCounts
-from gateway.base.tallies import CounterTally
-from gateway.base.turn_metrics import SECONDS, TurnMetrics
+from gateway.base.turn_metrics import SECONDS, CounterTally, TurnMetrics
 
 _BREAKER_STATES = {"closed": 0, "half_open": 1, "open": 2}
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from gateway.base.metrics import Metrics
-from gateway.base.tallies import CounterTally, HistogramTally
+from gateway.base.turn_metrics import CounterTally, HistogramTally
 
 _EDGES = (0.005, 0.5, 1, 2.5, 300)
 
