@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.setup.options import parse
-from tests.e2e.kills import run_kills, table
+from tests.e2e.kills import Killed, run_kills, table
+from tests.e2e.worker_kills import KilledWorkers
 from tests.postgres import new_database, running_postgres
 
 
@@ -23,6 +24,7 @@ def main() -> int:
         database=(["sqlite", "postgres"], None, ["sqlite", "postgres"]),
         backend=("synthetic", None, ["synthetic", "native"]),
         seed=1,
+        workers=(1, "of the gateway; with more, kills are of one of them and of all by turns"),
     )
     is_exact = True
     for kind in options.database:
@@ -35,6 +37,8 @@ def main() -> int:
                 backend=options.backend,
                 database_url=new_database(url, "kills") if url else "",
                 seed=options.seed,
+                gateway_settings={"HOLDFAST_WORKERS": str(options.workers)},
+                kind=KilledWorkers if options.workers > 1 else Killed,
             )
         print(f"\n{kind}, {options.backend} engine, {options.streams} streams\n\n{table(report)}\n")
         print("exact" if report.is_exact else f"NOT EXACT {report.lost} {report.wrong}", flush=True)
