@@ -8,15 +8,18 @@ a load balancer. A second SIGINT ends the gateway at once, and the journal has t
 
 import asyncio
 import signal
+import socket
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from litestar import Litestar
 
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
+from gateway.http.accepting import Acceptor
 from gateway.http.access_log import AccessLog
 from gateway.http.admitted import (
     Connections,
@@ -74,6 +77,18 @@ class Server(uvicorn.Server):
         if settings.access_log:
             served = AccessLog(served)
         super().__init__(uvicorn.Config(served, **{**options, **changes}))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """`sockets` are shared with other processes."""
+        await super().startup(sockets=None if sockets is None else [])
+        for listening in sockets or ():
+            acceptor = Acceptor(listening, self._protocol)
+            self.servers.append(cast(asyncio.Server, acceptor))
+
+    def _protocol(self) -> asyncio.Protocol:
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        state = self.lifespan.state
+        return make(config=self.config, server_state=self.server_state, app_state=state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopping.is_set() or sig != signal.SIGTERM or not self._drain_seconds:
