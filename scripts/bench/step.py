@@ -3,22 +3,27 @@
 Makes a Llama-style model with random weights (`common.py`) and runs the runner alone, without
 scheduler and HTTP: decoding steps of some sequences behind a context each, with and without a
 shared prefix, and chunks of a prompt. Both ways of attention take turns round by round, so that
-what else runs on the machine meets both. Times are CPU seconds of this process's threads. A profile
-by torch's own profiler names the operations that take most.
+what else runs on the machine meets both. Times are CPU seconds of this process's threads. A second
+table tells where a step's CPU time goes: linear layers, attention, draws, the rest (norms, rotary
+embedding, Python). A profile by torch's own profiler names the operations that take most.
 """
 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from engine.compute import runner as engine_runner
+from engine.compute.attention.cpu_kernel import CpuKernel
 from engine.compute.loading import load_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
@@ -27,7 +32,9 @@ from scripts.bench.report import table
 from scripts.setup.options import parse
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
+SAMPLED = SampleParams(temperature=1, top_p=0.9, top_k=0, seed=0)
 PREFILL = 256
+PARTS = ("linear layers", "attention", "draws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,9 @@ def main() -> int:
         rows = [row_of(shape, runners, options.rounds) for shape in todo]
         print(f"\nmilliseconds of CPU a step, median of {options.rounds} rounds")
         print(table(["step", *runners, "ratio of rounds"], rows))
+        parts = [part_row(shape, runners["cpp"], options.rounds) for shape in todo]
+        print("\nmilliseconds of CPU a step with the kernel in C++, by what takes them")
+        print(table(["step", *PARTS, "rest", "all"], parts))
         for shape in (todo[2 * len(todo) // 3], shared_shape(options.context), todo[-1]):
             for name, runner in runners.items():
                 if options.profiled:
@@ -132,6 +142,43 @@ def cpu_seconds(work: Callable[[], object]) -> float:
         taken = time.process_time() - begun
         if taken > 0.1:
             return taken / calls
+
+
+def part_row(shape: Shape, runner: TorchRunner, rounds: int) -> Sequence[str]:
+    """A step whose tokens are drawn at temperature 1, cut into parts by this thread's CPU time."""
+    works = [replace(work, sample=SAMPLED) for work in shape.works()]
+    runner.execute(works)
+    taken: list[list[float]] = []
+    for _ in range(rounds):
+        spent = dict.fromkeys(PARTS, 0.0)
+        with measured_parts(runner, spent):
+            begun = time.thread_time()
+            runner.execute(works)
+            whole = time.thread_time() - begun
+        taken.append([*spent.values(), whole - sum(spent.values()), whole])
+    medians = [statistics.median(times) for times in zip(*taken, strict=True)]
+    return [str(shape), *(f"{1000 * seconds:.1f}" for seconds in medians)]
+
+
+@contextmanager
+def measured_parts(runner: TorchRunner, spent: dict[str, float]) -> Iterator[None]:
+    """Add up the CPU seconds of each of PARTS in `spent`."""
+
+    def timed(part: str, work: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            begun = time.thread_time()
+            result = work(*arguments, **named)
+            spent[part] += time.thread_time() - begun
+            return result
+
+        return call
+
+    with ExitStack() as stack:
+        places: list[tuple[object, str, str]] = [(torch.nn.functional, "linear", PARTS[0])]
+        places += [(CpuKernel, "_attend_rows", PARTS[1]), (engine_runner, "sample_rows", PARTS[2])]
+        for owner, name, part in places:
+            stack.enter_context(patch.object(owner, name, timed(part, getattr(owner, name))))
+        yield
 
 
 def profile_of(runner: TorchRunner, shape: Shape, steps: int) -> str:

@@ -34,9 +34,16 @@ using Element = _Float16;
 #endif
 
 typedef float Vec __attribute__((vector_size(WIDTH * 4)));
+typedef float Channels __attribute__((vector_size(WIDTH * 4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 
 constexpr int PADDED = (HEAD_DIM + UNROLL - 1) / UNROLL * UNROLL;
+constexpr int CHUNKS = PADDED / WIDTH;
+// Channels that are summed up at once, in registers: CHUNKS, or a part of them without a rest.
+constexpr int part_of(int number, int most) {
+  return number % most == 0 ? most : part_of(number, most - 1);
+}
+constexpr int AT_ONCE = part_of(CHUNKS, 8);
 constexpr int VECTORS = (LANES + WIDTH - 1) / WIDTH;
 constexpr int KEYS = 32;         // at a time: they stay in the first cache
 constexpr float LEAST = -1e30f;  // finite, so that no difference is NaN
@@ -102,7 +109,7 @@ struct Tile {
   int first_row, num_rows, table, begin, end, part;
 };
 
-// The lanes of a tile and what they have summed up.
+// The lanes of a tile and what they have summed up. `output` of few lanes is as in `fold_few`.
 struct Lanes {
   Vec query[VECTORS][PADDED];
   Vec output[VECTORS][PADDED];
@@ -155,29 +162,56 @@ inline void score(Vec *scores, const Vec *query, const Piece &piece, Ints positi
   }
 }
 
-// Attention over more keys, by the running maximum (arXiv 2205.14135).
-inline void fold(Vec *scores, Vec *output, Vec &largest, Vec &total, const Piece &piece) {
+// Scores to weights, by the running maximum (arXiv 2205.14135); what earlier sums shrink by.
+inline Vec weigh(Vec *scores, Vec &largest, Vec &total, int count) {
   Vec most = largest;
-  for (int i = 0; i < piece.count; ++i) most = scores[i] > most ? scores[i] : most;
+  for (int i = 0; i < count; ++i) most = scores[i] > most ? scores[i] : most;
   Vec shrink = power_of_e(largest - most);
   Vec sum = Vec{};
-  for (int i = 0; i < piece.count; ++i) {
+  for (int i = 0; i < count; ++i) {
     scores[i] = power_of_e(scores[i] - most);
     sum += scores[i];
   }
   largest = most;
   total = total * shrink + sum;
+  return shrink;
+}
+
+// Add the weighed values to `output`, a register for each channel.
+inline void fold(const Vec *weights, Vec *output, Vec shrink, const Piece &piece) {
   for (int first = 0; first < PADDED; first += UNROLL) {
     Vec sums[UNROLL];
 #pragma GCC unroll 16
     for (int j = 0; j < UNROLL; ++j) sums[j] = output[first + j] * shrink;
     for (int i = 0; i < piece.count; ++i) {
-      Vec weight = scores[i];
+      Vec weight = weights[i];
 #pragma GCC unroll 16
       for (int j = 0; j < UNROLL; ++j) sums[j] += weight * piece.values[i][first + j];
     }
 #pragma GCC unroll 16
     for (int j = 0; j < UNROLL; ++j) output[first + j] = sums[j];
+  }
+}
+
+// The same for few lanes, where a register holds channels of one lane: `output` is (lanes, CHUNKS).
+// Each number is the sum of the same products in the same order.
+inline void fold_few(const Vec *weights, int num_lanes, Vec *output, Vec shrink,
+                     const Piece &piece) {
+  for (int lane = 0; lane < num_lanes; ++lane, output += CHUNKS) {
+    float less = shrink[lane];
+    for (int first = 0; first < CHUNKS; first += AT_ONCE) {
+      Vec sums[AT_ONCE];
+#pragma GCC unroll 16
+      for (int j = 0; j < AT_ONCE; ++j) sums[j] = output[first + j] * less;
+      for (int i = 0; i < piece.count; ++i) {
+        float weight = weights[i][lane];
+        const Channels *values = (const Channels *)piece.values[i] + first;
+#pragma GCC unroll 16
+        for (int j = 0; j < AT_ONCE; ++j) sums[j] += weight * values[j];
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < AT_ONCE; ++j) output[first + j] = sums[j];
+    }
   }
 }
 
@@ -225,8 +259,14 @@ void load(Lanes &lanes, const Tile &tile, const Step &step, const Layer &layer, 
   }
 }
 
+// Whether half of a register or more would be empty.
+inline bool has_few(const Tile &tile, const Step &step) {
+  return 2 * tile.num_rows * step.group <= WIDTH;
+}
+
 void store(const Lanes &lanes, const Tile &tile, const Step &step, int64_t kv_head) {
   int64_t group = step.group, heads = group * step.kv_heads;
+  bool is_few = has_few(tile, step);
   for (int lane = 0; lane < tile.num_rows * group; ++lane) {
     int v = lane / WIDTH, w = lane % WIDTH;
     int64_t place = (tile.part + lane / group) * heads + kv_head * group + lane % group;
@@ -234,7 +274,9 @@ void store(const Lanes &lanes, const Tile &tile, const Step &step, int64_t kv_he
     if (!(total > 0)) total = 1;
     step.log_sums[place] = lanes.largest[v][w] + std::log(total);
     float *to = step.outputs + place * HEAD_DIM;
-    for (int d = 0; d < HEAD_DIM; ++d) to[d] = lanes.output[v][d][w] / total;
+    const Vec *few = lanes.output[0] + lane * CHUNKS;
+    for (int d = 0; d < HEAD_DIM; ++d)
+      to[d] = (is_few ? few[d / WIDTH][d % WIDTH] : lanes.output[v][d][w]) / total;
   }
 }
 
@@ -269,6 +311,7 @@ void attend_tile(const Tile &tile, const Step &step, const Layer &layer, Lanes &
   int end = std::min(tile.end, latest + 1), begin = tile.begin, window = layer.window;
   if (window > 0) begin = std::max(begin, (earliest - window + 1) / KEYS * KEYS);
   Vec scores[KEYS];
+  bool is_few = has_few(tile, step);
   int num_vectors = (tile.num_rows * step.group + WIDTH - 1) / WIDTH;
   // Pieces begin at multiples of KEYS, so that a row's sums do not depend on its tile.
   for (piece.begin = begin; piece.begin < end; piece.begin += piece.count) {
@@ -279,7 +322,11 @@ void attend_tile(const Tile &tile, const Step &step, const Layer &layer, Lanes &
     bool hides = last > earliest || (window > 0 && piece.begin <= latest - window);
     for (int v = 0; v < num_vectors; ++v) {
       score(scores, lanes.query[v], piece, lanes.position[v], hides, layer.softcap, window);
-      fold(scores, lanes.output[v], lanes.largest[v], lanes.total[v], piece);
+      Vec shrink = weigh(scores, lanes.largest[v], lanes.total[v], piece.count);
+      if (is_few)
+        fold_few(scores, tile.num_rows * step.group, lanes.output[v], shrink, piece);
+      else
+        fold(scores, lanes.output[v], shrink, piece);
     }
   }
 }

@@ -80,6 +80,33 @@ def test_a_row_is_the_same_to_the_bit_whoever_else_is_in_the_step_and_on_any_thr
         torch.set_num_threads(before)
 
 
+@needs_compiler
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_a_row_alone_is_the_same_to_the_bit_as_among_rows_of_its_sequence(group: int) -> None:
+    layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=80, dtype=torch.float32)
+    pool = KvPool(layout, 128, 16, CPU)
+    torch.manual_seed(2)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_()
+    heads, start, count = 2 * group, 990, 24  # below where the keys of one row are cut
+    kernel, table = CpuKernel(layout, heads), torch.randperm(128).tolist()
+    query = torch.randn(heads, count, 80)
+
+    def attended(layer: Layer, first: int, rows: int) -> torch.Tensor:
+        work = Work(token_ids=[1] * rows, start=start + first, block_table=table, sample=GREEDY)
+        batch = build_batch([work], 16, CPU, tile_rows=kernel.tile_rows)
+        assert batch.tiles is not None
+        return kernel.step(batch.tiles, batch.positions)(
+            query[:, first : first + rows], pool, layer
+        )
+
+    for window, softcap in ((None, None), (200, None), (None, 5.0)):
+        layer = Layer(index=0, scaling=0.1, window=window, softcap=softcap)
+        together = attended(layer, 0, count)
+        for first in range(count):
+            assert torch.equal(attended(layer, first, 1)[:, 0], together[:, first])
+
+
 def test_without_a_compiler_torch_attends_and_an_explicit_wish_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
