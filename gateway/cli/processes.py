@@ -83,7 +83,10 @@ class Processes:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             since = loop.time()
-            await self._run(worker)
+            try:
+                await self._run(worker)
+            except OSError as error:  # no room for another process, or no descriptor
+                self._log.error("worker_not_started", worker=worker.number, error=str(error))
             if self._stopping.is_set():
                 return
             if self.exit_status is not None:

@@ -32,6 +32,8 @@ BENCHMARKS = {
                        ("engine", "test")),
     "gateway": Benchmark("CPU, added latency and throughput of the gateway itself", SYSTEM),
     "gateway_cpu": Benchmark("CPU of a turn beside that of the libraries alone", SYSTEM),
+    "gateway_workers": Benchmark("turns a second and CPU with one process and several workers",
+                                 SYSTEM),
     "isolation": Benchmark("whether a workspace can tell what another has cached", SYSTEM),
     "kv_dtypes": Benchmark("quality and memory of keys and values of fewer bits",
                            ("engine", "test")),
