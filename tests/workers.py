@@ -43,12 +43,13 @@ SHARING_FILES = {
 # Units that take longest, the longest first. They begin in this order and all others come behind
 # them, so that the processes end at about the same time.
 LONG = (
+    "tests/engine/test_doubling.py",
+    "tests/scripts/test_run_stack.py",
     "tests/gateway/test_doubling.py",
     "tests/dashboard/test_browser.py",
     "tests/conformance/",
     "tests/vectors/",
     "tests/isolation/",
-    "tests/scripts/test_run_stack.py",
     "tests/gateway/admin/test_keys.py",
     "tests/e2e/conftest.py",
     "tests/e2e/test_lost_engine.py",
@@ -73,7 +74,6 @@ LONG = (
     "tests/engine/serve/test_stopping.py",
     "tests/gateway/turn/test_dispatch.py",
     "tests/e2e/test_miss_reasons.py",
-    "tests/engine/test_doubling.py",
     "tests/faults/test_stalled_readers.py",
     "tests/e2e/test_soak.py",
     "tests/gateway/http/test_access.py",
