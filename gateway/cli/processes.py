@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from gateway.base.background import pause
 from gateway.base.link import Handler, Link
 from gateway.base.logs import get_logger
+from gateway.http.accepting import Board
 from gateway.http.machine import WorkerState
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -58,6 +59,7 @@ class Processes:
     ) -> None:
         self.workers = [Worker(number) for number in range(1, num_workers + 1)]
         self._listening = listening
+        self._board, self._counts = Board.made(num_workers)
         self._seat = seat
         self._left = left
         self._stopping = asyncio.Event()
@@ -101,10 +103,10 @@ class Processes:
         """Run one process to its end."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            descriptors = self._listening.fileno(), theirs.fileno()
+            descriptors = self._listening.fileno(), theirs.fileno(), self._counts
             worker.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "serve", "--worker", str(worker.number)),
-                *map(str, descriptors),
+                *(sys.executable, "-m", "gateway", "serve", "--worker"),
+                *map(str, (worker.number, len(self.workers), *descriptors)),
                 pass_fds=descriptors,
                 # A terminal's SIGINT goes to the parent alone, which passes it on.
                 start_new_session=True,
@@ -115,6 +117,7 @@ class Processes:
         if self._stopping.is_set():  # it was asked to end while this one was being started
             worker.process.send_signal(signal.SIGTERM)
         status = await worker.process.wait()
+        self._board.leave(worker.number)
         await pause(is_lost, _LAST_WORDS_SECONDS)  # what it told last is read first
         worker.link.close()
         has_served, worker.has_begun = worker.has_begun, False

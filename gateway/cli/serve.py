@@ -4,7 +4,9 @@ import argparse
 import gc
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from uvicorn.config import STARTUP_FAILURE
 
@@ -14,6 +16,7 @@ from gateway.base.settings import MAX_WORKERS, Settings, SettingsError, load
 from gateway.cli.arguments import Commands
 from gateway.cli.left import warn_of_left
 from gateway.cli.parent import run_parent
+from gateway.http.accepting import Board
 from gateway.http.admitted import raise_descriptor_limit
 from gateway.http.machine import Place
 from gateway.http.server import Server
@@ -27,8 +30,9 @@ _GC_THRESHOLDS = (20_000, 50, 50)
 def add_commands(commands: Commands) -> None:
     parser = commands.add_parser("serve", help="run the gateway")
     parser.add_argument("--workers", type=int, metavar="N", help="default: HOLDFAST_WORKERS")
-    # What the parent process gives to a worker: its number, and two sockets by descriptor.
-    parser.add_argument("--worker", type=int, nargs=3, help=argparse.SUPPRESS)
+    # What the parent gives to a worker: its number and that of all workers, and descriptors of the
+    # port, of the socket to the parent and of the counts of connections.
+    parser.add_argument("--worker", type=int, nargs=5, help=argparse.SUPPRESS)
     parser.set_defaults(run=_serve)
 
 
@@ -37,11 +41,13 @@ def _serve(options: argparse.Namespace) -> int:
     raise_descriptor_limit()
     configure(settings.log_level)
     if options.worker is not None:
-        number, listening, parent = options.worker
+        number, num_workers, listening, parent, counts = options.worker
+        board = Board(counts, num_workers)
         return _run(
             settings,
             Place(number, socket.socket(fileno=parent)),
             [socket.socket(fileno=listening)],
+            partial(board.tell, number),
         )
     num_workers = settings.workers if options.workers is None else options.workers
     if not 1 <= num_workers <= MAX_WORKERS:
@@ -53,14 +59,17 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run(
-    settings: Settings, place: Place | None = None, sockets: list[socket.socket] | None = None
+    settings: Settings,
+    place: Place | None = None,
+    sockets: list[socket.socket] | None = None,
+    has_most: Callable[[int], bool] = lambda _: False,
 ) -> int:
     app = create_app(settings, place=place)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
-    server = Server(app, settings)
+    server = Server(app, settings, has_most)
     with suppress(KeyboardInterrupt):
         server.run(sockets)
     return 0 if server.started else STARTUP_FAILURE

@@ -1,17 +1,22 @@
 """Accepts connections of a socket that several processes share, a few in each millisecond.
 
 The event loop's own way takes all that wait at once, and a process that has just taken one is awake
-before the others. So a burst would go to one process. Here each rests between two connections, and
-one that is busy comes back later and takes fewer.
+before the others. So a burst would go to one process. Here each rests after a few connections, and
+one that has more connections than another lets that one go first for a millisecond.
 """
 
 import asyncio
 import errno
+import mmap
+import os
 import socket
+import tempfile
 from collections.abc import Callable
 
 from gateway.base.logs import get_logger
 
+_COUNT_BYTES = 4
+_NOT_THERE = 0xFFFF_FFFF
 _AT_ONCE = 2
 _PAUSE_SECONDS = 0.001
 _NO_ROOM_SECONDS = 1.0
@@ -19,12 +24,48 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _GONE = (BlockingIOError, InterruptedError, ConnectionAbortedError)
 
 
+class Board:
+    """How many connections each process has, in memory that all of them share."""
+
+    def __init__(self, descriptor: int, num_processes: int) -> None:
+        memory = mmap.mmap(descriptor, num_processes * _COUNT_BYTES)
+        self._counts = memoryview(memory).cast("I")
+
+    @classmethod
+    def made(cls, num_processes: int) -> tuple["Board", int]:
+        """A new board, on which nobody serves, and its descriptor."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("connections")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, num_processes * _COUNT_BYTES)
+        board = cls(descriptor, num_processes)
+        for number in range(1, num_processes + 1):
+            board.leave(number)
+        return board, descriptor
+
+    def leave(self, number: int) -> None:
+        """The process with that number, from 1 on, serves nobody."""
+        self._counts[number - 1] = _NOT_THERE
+
+    def tell(self, number: int, num_connections: int) -> bool:
+        """Note how many a process has. Return whether another one has fewer."""
+        self._counts[number - 1] = num_connections
+        return num_connections > min(self._counts)
+
+
 class Acceptor:
     """A server in uvicorn's sense. The socket stays its owner's."""
 
     def __init__(
-        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
+        self,
+        listening: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        has_most: Callable[[], bool],
     ) -> None:
+        """`has_most`: whether another process has fewer connections than this one."""
+        self._has_most = has_most
         listening.setblocking(False)
         self._listening = listening
         self._make_protocol = make_protocol
@@ -42,11 +83,20 @@ class Acceptor:
             await asyncio.wait(self._tasks)
 
     def _resume(self) -> None:
+        self._has_most()  # others see how many are left
         if not self._is_closed:
-            self._loop.add_reader(self._listening, self._accept)
+            self._loop.add_reader(self._listening, self._wake)
+
+    def _wake(self) -> None:
+        self._loop.remove_reader(self._listening)
+        if self._has_most():
+            self._loop.call_later(_PAUSE_SECONDS, self._accept)
+        else:
+            self._accept()
 
     def _accept(self) -> None:
-        self._loop.remove_reader(self._listening)
+        if self._is_closed:
+            return
         seconds = _PAUSE_SECONDS
         try:
             for _ in range(_AT_ONCE):

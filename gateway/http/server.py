@@ -38,8 +38,18 @@ The client must close first: otherwise it may send a request on a connection tha
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: Litestar, settings: Settings, **changes: Any) -> None:
-        """`changes` are further settings of uvicorn's."""
+    def __init__(
+        self,
+        app: Litestar,
+        settings: Settings,
+        has_most: Callable[[int], bool] = lambda _: False,
+        **changes: Any,
+    ) -> None:
+        """`has_most` is told the number of connections, and says whether another process has fewer.
+
+        `changes` are further settings of uvicorn's.
+        """
+        self._has_most = has_most
         self._stopping: asyncio.Event = app.state.stopping
         self._drain_seconds = settings.drain_seconds
         self._stop_at: float | None = None
@@ -51,14 +61,14 @@ class Server(uvicorn.Server):
                 log.info("refused_connection", reason=reason, request_id=request_id)
 
         descriptors = num_descriptors()
+        self._connections = connections = Connections(
+            most_connections(settings.connections, descriptors), settings.connections_per_address
+        )
         limits = ConnectionLimits(
             settings.request_seconds,
             settings.stall_seconds,
             refused,
-            Connections(
-                most_connections(settings.connections, descriptors),
-                settings.connections_per_address,
-            ),
+            connections,
         )
         options: dict[str, Any] = {
             "host": settings.host,
@@ -82,7 +92,9 @@ class Server(uvicorn.Server):
         """`sockets` are shared with other processes."""
         await super().startup(sockets=None if sockets is None else [])
         for listening in sockets or ():
-            acceptor = Acceptor(listening, self._protocol)
+            acceptor = Acceptor(
+                listening, self._protocol, lambda: self._has_most(len(self._connections))
+            )
             self.servers.append(cast(asyncio.Server, acceptor))
 
     def _protocol(self) -> asyncio.Protocol:
