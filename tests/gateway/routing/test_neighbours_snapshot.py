@@ -10,6 +10,7 @@ from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.routing.event_lines import WHOLE_BYTES, SnapshotPart, frames_of
 from gateway.routing.held import PrefixEnd, ResidencyIndex
 
+TRIES = 5
 NUM_CHAINS = 10_000
 NAMES_OF_CHAIN = 16
 NOW = 1.0
@@ -38,10 +39,9 @@ def all_of(index: ResidencyIndex, snapshot: Snapshot) -> list[tuple[int, int]]:
     return found
 
 
-def test_no_part_of_a_snapshot_takes_long_and_all_are_as_if_it_were_one() -> None:
-    snapshot = snapshot_of(NUM_CHAINS)
-    line = msgspec.json.encode(snapshot)
-    index, seconds = ResidencyIndex(), []
+def in_parts(line: bytes) -> tuple[ResidencyIndex, list[float]]:
+    """An index that applied a snapshot part by part, and the CPU seconds of each."""
+    index, seconds = ResidencyIndex(), list[float]()
     gc.disable()  # A gateway freezes what lives on: it is not looked through again and again.
     begun = time.thread_time()
     for frame in frames_of(line):
@@ -51,8 +51,20 @@ def test_no_part_of_a_snapshot_takes_long_and_all_are_as_if_it_were_one() -> Non
         seconds.append(time.thread_time() - begun)
         begun = time.thread_time()
     gc.enable()
-    # Alone on a machine a part takes 10 ms. Beside others any of them may take some times as long.
-    assert len(seconds) > 20 and max(seconds) < sum(seconds) / 4
+    return index, seconds
+
+
+def test_no_part_of_a_snapshot_takes_long_and_all_are_as_if_it_were_one() -> None:
+    snapshot = snapshot_of(NUM_CHAINS)
+    line = msgspec.json.encode(snapshot)
+    # Alone on a machine a part takes 10 ms. Beside others any of them may take some times as long,
+    # but hardly one in each of some tries.
+    for _ in range(TRIES):
+        index, seconds = in_parts(line)
+        assert len(seconds) > 20
+        if max(seconds) < sum(seconds) / 4:
+            break
+    assert max(seconds) < sum(seconds) / 4
     whole = ResidencyIndex()
     whole.apply(snapshot, NOW)
     assert (index.seq, index.epoch) == (whole.seq, whole.epoch) == (7, "e")
