@@ -10,6 +10,7 @@ kernel would, so it must be root on the machine of the Docker engine.
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -74,6 +75,17 @@ def check_containers(project: Project) -> str:
         if not all(limits):
             raise ComposeError(f"{service} has no limit on one of memory, CPUs, processes")
     return "none has root, a writable image or no limits"
+
+
+def check_attention(project: Project) -> str:
+    """The engine attends by the kernel that its image brings, since it has no compiler."""
+    logs = project.compose("logs", "--no-log-prefix", "--no-color", "engine")
+    # The bars of a load may stand before the line `ready`.
+    told = re.findall(r'"attention": "([^"]+)"', logs)
+    attention = told[-1] if told else "what it does not tell"
+    if not attention.startswith("cpp "):
+        raise ComposeError(f"the engine attends by {attention}")
+    return attention
 
 
 def check_images(project: Project) -> None:
@@ -169,6 +181,8 @@ def check_project(project: Project) -> None:
         timed("up from nothing, all healthy", project.up)
         check_images(project)
         timed("containers", lambda: check_containers(project))
+        if profile == "default":
+            timed("attention on the CPU", lambda: check_attention(project))
         timed("story", lambda: story(project.api, key, "first"))
         if find_chromium() is None:
             say("    the dashboard was not opened: no Chromium here")
