@@ -27,7 +27,10 @@ _STAMP: list[structlog.typing.Processor] = [
 
 
 def configure(level: str) -> None:
-    """Set up logging. Libraries' lines are JSON too, with the name of their logger as `part`."""
+    """Set up logging. Libraries' lines are JSON too, with the name of their logger as `part`.
+
+    They are warnings and errors, or what `level` leaves of them.
+    """
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -51,7 +54,8 @@ def configure(level: str) -> None:
             foreign_pre_chain=[structlog.contextvars.merge_contextvars, _name_part, *_STAMP],
         )
     )
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
+    logging.basicConfig(handlers=[handler], level=least, force=True)
     logging.getLogger("uvicorn.error").addFilter(_says_more)
 
 

@@ -152,6 +152,12 @@ class _GuardedProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS or size + len(self.url) > MAX_HEAD_BYTES:
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
+        if self.parser.should_upgrade() and self._has_body:
+            # The parser would take the body for the next request.
+            self._refusal = InvalidRequest(
+                "a request with a body may not ask for another protocol (Upgrade): send HTTP/1.1"
+            )
+            raise httptools.HttpParserError
         super().on_headers_complete()
         # Trailers arrive as headers too. A list of their own keeps them out of the request's
         # headers.
@@ -213,6 +219,16 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or InvalidRequest("the request is not valid HTTP"))
+
+    @property
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+            for name, value in self.headers
+        )
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: the request is answered in HTTP/1.1, and a line for each would fill the log."""
 
     def _refuse_pipelined(self) -> NoReturn:
         self._refusal = Overloaded("too much is sent at once on a connection")

@@ -5,11 +5,11 @@
 
 Starts a gateway before native engines that serve the demo model. A victim asks short questions
 behind a cached prefix, one after another. Beside it another workspace sends one kind of request of
-`attacks.py` all the time, from a process of its own. The table has p50 and p95 alone (before and
-after all attacks together) and beside each attack, their ratio, the turns of the victim that
-failed, and the statuses that the attacker got. Ends with 1 where a turn of the victim failed or a
-p95 was more than `--most` times that alone. With `--apart` the attacker's process takes only the
-processor time that the others leave, as if it ran on a machine of its own.
+`attacks.py` or `floods.py` all the time, from a process of its own. The table has p50 and p95 alone
+(before and after all attacks together) and beside each attack, their ratio, the turns of the victim
+that failed, and the statuses that the attacker got. Ends with 1 where a turn of the victim failed
+or a p95 was more than `--most` times that alone. With `--apart` the attacker's process takes only
+the processor time that the others leave, as if it ran on a machine of its own.
 """
 
 import argparse
@@ -31,9 +31,11 @@ from pathlib import Path
 
 from scripts.bench.report import percentile
 from scripts.faults.attacks import KINDS, neighbour_of
+from scripts.faults.floods import FLOODS
 from scripts.faults.houses import House, Victim, running_house
 
 PAUSE_SECONDS = 0.05
+ALL_KINDS = {**KINDS, **FLOODS}
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ def attack(name: str, job: dict[str, str]) -> int:
 
 
 async def _attack(name: str, job: dict[str, str], statuses: Counter[int]) -> None:
-    kind = KINDS[name]
+    kind = ALL_KINDS[name]
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -109,7 +111,7 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=15, help="beside each attack")
     parser.add_argument("--most", type=float, default=2.0, help="p95 beside an attack / p95 alone")
-    parser.add_argument("--only", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), default=list(ALL_KINDS))
     parser.add_argument("--apart", action="store_true", help="the attacker has what others leave")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
