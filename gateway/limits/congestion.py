@@ -4,14 +4,15 @@ A turn whose client leaves before the first token has cost an engine its prefill
 answer of it. A workspace without such turns has no bound here. One with them has a *window*, which
 follows TCP's congestion control (RFC 5681: additive increase, multiplicative decrease):
 
-- a turn that its client left before the first token halves the window, down to one,
+- a turn that its client left before the first token halves the window, down to its least,
 - a turn that reached its first token widens it by one,
 - each IDLE_SECONDS in which the workspace has no turn at an engine double it,
 - from MOST on there is no window.
 
-So the engines work for one turn at a time of a workspace whose turns are all left early, and a
-workspace where one turn of a hundred is left keeps about two hundred. A turn that was left counts
-until its engine has been told to end it.
+So at most half of the engines work for a workspace whose turns are all left early, and a workspace
+where one turn of a hundred is left keeps about two hundred. A turn that was left counts until its
+engine has been told to end it. The window holds nobody back who is alone: it binds while another
+workspace has had a turn within NEIGHBOUR_SECONDS.
 
 Pure, on a clock that is handed in. Each gateway has its own windows.
 """
@@ -22,6 +23,8 @@ from types import TracebackType
 from typing import Self
 
 IDLE_SECONDS = 5.0
+NEIGHBOUR_SECONDS = 60.0
+"""How long after its last turn began a workspace counts as a neighbour."""
 MOST = 2000
 """As many as a gateway has at engines in all (`admission.py`)."""
 _MAX_WORKSPACES = 10_000
@@ -89,12 +92,21 @@ class Unanswered:
 
 class CongestionWindows:
     def __init__(
-        self, monotonic: Callable[[], float], on_room: Callable[[], None] = lambda: None
+        self,
+        monotonic: Callable[[], float],
+        on_room: Callable[[], None] = lambda: None,
+        least: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`on_room` is called when a workspace with a window may have another turn at engines."""
+        """`on_room` is called when a workspace with a window may have another turn at engines.
+
+        `least` gives what no window becomes smaller than.
+        """
         self._monotonic = monotonic
         self._on_room = on_room
+        self._least = least
         self._accounts: dict[str, _Account] = {}
+        # The last two workspaces that had turns, and when: one of them is not the workspace asked.
+        self._last: dict[str, float] = {}
 
     @property
     def num_bounded(self) -> int:
@@ -112,11 +124,16 @@ class CongestionWindows:
         account = self._accounts.get(workspace)
         if account is None or account.window is None:
             return True
-        window = account.window_at(self._monotonic())
-        return window is None or account.num < window
+        now = self._monotonic()
+        window = account.window_at(now)
+        return window is None or account.num < window or self._is_alone(workspace, now)
 
     def enter(self, workspace: str) -> Unanswered:
         """Count a turn that goes to an engine now, also beyond the window."""
+        self._last.pop(workspace, None)
+        self._last[workspace] = self._monotonic()
+        if len(self._last) > 2:
+            del self._last[next(iter(self._last))]
         account = self._accounts.get(workspace)
         if account is None:
             self._make_room()
@@ -135,7 +152,7 @@ class CongestionWindows:
         """Halve the window, or what is at engines where that is less."""
         account = self._accounts[workspace]
         used = account.num if account.window is None else min(account.window, account.num)
-        account.window = max(used // 2, 1)
+        account.window = max(used // 2, self._least(), 1)
 
     def take_out(self, workspace: str) -> None:
         account = self._accounts[workspace]
@@ -145,6 +162,10 @@ class CongestionWindows:
             self._on_room()
         elif not account.num:
             del self._accounts[workspace]
+
+    def _is_alone(self, workspace: str, now: float) -> bool:
+        others = (at for name, at in self._last.items() if name != workspace)
+        return all(now - at > NEIGHBOUR_SECONDS for at in others)
 
     def _make_room(self) -> None:
         """Forget workspaces whose windows are over, while there are too many."""

@@ -10,9 +10,9 @@ An engine may be full all the same: other gateways send to it too, or it does no
 it takes. Its refusal counts until one of our turns moves on there, or for a second.
 
 A workspace whose clients keep leaving before the first token has fewer turns at engines at one time
-(`limits/congestion.py`). Its further turns are *held* here, though engines have room. Being held is
-no reason to refuse a turn: where its time is over and its workspace's window alone holds it, it
-waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
+while others have some (`limits/congestion.py`). Its further turns are *held* here, though engines
+have room. Being held is no reason to refuse a turn: where its time is over and its workspace's
+window alone holds it, it waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
 
 Each gateway has its own queue: an engine behind n gateways may get n times as much.
 """
@@ -65,7 +65,7 @@ class Gate:
         self.wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
         self._queue: FairQueue[WaitingTurn] = FairQueue()
-        self._windows = CongestionWindows(monotonic, self.changed)
+        self._windows = CongestionWindows(monotonic, self.changed, lambda: len(engines) // 2)
         self._idle_room = IdleRoom(engines, self._passing, monotonic, num_rows)
         self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)

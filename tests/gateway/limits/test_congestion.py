@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.limits import congestion as module
-from gateway.limits.congestion import IDLE_SECONDS, MOST, CongestionWindows, Unanswered
+from gateway.limits.congestion import (
+    IDLE_SECONDS,
+    MOST,
+    NEIGHBOUR_SECONDS,
+    CongestionWindows,
+    Unanswered,
+)
 
 
 @dataclass
@@ -21,9 +27,14 @@ class Case:
 
     def __post_init__(self) -> None:
         self.windows = CongestionWindows(lambda: self.seconds, self._note_room)
+        self.meet_neighbour()
 
     def _note_room(self) -> None:
         self.num_rooms += 1
+
+    def meet_neighbour(self) -> None:
+        """Another workspace has a turn at this moment."""
+        self.windows.enter("neighbour").ended()
 
     def enter(self, number: int = 1, workspace: str = "w") -> list[Unanswered]:
         entered = [self.windows.enter(workspace) for _ in range(number)]
@@ -103,6 +114,7 @@ def test_idle_time_doubles_the_window_and_time_with_turns_does_not() -> None:
         pass
     case.seconds += 2.5 * IDLE_SECONDS
     assert case.window == 4
+    case.meet_neighbour()
     case.enter(4)
     assert case.window == 4 and not case.windows.is_open("w")
     for turn in case.turns:
@@ -124,6 +136,25 @@ def test_another_workspace_has_no_part_in_a_window() -> None:
     case.enter(1)
     assert not case.windows.is_open("w") and case.windows.is_open("other")
     assert case.windows.window_of("other") is None
+
+
+def test_a_window_binds_while_another_workspace_has_turns() -> None:
+    case = Case()
+    case.abandon(8)
+    case.enter(1)
+    assert not case.windows.is_open("w")
+    case.seconds += NEIGHBOUR_SECONDS + 1
+    assert case.window == 1 and case.windows.is_open("w"), "it is alone"
+    for workspace in ("first", "second", "w"):
+        case.enter(workspace=workspace)
+    assert not case.windows.is_open("w")
+
+
+def test_no_window_becomes_smaller_than_half_of_the_engines() -> None:
+    windows = CongestionWindows(lambda: 0.0, least=lambda: 7 // 2)
+    for turn in [windows.enter("w") for _ in range(40)]:
+        turn.abandoned()
+    assert windows.window_of("w") == 3
 
 
 @pytest.mark.parametrize(("every", "least", "most"), [(100, 100, 400), (10, 10, 40)])
@@ -173,6 +204,7 @@ def test_windows_count_exactly_what_is_at_engines(steps: list[tuple[str, int, st
     at_engines: dict[str, list[Unanswered]] = {"a": [], "b": []}
     left: set[int] = set()
     for step, number, workspace in steps:
+        case.meet_neighbour()
         turns = at_engines[workspace]
         window = case.windows.window_of(workspace)
         assert window is None or 1 <= window < MOST

@@ -151,8 +151,19 @@ def test_a_workspaces_first_turn_does_not_wait_for_others_prefill(tmp_path: Path
 
 @pytest.fixture
 def without_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows do not widen while a busy machine lets a test wait."""
+    """Windows neither widen nor cease to bind while a busy machine lets a test wait."""
     monkeypatch.setattr(congestion, "IDLE_SECONDS", math.inf)
+    monkeypatch.setattr(congestion, "NEIGHBOUR_SECONDS", math.inf)
+
+
+def meet_neighbour(one: Served) -> str:
+    """Another workspace has a turn, so windows bind from now on. Return its key."""
+    one.admin.workspace("other")
+    _, key = one.admin.make_key("other")
+    one.engine.holds = False
+    assert one.ask("hello", key).status_code == 200
+    one.engine.holds = True
+    return key
 
 
 def leave_unanswered(one: Served, number: int) -> None:
@@ -182,8 +193,7 @@ def test_turns_of_who_keeps_leaving_are_sent_one_at_a_time_and_others_pay_nothin
 ) -> None:
     engine = ScriptedEngine(holds=True)
     with served(tmp_path, engine) as one:
-        one.admin.workspace("other")
-        _, key = one.admin.make_key("other")
+        key = meet_neighbour(one)
         leave_unanswered(one, 4)
         assert one.metric("holdfast_gateway_bounded_workspaces ") == 1
         asked = [one.pool.submit(one.ask, f"prompt {number}") for number in range(4)]
@@ -201,6 +211,7 @@ def test_turns_of_who_keeps_leaving_are_sent_one_at_a_time_and_others_pay_nothin
 def test_a_turn_that_its_window_alone_holds_is_not_refused(tmp_path: Path) -> None:
     engine = ScriptedEngine(holds=True)
     with served(tmp_path, engine, queue_seconds=0.2) as one:
+        meet_neighbour(one)
         leave_unanswered(one, 4)
         asked = [one.pool.submit(one.ask, f"prompt {number}") for number in range(2)]
         eventually(lambda: one.num_waiting == 1 and len(engine.running) == 1)
@@ -218,6 +229,7 @@ def test_a_held_turn_does_not_wait_for_ever(
     monkeypatch.setattr(gate, "HELD_SECONDS", 1.0)
     engine = ScriptedEngine(holds=True)
     with served(tmp_path, engine, queue_seconds=0.2) as one:
+        meet_neighbour(one)
         leave_unanswered(one, 4)
         first = one.pool.submit(one.ask, "first")
         eventually(lambda: len(engine.running) == 1)
