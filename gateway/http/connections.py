@@ -28,6 +28,7 @@ from gateway.base.errors import (
 )
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
+from gateway.http.parser import RequestParser
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -82,9 +83,12 @@ class _GuardedProtocol(HttpToolsProtocol):
     """Bounds on the head of a request, on what follows its body, and on unread responses."""
 
     bounds: ConnectionLimits
+    parser: RequestParser  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.is_repeated = False
+        self.parser = RequestParser(self)
         self._is_admitted = True
         # The request that is answered. uvicorn knows the one that came last.
         self._answered: RequestResponseCycle | None = None
@@ -143,6 +147,9 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._head = self._later(self._head_is_late)
 
     def on_headers_complete(self) -> None:
+        if self.parser.is_to_repeat:
+            self.is_repeated = True
+            return
         self._disarm_head()
         self._is_in_body = True
         self._num_pieces = self._body_bytes = 0
@@ -152,12 +159,6 @@ class _GuardedProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS or size + len(self.url) > MAX_HEAD_BYTES:
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
-        if self.parser.should_upgrade() and self._has_body:
-            # The parser would take the body for the next request.
-            self._refusal = InvalidRequest(
-                "a request with a body may not ask for another protocol (Upgrade): send HTTP/1.1"
-            )
-            raise httptools.HttpParserError
         super().on_headers_complete()
         # Trailers arrive as headers too. A list of their own keeps them out of the request's
         # headers.
@@ -194,6 +195,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.is_repeated:
+            return
         self._pass_body_on()
         if len(self.headers) > MAX_HEADERS:
             self._refusal = HeadTooLarge()
@@ -220,15 +223,8 @@ class _GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or InvalidRequest("the request is not valid HTTP"))
 
-    @property
-    def _has_body(self) -> bool:
-        return any(
-            name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
-            for name, value in self.headers
-        )
-
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: the request is answered in HTTP/1.1, and a line for each would fill the log."""
+        """Nothing: a line for each CONNECT would fill the log."""
 
     def _refuse_pipelined(self) -> NoReturn:
         self._refusal = Overloaded("too much is sent at once on a connection")

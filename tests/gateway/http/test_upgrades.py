@@ -3,9 +3,11 @@
 import json
 import logging
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -20,6 +22,7 @@ def head(line: str, upgrade: str, *further: str, is_last: bool = False) -> bytes
         f"{line} HTTP/1.1",
         "host: x",
         f"x-api-key: {API_KEY}",
+        "anthropic-version: 2023-06-01",
         f"connection: Upgrade{', close' if is_last else ''}",
         f"upgrade: {upgrade}",
         *further,
@@ -52,23 +55,50 @@ def test_a_request_without_a_body_is_answered_and_not_logged(
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES)
-@pytest.mark.parametrize("framing", ["content-length: 30", "transfer-encoding: chunked"])
+@pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_is_never_taken_for_the_next_request(
-    tmp_path: Path, upgrade: str, framing: str
+    tmp_path: Path, upgrade: str, is_chunked: bool
 ) -> None:
     """A proxy before the gateway would give the second answer to another client."""
     smuggled = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    framing = f"content-length: {len(smuggled)}"
+    if is_chunked:
+        framing = "transfer-encoding: chunked"
+        smuggled = b"%x\r\n%b\r\n0\r\n\r\n" % (len(smuggled), smuggled)
     with serve(ScriptedEngine()) as engine, serve_gateway(tmp_path, engine) as url:
-        received = answers(url, head("POST /v1/messages", upgrade, framing), smuggled)
+        asked = head("POST /v1/messages", upgrade, "content-type: application/json", framing)
+        received = answers(url, asked.replace(b"Upgrade\r", b"Upgrade, close\r"), smuggled)
     assert received.count(b"HTTP/1.1 ") == 1 and b"HTTP/1.1 400" in received, received[:2000]
-    assert b"Upgrade" in received
+    assert b"not valid JSON" in received
 
 
-def test_a_turn_that_asks_for_another_protocol_is_told_what_to_do(tmp_path: Path) -> None:
-    content = json.dumps(body()).encode()
-    framing = ["content-type: application/json", f"content-length: {len(content)}"]
+@pytest.mark.parametrize("size", [1, 7, 100, 100_000])
+def test_turns_that_ask_for_another_protocol_are_served_however_they_are_cut(
+    tmp_path: Path, size: int
+) -> None:
+    """As Java's default client asks. Another turn, and one that does not ask, come behind it."""
+    turn = partial(turn_of, "h2c", "http2-settings: AAMAAABkAAQAAP__")
+    sent = turn(text="one") + turn(text="two") + turn_of(None, "connection: close", text="three")
     engine = ScriptedEngine()
     with serve(engine) as engine_url, serve_gateway(tmp_path, engine_url) as url:
-        received = answers(url, head("POST /v1/messages", "h2c", *framing) + content)
-    assert b"HTTP/1.1 400" in received and b"send HTTP/1.1" in received
-    assert not engine.requests
+        pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
+        received = answers(url, *pieces)
+    assert received.count(b"HTTP/1.1 200") == 3, received[:2000]
+    said = [json.dumps(to_builtins(request.prompt)) for request in engine.requests]
+    assert ["one" in said[0], "two" in said[1], "three" in said[2]] == [True] * 3
+
+
+def test_a_connect_is_refused_and_ends(tmp_path: Path) -> None:
+    with serve(ScriptedEngine()) as engine, serve_gateway(tmp_path, engine) as url:
+        received = answers(url, b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert received.count(b"HTTP/1.1 4") == 1 and b"HTTP/1.1 2" not in received
+
+
+def turn_of(upgrade: str | None, *further: str, text: str) -> bytes:
+    content = json.dumps(body(messages=[{"role": "user", "content": text}])).encode()
+    framing = ["content-type: application/json", f"content-length: {len(content)}", *further]
+    if upgrade is not None:
+        return head("POST /v1/messages", upgrade, *framing) + content
+    own = [f"x-api-key: {API_KEY}", "anthropic-version: 2023-06-01"]
+    lines = ["POST /v1/messages HTTP/1.1", "host: x", *own, *framing, "", ""]
+    return "\r\n".join(lines).encode() + content
