@@ -71,9 +71,10 @@ class House:
         return all(worker["is_running"] for worker in self.workers())
 
     def metric(self, name: str) -> float:
+        """Zero for one that nothing was counted of."""
         text = httpx.get(f"{self.stack.gateway}/metrics", timeout=120, trust_env=False).text
         found = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return float(found[0])
+        return float(found[0]) if found else 0.0
 
 
 def worker_of(client: httpx.Client) -> str:

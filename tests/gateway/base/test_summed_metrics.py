@@ -15,7 +15,7 @@ def values(exposition: bytes) -> dict[str, float]:
 
 def told(requests: int, seconds: float, *, has_room: bool, is_up: bool) -> bytes:
     metrics = Metrics()
-    metrics.requests.labels("/v1/messages", "200").inc(requests)
+    metrics.requests.add(("/v1/messages", "200"), requests)
     metrics.waited_seconds.observe(seconds)
     metrics.watch_journal(lambda: 3, lambda: 0, lambda: 10, lambda: has_room, 100)
     metrics.engine_up.labels("engine").set(is_up)
