@@ -126,17 +126,25 @@ def draw_drop(leases: list[Lease]) -> None:
             st.caption("It belongs to no workspace of this gateway, so it can't be dropped here.")
             return
         with st.container(horizontal=True):
-            if st.button(
-                "Drop it: the next turn pays for it again", key="drop_now", type="primary"
-            ):
-                _drop(lease)
-                st.rerun(scope="fragment")
-            if st.button("Keep it", key="drop_not"):
-                st.session_state.pop(_DOOMED)
-                st.rerun(scope="fragment")
+            st.button(
+                "Drop it: the next turn pays for it again",
+                key="drop_now",
+                type="primary",
+                on_click=_drop,
+                args=(lease,),
+            )
+            st.button("Keep it", key="drop_not", on_click=_keep)
+
+
+def _keep() -> None:
+    st.session_state.pop(_DOOMED, None)
 
 
 def _drop(lease: Lease) -> None:
+    """Before a run, so that the run shows what became of it, be it the page's or this part's.
+
+    A run that asks for another one of its part alone fails where it is a run of the whole page.
+    """
     path = f"/admin/v1/leases/{lease.entry.entry}"
     params = {"workspace": lease.workspace, "engine": lease.engine}
     try:
