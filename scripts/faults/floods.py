@@ -14,7 +14,16 @@ import httpx
 from scripts.faults.attacks import DAY_MS, Kind, Neighbour, get, post
 from scripts.faults.houses import text
 
-_ADMIN_READS = ("usage", "turns", "leases", "overview", "refusals", "divergence", "report")
+_ADMIN_READS = (
+    "usage",
+    "savings",
+    "latency",
+    "prefixes",
+    "turns/search",
+    "leases",
+    "overview",
+    "refusals",
+)
 _QUIET_SECONDS = 20.0
 
 
