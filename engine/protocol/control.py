@@ -1,0 +1,65 @@
+"""Requests about a turn or a lease that is there already, and the reply to any that failed."""
+
+import msgspec
+
+from engine.protocol.frames import InputUsage
+from engine.protocol.values import ErrorCode, FinishReason
+
+
+class CancelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_id: str
+
+
+class CancelReply(msgspec.Struct, frozen=True):
+    """False when the request is unknown or has ended: cancelling is idempotent."""
+
+    cancelled: bool
+
+
+class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_ids: list[str]
+
+
+class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request used, kept until acknowledged. `usage` None: it ended before it started.
+
+    `prefilled_tokens` of its prompt had gone through the model when it ended before it started,
+    each place counted once; it is 0 beside a `usage`, which has the same in `computed_tokens`.
+    `scope` is the request's: whose it was, should its gateway be lost with all that it knew.
+    """
+
+    request_id: str
+    epoch: str
+    reason: FinishReason
+    usage: InputUsage | None = None
+    output_tokens: int = 0
+    thinking_tokens: int = 0
+    prefilled_tokens: int = 0
+    scope: str = ""
+
+
+class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End leases of a scope by an operator's hand; `entry` None drops all of them."""
+
+    scope: str
+    entry: str | None = None
+
+
+class DropReply(msgspec.Struct, frozen=True):
+    dropped: int
+
+
+class ClockAdvance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    seconds: float
+
+
+class ClockReply(msgspec.Struct, frozen=True):
+    now: float
+
+
+class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`is_public`: the message tells nothing but of the request's own fields, for its client."""
+
+    code: ErrorCode
+    message: str
+    is_public: bool = False
