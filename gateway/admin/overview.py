@@ -11,6 +11,7 @@ from gateway.admin.controller import AdminController
 from gateway.admin.meanings import DEFINITIONS
 from gateway.admin.ranges import now_ms
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
+from gateway.http.others import journal_backlog
 from gateway.http.services import Services
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Bucket, Totals
@@ -59,6 +60,7 @@ class OverviewController(AdminController):
         seconds: Annotated[int, QueryParameter(name="seconds", ge=60, le=31_536_000)] = 3600,
     ) -> Overview:
         now = now_ms(services.clock)
+        backlog = await journal_backlog(services) if request.user.workspace is None else None
         since_ms = now - seconds * 1000
         of = Range(since_ms=since_ms, until_ms=now + 1, workspace=request.user.workspace)
         totals = await services.queries.totals(of)
@@ -72,7 +74,7 @@ class OverviewController(AdminController):
             saved_nano=totals.saved_nano,
             series=series.buckets,
             miss_reasons=(await services.queries.reasons(of)).misses,
-            journal_backlog=services.journal.backlog if request.user.workspace is None else None,
+            journal_backlog=backlog,
             definitions={name: each.formula for name, each in DEFINITIONS.items()},
         )
 

@@ -71,6 +71,11 @@ class Link(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None
 
+    @property
+    def num_unread(self) -> int:
+        """Bytes that were sent and that the other side has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()

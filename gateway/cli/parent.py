@@ -21,7 +21,7 @@ from uvicorn.config import STARTUP_FAILURE
 from gateway.base.background import pause
 from gateway.base.catalogue import load_catalogue
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError
+from gateway.base.errors import GatewayError, Overloaded
 from gateway.base.grants import NO_LIMITS, Limits
 from gateway.base.link import Handler
 from gateway.base.logs import get_logger
@@ -44,7 +44,7 @@ from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.spend import SpendWatch
 from gateway.prices.book import PriceBook
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _END_SECONDS = 15.0
 _RETRY_SECONDS = 5.0
 _BUSY_SECONDS = 3.0
@@ -156,7 +156,8 @@ class Parent:
             loop = asyncio.get_running_loop()
             loop.call_later(seconds, self.processes.signal, signal.SIGKILL)
         self.ended_by = number
-        self.processes.signal(number)
+        # A terminal that is closed ends the gateway as an orderly stop does.
+        self.processes.signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _seat(self, worker: Worker) -> dict[str, Handler]:
         seat = Seat(
@@ -200,7 +201,8 @@ class Parent:
 
     async def _gather(self, body: bytes) -> list[msgspec.Raw]:
         what, content = _asked(body)
-        asked = [worker for worker in self.processes.workers if worker.has_begun]
+        workers = self.processes.workers
+        asked = [worker for worker in workers if worker.has_begun and not worker.is_silent]
         found = await asyncio.gather(*(self._ask(worker, what, content) for worker in asked))
         if what == "metrics":
             for worker, answer in zip(asked, found, strict=True):
@@ -215,7 +217,11 @@ class Parent:
             self._changes.pop(bytes(content), None)
             self._changes[bytes(content)] = None
         others = [each for each in self.processes.workers if each.has_begun and each != asking]
-        await asyncio.gather(*(self._ask(worker, what, content) for worker in others))
+        for worker in others:
+            if worker.is_silent and worker.link is not None:
+                worker.link.tell(what, content)  # it does so when it goes on
+        answering = [worker for worker in others if not worker.is_silent]
+        await asyncio.gather(*(self._ask(worker, what, content) for worker in answering))
 
     async def _ask(self, worker: Worker, what: str, content: msgspec.Raw) -> msgspec.Raw | None:
         """A worker's answer; None where it gives none in time."""
@@ -224,6 +230,7 @@ class Parent:
         try:
             answer = await worker.link.ask(what, content, msgspec.Raw, GATHER_SECONDS)
         except GatewayError as error:
+            worker.is_silent |= isinstance(error, Overloaded)
             get_logger("workers").warning(
                 "worker_silent", worker=worker.number, what=what, error=str(error)
             )

@@ -1,7 +1,8 @@
 """Keeps the worker processes running: starts them, starts them again, and ends them.
 
 A worker that ends is started again after a pause that doubles each time. One that ends before it
-ever served stops the whole gateway, since the next would end alike.
+ever served stops the whole gateway, since the next would end alike. One that has not answered for
+SILENT_SECONDS is killed, and started again; meanwhile nobody waits for its answers.
 """
 
 import asyncio
@@ -10,11 +11,12 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.base.background import pause
+from gateway.base.errors import GatewayError
 from gateway.base.link import Handler, Link
 from gateway.base.logs import get_logger
 from gateway.http.accepting import Board
@@ -23,17 +25,26 @@ from gateway.http.machine import WorkerState
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 15.0
 STEADY_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+LOOK_SECONDS = 5.0
+ANSWER_SECONDS = 3.0
+MAX_UNREAD_BYTES = 64 << 20
+"""What a worker has not read yet of its parent's messages. One with more is killed."""
 _LAST_WORDS_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Worker:
-    """One worker over all its processes. `has_begun`: the process of now serves."""
+    """One worker over all its processes.
+
+    `has_begun`: the process of now serves. `is_silent`: it did not answer in time.
+    """
 
     number: int
     process: Process | None = None
     link: Link | None = None
     has_begun: bool = False
+    is_silent: bool = False
     num_started: int = 0
     num_ends: int = 0
 
@@ -43,6 +54,7 @@ class Worker:
             worker=self.number,
             pid=self.process.pid if self.process else None,
             is_running=self.has_begun,
+            is_silent=self.is_silent,
             restarts=max(self.num_started - 1, 0),
         )
 
@@ -56,7 +68,9 @@ class Processes:
         listening: socket.socket,
         seat: Callable[[Worker], Mapping[str, Handler]],
         left: Callable[[Worker], None],
+        command: Sequence[str] = (sys.executable, "-m", "gateway", "serve", "--worker"),
     ) -> None:
+        self._command = command
         self.workers = [Worker(number) for number in range(1, num_workers + 1)]
         self._listening = listening
         self._board, self._counts = Board.made(num_workers)
@@ -105,7 +119,7 @@ class Processes:
         with ours, theirs:
             descriptors = self._listening.fileno(), theirs.fileno(), self._counts
             worker.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "serve", "--worker"),
+                *self._command,
                 *map(str, (worker.number, len(self.workers), *descriptors)),
                 pass_fds=descriptors,
                 # A terminal's SIGINT goes to the parent alone, which passes it on.
@@ -116,14 +130,38 @@ class Processes:
             worker.link = await Link.over(ours.dup(), self._seat(worker), is_lost.set)
         if self._stopping.is_set():  # it was asked to end while this one was being started
             worker.process.send_signal(signal.SIGTERM)
+        watching = asyncio.create_task(self._watch(worker, worker.process, worker.link))
         status = await worker.process.wait()
+        watching.cancel()
         self._board.leave(worker.number)
         await pause(is_lost, _LAST_WORDS_SECONDS)  # what it told last is read first
         worker.link.close()
-        has_served, worker.has_begun = worker.has_begun, False
+        has_served, worker.has_begun, worker.is_silent = worker.has_begun, False, False
         self._left(worker)
         worker.process = worker.link = None
         if not has_served and not self._stopping.is_set():
             self._log.error("worker_never_served", worker=worker.number, status=status)
             if worker.num_started == 1 and status >= 0:
                 self.exit_status = status or os.EX_SOFTWARE
+
+    async def _watch(self, worker: Worker, process: Process, link: Link) -> None:
+        """Kill the process when it stops answering, or reading."""
+        loop = asyncio.get_running_loop()
+        answered_at = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if not worker.has_begun:
+                answered_at = loop.time()
+                continue
+            try:
+                await link.ask("alive", None, type(None), ANSWER_SECONDS)
+            except GatewayError:
+                worker.is_silent = True
+            else:
+                worker.is_silent, answered_at = False, loop.time()
+            seconds = loop.time() - answered_at
+            if seconds > SILENT_SECONDS or link.num_unread > MAX_UNREAD_BYTES:
+                self._log.error("worker_silent_killed", worker=worker.number, seconds=seconds)
+                with suppress(ProcessLookupError):
+                    process.kill()
+                return

@@ -20,6 +20,7 @@ from gateway.http.accepting import Board
 from gateway.http.admitted import raise_descriptor_limit
 from gateway.http.machine import Place
 from gateway.http.server import Server
+from gateway.http.share import share_of
 from gateway.limits.workers import SWITCH_SECONDS
 
 # The collector would walk again and again through objects that live on. Requests leave few cycles,
@@ -44,8 +45,8 @@ def _serve(options: argparse.Namespace) -> int:
         number, num_workers, listening, parent, counts = options.worker
         board = Board(counts, num_workers)
         return _run(
-            settings,
-            Place(number, socket.socket(fileno=parent)),
+            share_of(settings, num_workers),
+            Place(number, num_workers, socket.socket(fileno=parent)),
             [socket.socket(fileno=listening)],
             partial(board.tell, number),
         )

@@ -164,7 +164,10 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
 
 
 async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
-    """The readiness of all workers together: all that run are ready, and one runs."""
+    """The readiness of all workers together: all that answer are ready, and one does.
+
+    The others accept what a silent worker does not, and the parent ends that one (`processes.py`).
+    """
     told = dict(await machine.gather("readiness", None, tuple[int, Readiness]))
     parent = await machine.parent_state()
     workers = [
@@ -176,7 +179,7 @@ async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
     is_stopping = any(each.stopping for each in found)
     own_fields = msgspec.structs.asdict(own)
     loops = [*parent.loops, *(loop for each in found for loop in each.loops)]
-    is_ready = bool(running) and all(each is not None and each.ready for each in running)
+    is_ready = bool(found) and all(each.ready for each in found)
     journals = [each.journal for each in found]
     journal = JournalHealth(
         backlog=sum(each.backlog for each in journals),

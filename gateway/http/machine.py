@@ -39,18 +39,23 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker's place: its number, from 1 on, and its socket to the parent."""
+    """A worker's place: its number, from 1 on, that of all workers, its socket to the parent."""
 
     number: int
+    num_workers: int
     parent: socket.socket
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent knows of a worker. `restarts` counts its processes after the first."""
+    """What the parent knows of a worker. `restarts` counts its processes after the first.
+
+    `is_silent`: it runs, and did not answer the parent in time.
+    """
 
     worker: int
     pid: int | None
     is_running: bool
+    is_silent: bool
     restarts: int
 
 
@@ -73,6 +78,7 @@ class Machine:
     """
 
     number: int
+    num_workers: int
     admission: Admitting
     counting: CountingCalls
     link: Link | None = None
@@ -137,7 +143,7 @@ async def join(
 ) -> Machine:
     if place is None:
         own = Admission(clock.monotonic, clock.wall)
-        return Machine(1, own, Counting(settings.load_bounds, clock.monotonic), own=own)
+        return Machine(1, 1, own, Counting(settings.load_bounds, clock.monotonic), own=own)
     handlers: dict[str, Handler] = {}
     is_leaving = False
 
@@ -154,4 +160,6 @@ async def join(
 
     link = await Link.over(place.parent, handlers, lost)
     stack.callback(leave)
-    return Machine(place.number, SharedAdmission(link), SharedCounting(link), link, handlers)
+    admission = SharedAdmission(link, place.num_workers)
+    counting = SharedCounting(link)
+    return Machine(place.number, place.num_workers, admission, counting, link, handlers)

@@ -43,6 +43,8 @@ async def meet_others(machine: Machine, state: State) -> None:
 
     machine.handlers.update(
         {
+            "alive": lambda _: None,
+            "backlog": lambda _: services.journal.backlog,
             "metrics": lambda _: exposition_of(services),
             "readiness": lambda _: (machine.number, readiness_of(services, state.stopping)),
             "refusals": lambda body: refusals.newest(*_wanted(body)),
@@ -53,6 +55,13 @@ async def meet_others(machine: Machine, state: State) -> None:
     )
     for change in await machine.has_begun(EngineChange):
         await _apply(services.fleet, change)
+
+
+async def journal_backlog(services: Services) -> int:
+    """Turns that the ledger does not have yet, in the journals of all workers."""
+    if services.machine.link is None:
+        return services.journal.backlog
+    return sum(await services.machine.gather("backlog", None, int))
 
 
 async def remove_everywhere(services: Services, name: str) -> None:

@@ -74,10 +74,15 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedAdmission:
-    """What `Admission` is to turns, behind a link. Bounds on the process are the process's own."""
+    """What `Admission` is to turns, behind a link.
 
-    def __init__(self, link: Link) -> None:
+    A worker has its share of the gateway's bound on turns in flight, and the rest are the parent's.
+    """
+
+    def __init__(self, link: Link, num_workers: int) -> None:
         self._link = link
+        self._most = max(MAX_ADMITTED // num_workers, 1)
+        self._max_backlog = MAX_BACKLOG // num_workers
         self._in_flight = 0
         self._standings: OrderedDict[str, Standings] = OrderedDict()
         # Turns in flight of workspaces with limits, and the answers about those that are closed.
@@ -95,7 +100,7 @@ class SharedAdmission:
 
         Raise Overloaded also where the parent does not answer in time.
         """
-        if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
+        if self._in_flight >= self._most or backlog >= self._max_backlog:
             raise Overloaded
         entering = Entering(turn_id, principal.workspace, estimate)
         if principal.limits == NO_LIMITS:

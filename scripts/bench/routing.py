@@ -2,7 +2,7 @@
 
     python -m scripts.bench.routing --install            the peers, into .venv-peers
     python -m scripts.bench.routing                      every subject, roomy and tight cache
-    python -m scripts.bench.routing --two-gateways       one gateway against two
+    python -m scripts.bench.routing --two-gateways       one gateway against two, and two workers
     python -m scripts.bench.routing --only "smg" --cache tight --seeds 1 2
     python -m scripts.bench.routing --workload parting --cache roomy
     python -m scripts.bench.routing --workload sessions --cache roomy quarter
@@ -249,7 +249,7 @@ def _arguments() -> argparse.Namespace:
     return parse(
         __doc__,
         install=(False, "the peers, into .venv-peers"),
-        two_gateways=(False, "one gateway against two"),
+        two_gateways=(False, "one gateway against two, and against two workers"),
         only=([], "names of subjects; default: all"),
         cache=(["roomy", "tight"], None, list(ROOM)),
         seeds=[1, 2, 3],

@@ -36,11 +36,15 @@ class RunningRouter:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """`marks` are what the client sends, `events` whether routing follows the engines' events."""
+    """`marks` are what the client sends, `events` whether routing follows the engines' events.
+
+    There are `gateways` with a journal and a ledger each, and `workers` of each gateway.
+    """
 
     marks: Marks
     events: bool = True
     gateways: int = 1
+    workers: int = 1
     is_ours: bool = True
 
     @contextmanager
@@ -48,6 +52,7 @@ class Ours:
         settings = {
             "HOLDFAST_ROUTING_EVENTS": str(self.events).lower(),
             "HOLDFAST_LOG_LEVEL": "warning",
+            "HOLDFAST_WORKERS": str(self.workers),
         }
         with ExitStack() as stack:
             servers = []
@@ -123,6 +128,11 @@ SUBJECTS: dict[str, Ours | Peer] = {
 TWO_GATEWAYS: dict[str, Ours | Peer] = {
     "ours, events": Ours("none"),
     "ours, events, two gateways": Ours("none", gateways=2),
+    "ours, events, two workers": Ours("none", workers=2),
     "ours, events, marked": Ours("conversation"),
     "ours, events, marked, two gateways": Ours("conversation", gateways=2),
+    "ours, events, marked, two workers": Ours("conversation", workers=2),
+    "ours, learned": Ours("none", events=False),
+    "ours, learned, two gateways": Ours("none", events=False, gateways=2),
+    "ours, learned, two workers": Ours("none", events=False, workers=2),
 }

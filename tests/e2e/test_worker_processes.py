@@ -182,6 +182,24 @@ def test_metrics_and_refusals_are_those_of_both_workers(house: House) -> None:
         assert house.metric("holdfast_gateway_workers") == 2
 
 
+def test_a_worker_that_stands_still_holds_up_nobody(house: House) -> None:
+    with house.pair(house.key("still")) as (one, other):
+        pid = int(worker_of(one))
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            assert [status(other) for _ in range(3)] == [200] * 3
+            answer = other.get("/readyz")
+            assert answer.status_code == 200, answer.text
+            still = [one for one in answer.json()["workers"] if one["is_silent"]]
+            assert [(one["pid"], one["readiness"]) for one in still] == [(pid, None)]
+            admin = {"x-api-key": ADMIN_KEY}
+            assert other.get("/admin/v1/overview", headers=admin).status_code == 200
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert status(one) == 200
+        eventually(lambda: not any(worker["is_silent"] for worker in house.workers()))
+
+
 def test_a_killed_worker_comes_back_and_holds_nothing(house: House) -> None:
     """It is killed over two streams, which are all that the workspace may have."""
     key = house.key("killed", max_concurrency=2)

@@ -64,7 +64,7 @@ class House:
         seat = Seat(self.admission, self.counting, lambda _: self.limits, before)
         parents = await Link.over(ours, seat.handlers)
         link = await Link.over(theirs, {})
-        worker = Worker(link, seat, SharedAdmission(link), SharedCounting(link), parents)
+        worker = Worker(link, seat, SharedAdmission(link, 2), SharedCounting(link), parents)
         try:
             yield worker
         finally:
