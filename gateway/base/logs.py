@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
@@ -11,6 +12,27 @@ import structlog
 NEVER_LOGGED = frozenset(
     {"authorization", "api_key", "x-api-key", "prompt", "text", "body", "content", "secret"}
 )
+
+# Asked with every call of an engine. structlog would look through all variables of the context.
+_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+
+def bind_request_id(request_id: str) -> None:
+    """Put the id into every log line of this context from here on."""
+    _request_id.set(request_id)
+
+
+def bound_request_id() -> str | None:
+    """The id of the request that is served here; None in the gateway's own loops."""
+    return _request_id.get()
+
+
+def _add_request_id(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    if (request_id := _request_id.get()) is not None:
+        event.setdefault("request_id", request_id)
+    return event
 
 
 def drop_private(
@@ -33,7 +55,7 @@ def configure(level: str) -> None:
     """
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            _add_request_id,
             drop_private,
             *_STAMP,
             structlog.processors.JSONRenderer(),
@@ -51,7 +73,7 @@ def configure(level: str) -> None:
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.JSONRenderer(),
             ],
-            foreign_pre_chain=[structlog.contextvars.merge_contextvars, _name_part, *_STAMP],
+            foreign_pre_chain=[_add_request_id, _name_part, *_STAMP],
         )
     )
     least = max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING)
@@ -70,12 +92,6 @@ def _name_part(
 ) -> MutableMapping[str, Any]:
     event["part"] = event["_record"].name
     return event
-
-
-def bound_request_id() -> str | None:
-    """The id of the request that is served here; None in the gateway's own loops."""
-    found = structlog.contextvars.get_contextvars().get("request_id")
-    return found if isinstance(found, str) else None
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
-from structlog.contextvars import bind_contextvars
 
 from gateway.base.background import pause
 from gateway.base.catalogue import Catalogue
@@ -33,7 +32,7 @@ from gateway.base.errors import (
     Overloaded,
     RateLimited,
 )
-from gateway.base.logs import get_logger
+from gateway.base.logs import bind_request_id, get_logger
 from gateway.base.settings import Settings
 from gateway.dialects.anthropic.batches import (
     BatchResult,
@@ -231,7 +230,7 @@ class BatchRunner:
         """The row's result; None for one that is to run again."""
         turn_id = self._turns.new_id()
         request_id = f"req_{turn_id.removeprefix('msg_')}"
-        bind_contextvars(request_id=request_id)
+        bind_request_id(request_id)
         answer = await _ended(self._message(batch, row, turn_id, Origin(request_id)))
         if isinstance(answer, Message):
             made: BatchResult = Succeeded(answer)

@@ -5,15 +5,14 @@ envelope like every other failure.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.base.errors import BodyTimeout, ClientGone, TooLarge
 from gateway.limits.bodies import BodyBytes
-from gateway.limits.large_bodies import LARGE_BYTES, LargeBodies, Wait
+from gateway.limits.large_bodies import LARGE_BYTES, NO_WAIT, LargeBodies, Wait
 
 BODY_BYTES_PER_SECOND = 16 * 1024
 """A body's deadline moves by a second for each this many bytes.
@@ -36,24 +35,34 @@ class Bodies:
         self._large = large
         self._max_bytes = max_bytes
 
-    @contextmanager
-    def reading(self, scope: Scope) -> Iterator["Reading"]:
-        """The body of one request. Its bytes count until the context ends."""
+    def reading(self, scope: Scope) -> "Reading":
+        """The body of one request."""
         taken = scope["state"]["taken"] = _Taken(self._bodies, self._large)
-        try:
-            yield Reading(scope, taken, self._seconds, self._max_bytes)
-        finally:
-            taken.give_back()
+        return Reading(scope, taken, self._seconds, self._max_bytes)
 
 
 class Reading:
-    """One body that is to be read. Its deadline runs from here on."""
+    """One body that is to be read. Its deadline runs from here on.
+
+    Its bytes count until the context ends.
+    """
 
     def __init__(self, scope: Scope, taken: "_Taken", seconds: float, max_bytes: int) -> None:
         self._scope = scope
         self._taken = taken
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._max_bytes = max_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._taken.give_back()
 
     async def whole(self, receive: Receive) -> bytes:
         """Raise BodyTimeout, ClientGone, TooLarge, or as `BodyBytes.take`."""
@@ -148,12 +157,12 @@ class _Taken:
         before = self._num_bytes
         more = max(declared, self.num_read) - before
         if more <= 0:
-            return Wait()
+            return NO_WAIT
         self._bodies.take(workspace, more)
         self._workspace = workspace
         self._num_bytes += more
         if self._num_bytes <= LARGE_BYTES:
-            return Wait()
+            return NO_WAIT
         uncounted = more if before > LARGE_BYTES else self._num_bytes
         return self._large.take(workspace, uncounted)
 

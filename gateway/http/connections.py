@@ -29,6 +29,7 @@ from gateway.base.errors import (
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
 from gateway.http.parser import RequestParser
+from gateway.http.presence import WHEN_GONE
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -99,6 +100,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._num_pieces = self._body_bytes = 0
         self._refusal: GatewayError | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._is_gone = False
+        self._when_gone: list[Callable[[], object]] = []
         self._head: asyncio.TimerHandle | None = self._later(self._head_is_late)
         self._is_admitted = self.bounds.connections.enter(
             self, self.client[0] if self.client else ""
@@ -118,7 +121,21 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["prove"] = partial(self.bounds.connections.prove, self)
+        state = self.scope["state"]
+        state["prove"], state[WHEN_GONE] = self._prove, self.when_gone
+
+    def _prove(self) -> None:
+        self.bounds.connections.prove(self)
+
+    def when_gone(self, tell: Callable[[], object]) -> Callable[[], None]:
+        """Call `tell` once the client has left, or now if it has. The result takes that back."""
+        if self._is_gone:
+            tell()
+            return lambda: None
+        # Behind a long body reading is paused, and then nobody would see the connection's end.
+        self.flow.resume_reading()
+        self._when_gone.append(tell)
+        return partial(self._when_gone.remove, tell)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
@@ -129,6 +146,9 @@ class _GuardedProtocol(HttpToolsProtocol):
             answered.disconnected = True
             answered.message_event.set()
         super().connection_lost(exc)
+        self._is_gone = True
+        for tell in tuple(self._when_gone):
+            tell()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_admitted:

@@ -8,7 +8,6 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Message, Scope
-from structlog.contextvars import bind_contextvars
 
 from gateway.base.errors import (
     Forbidden,
@@ -25,13 +24,14 @@ from gateway.base.errors import (
     UnsupportedMedia,
 )
 from gateway.base.grants import NO_LIMITS
-from gateway.base.logs import get_logger
+from gateway.base.logs import bind_request_id, get_logger
 from gateway.dialects.anthropic.errors import detail_of
 from gateway.dialects.anthropic.limit_headers import limit_headers as anthropic_limits
 from gateway.dialects.anthropic.response import ErrorBody, StreamError
 from gateway.dialects.gemini import errors as gemini
 from gateway.dialects.openai import errors as openai
 from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
+from gateway.http.heads import header_of
 from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS, Refusal
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
 from gateway.prompt.ask import Dialect, Principal
@@ -60,7 +60,7 @@ def request_id(scope: Scope) -> str:
     state: dict[str, Any] = scope["state"]
     if "request_id" not in state:
         state["request_id"] = f"req_{scope['litestar_app'].state.ids.hex(12)}"
-        bind_contextvars(request_id=state["request_id"])
+        bind_request_id(state["request_id"])
     made: str = state["request_id"]
     return made
 
@@ -72,8 +72,7 @@ def origin_of(request: Request[Any, Any, Any]) -> Origin:
 
 
 def _user_agent(scope: Scope) -> str:
-    found = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
-    return found.decode("latin-1")
+    return header_of(scope, b"user-agent") or ""
 
 
 async def before_send(message: Message, scope: Scope) -> None:

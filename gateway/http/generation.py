@@ -12,6 +12,7 @@ from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
 from gateway.http.errors import origin_of
+from gateway.http.heads import header_of
 from gateway.http.presence import while_present
 from gateway.http.replies import Streamed, Whole
 from gateway.http.services import Services
@@ -38,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 def check_media(request: Request[Any, Any, Any]) -> None:
     """Raise UnsupportedMedia for anything but uncompressed JSON in UTF-8."""
-    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    kind, _, parameters = (header_of(request.scope, b"content-type") or "").partition(";")
     if kind.strip().lower() != "application/json":
         raise UnsupportedMedia
     for parameter in parameters.split(";"):
@@ -46,7 +47,8 @@ def check_media(request: Request[Any, Any, Any]) -> None:
         charset = value.strip().strip('"').lower()
         if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8"):
             raise UnsupportedMedia("content-type: charset must be utf-8")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+    encoding = header_of(request.scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() != "identity":
         raise UnsupportedMedia("content-encoding: compressed bodies are not supported")
 
 

@@ -1,9 +1,21 @@
-"""HEAD: the answer of a GET, without its body."""
+"""Heads of requests: the answer to a HEAD, and a header by its name."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from litestar import Litestar
+
+
+def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
+    """The first header of that name, which is given in lower case; None without one.
+
+    Litestar decodes all headers of a request for the first one that is asked for.
+    """
+    for found, value in scope["headers"]:
+        if found == name:
+            decoded: str = value.decode("latin-1")
+            return decoded
+    return None
 
 
 def answering_head(app: Litestar) -> Callable[[Any, Any, Any], Awaitable[None]]:

@@ -36,6 +36,7 @@ from gateway.http.generation import (
     streamed,
     until_taken,
 )
+from gateway.http.heads import header_of
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
 from gateway.prompt.ask import Ask, TurnId
@@ -80,9 +81,9 @@ async def create_message(request: KeyRequest, body: bytes) -> ASGIResponse:
     """Answer a Messages request."""
     check_media(request)
     check_attribution(request)
-    services, headers = services_of(request), request.headers
-    version = check_version(headers.get("anthropic-version"))
-    arrived, betas = request.scope["state"]["arrived"], headers.get("anthropic-beta", "")
+    services, scope = services_of(request), request.scope
+    version = check_version(header_of(scope, b"anthropic-version"))
+    arrived, betas = scope["state"]["arrived"], header_of(scope, b"anthropic-beta") or ""
 
     def read() -> tuple[MessagesRequest, int]:
         return services.without_nonces(decode_messages(body, services.bounds))
@@ -111,10 +112,10 @@ async def create_message(request: KeyRequest, body: bytes) -> ASGIResponse:
 
 def check_attribution(request: KeyRequest) -> None:
     """Check two parameters that the SDK sends as headers."""
-    headers = request.headers
-    if headers.get("anthropic-user-profile-id"):
+    if header_of(request.scope, b"anthropic-user-profile-id"):
         raise InvalidRequest("anthropic-user-profile-id: user profiles are not supported")
-    if headers.get("anthropic-workspace-id") not in (None, "", request.user.workspace):
+    workspace = header_of(request.scope, b"anthropic-workspace-id")
+    if workspace not in (None, "", request.user.workspace):
         raise InvalidRequest("anthropic-workspace-id: does not match the workspace of the API key")
 
 

@@ -51,7 +51,7 @@ class Streamed(ASGIResponse):
         headers = [(b"content-type", media_type), *_STREAM_HEADERS]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await while_received(receive, self._send(send))
+            await while_received(scope, receive, self._send(send))
         except ClientGone:
             pass
         finally:

@@ -15,11 +15,12 @@ which its workers share (`shared.py`). Only the spend is shared by gateways, thr
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from types import TracebackType
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -96,8 +97,7 @@ def used_by(record: TurnRecord) -> Used:
     return Used(record.id, record.workspace, tokens, record.cost or 0, record.opened_at)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reservation:
+class _Reservation(NamedTuple):
     workspace: str
     estimate: int
     tokens: int
@@ -129,22 +129,19 @@ class Admission:
     def in_flight(self) -> int:
         return self._in_flight
 
-    @contextmanager
     def admitted(
         self, turn_id: str, principal: Principal, estimate: int, backlog: int
-    ) -> Iterator[AdmittedTurn]:
-        """Hold one place for a turn. `estimate` is in tokens.
+    ) -> AbstractContextManager[AdmittedTurn]:
+        """Hold one place for a turn while the block runs. `estimate` is in tokens.
 
-        Raise Overloaded, RateLimited or SpendLimitReached, with nothing taken.
+        Entering raises Overloaded, RateLimited or SpendLimitReached, with nothing taken.
         """
+        return _Place(self, turn_id, principal, estimate, backlog)
+
+    def check_room(self, backlog: int) -> None:
+        """Raise Overloaded where there is no room for another turn."""
         if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
-        self.take(turn_id, principal.workspace, principal.limits, estimate)
-        place = AdmittedTurn()
-        try:
-            yield place
-        finally:
-            self.leave(turn_id, principal.workspace, is_open=place.is_open)
 
     async def admit(
         self, turn_id: str, principal: Principal, estimate: int, backlog: int
@@ -184,9 +181,10 @@ class Admission:
 
     def count(self, used: Used) -> None:
         self._put_right(used.turn_id, used.tokens)
-        account = self._account(used.workspace)
-        if used.cost and account.month == month_of(used.opened_at):
-            account.spent += used.cost
+        if used.cost:
+            account = self._this_months(self._account(used.workspace))
+            if account.month == month_of(used.opened_at):
+                account.spent += used.cost
 
     def learn_spend(self, month: datetime, spent: Mapping[str, int]) -> None:
         """Take in the ledger's costs of this month: all gateways', by workspace, in nano-dollars.
@@ -195,7 +193,7 @@ class Admission:
         turns of other gateways and of earlier runs. So no turn counts twice.
         """
         for workspace, amount in spent.items():
-            account = self._account(workspace)
+            account = self._this_months(self._account(workspace))
             if account.month == month:
                 account.spent = max(account.spent, amount)
 
@@ -211,7 +209,8 @@ class Admission:
     def _reserve(self, account: _Account, workspace: str, estimate: int) -> _Reservation:
         """Check everything, then take everything."""
         limits, now = account.limits, self._monotonic()
-        if limits.monthly_spend is not None and account.spent >= limits.monthly_spend:
+        most = limits.monthly_spend
+        if most is not None and self._this_months(account).spent >= most:
             raise SpendLimitReached
         if limits.max_concurrency is not None and account.in_flight >= limits.max_concurrency:
             raise RateLimited("concurrent requests", limits.max_concurrency, 1)
@@ -245,22 +244,22 @@ class Admission:
             account.counted_share += _LEARNING * (share - account.counted_share)
 
     def _account(self, workspace: str, limits: Limits | None = None) -> _Account:
-        now = self._monotonic()
         account = self._accounts.get(workspace)
         if account is None:
-            self._make_room(now)
+            self._make_room(self._monotonic())
             account = self._accounts[workspace] = _Account()
         self._accounts.move_to_end(workspace)
-        if limits is not None:
-            account.take_over(limits, now)
-        account.turn_to(self._this_month())
+        if limits is not None and limits is not account.limits:
+            account.take_over(limits, self._monotonic())
         return account
 
-    def _this_month(self) -> datetime:
+    def _this_months(self, account: _Account) -> _Account:
+        """The account, whose cost is of this month. Nobody else may read or change the cost."""
         now = self._wall()
         if (now.year, now.month) != (self._month.year, self._month.month):
             self._month = month_of(now)
-        return self._month
+        account.turn_to(self._month)
+        return account
 
     def _make_room(self, now: float) -> None:
         """Forget idle workspaces, longest unused first, while there are too many."""
@@ -269,6 +268,37 @@ class Admission:
             idle = [name for name, account in self._accounts.items() if account.is_idle(now)]
             for name in idle[:surplus]:
                 del self._accounts[name]
+
+
+class _Place:
+    """A turn's place in an `Admission`, which the block holds."""
+
+    __slots__ = ("_admission", "_backlog", "_estimate", "_principal", "_turn", "_turn_id")
+
+    def __init__(
+        self, admission: Admission, turn_id: str, principal: Principal, estimate: int, backlog: int
+    ) -> None:
+        self._admission = admission
+        self._turn_id = turn_id
+        self._principal = principal
+        self._estimate = estimate
+        self._backlog = backlog
+        self._turn = AdmittedTurn()
+
+    def __enter__(self) -> AdmittedTurn:
+        principal = self._principal
+        self._admission.check_room(self._backlog)
+        self._admission.take(self._turn_id, principal.workspace, principal.limits, self._estimate)
+        return self._turn
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        workspace = self._principal.workspace
+        self._admission.leave(self._turn_id, workspace, is_open=self._turn.is_open)
 
 
 def month_of(moment: datetime) -> datetime:

@@ -27,6 +27,9 @@ class Wait:
     refusal: RateLimited | None = None
 
 
+NO_WAIT = Wait()
+
+
 class LargeBodies:
     def __init__(self, bytes_per_minute: int, monotonic: Callable[[], float]) -> None:
         self._per_minute = bytes_per_minute

@@ -9,10 +9,11 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from gateway.base.errors import EngineLost
 from gateway.routing.connection import RECEIVE_BYTES, Answer, Connection
@@ -21,6 +22,8 @@ _KEEPALIVE_SECONDS = 30.0
 _CLOSING_ROUNDS = 100
 """Of the loop, in which ended connections are closed."""
 _PORTS = {"http": 80, "https": 443}
+_MAX_PLACES = 1024
+"""Calls of engines whose URLs are kept split."""
 
 
 class CannotConnect(EngineLost):
@@ -129,8 +132,8 @@ class EngineHttp:
         Raise CannotConnect, EngineLost or EngineTimeout. A GET is sent once more where the engine
         had closed an idle connection; a POST may have been carried out, so its sender decides.
         """
-        parts = urlsplit(url)
-        origin, head = _origin(parts), _head(method, parts, headers, body)
+        origin, target, host = _place_of(url)
+        head = _head(f"{method} {target} HTTP/1.1\r\nhost: {host}\r\n", headers, body)
         connection = self._take(origin)
         if connection is not None:
             try:
@@ -261,20 +264,21 @@ async def _addresses(
     return [(socket.AF_INET6, (origin.host, origin.port))]
 
 
-def _origin(parts: SplitResult) -> Origin:
-    return Origin(
-        parts.scheme == "https", parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 80)
-    )
-
-
-def _head(method: str, parts: SplitResult, headers: Mapping[str, str], body: bytes | None) -> bytes:
+@lru_cache(_MAX_PLACES)
+def _place_of(url: str) -> tuple[Origin, str, str]:
+    """What a URL leads to, the target of its request line, and its Host."""
+    parts = urlsplit(url)
+    port = parts.port or _PORTS.get(parts.scheme, 80)
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     host = parts.netloc.rpartition("@")[2]
-    lines = [f"{method} {target} HTTP/1.1", f"host: {host}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if body is not None:
-        lines.append(f"content-length: {len(body)}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    return Origin(parts.scheme == "https", parts.hostname or "", port), target, host
+
+
+def _head(first: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    """The head, which begins with the lines `first`."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    length = "" if body is None else f"content-length: {len(body)}\r\n"
+    return f"{first}{lines}{length}\r\n".encode("latin-1")
 
 
 def timeouts(read_seconds: float, connect_seconds: float) -> Timeouts:

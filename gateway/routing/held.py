@@ -65,8 +65,7 @@ class HeldChain:
     own_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(NamedTuple):
     """How much of a prompt an engine holds, in the unit of its `PrefixEnd`s, and how deep.
 
     `device` is in device memory. `host` is the part behind it that must be copied back, and `disk`

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from engine.protocol import Description, Started
 from gateway.base.errors import DemandRefused, GatewayError, InvalidRequest, NoEngineReady
@@ -54,8 +54,7 @@ class TokenRates:
         self._sums[model] = (_KEPT * tokens + num_tokens, _KEPT * before + num_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Route(Generic[HeldT]):
+class Route(NamedTuple, Generic[HeldT]):
     """The engine for a turn, the tokens it was expected to hold, and the most that any engine held.
 
     `tokens` is the whole prompt. All are estimates, in tokens.

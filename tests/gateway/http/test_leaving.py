@@ -59,6 +59,8 @@ def turn_of(stack: Stack, turn_id: str) -> dict[str, Any]:
         pytest.param(body(stream=True), b"word", True, id="mid-stream"),
         pytest.param(body(stream=True), b"text/event-stream", False, id="streaming-in-prefill"),
         pytest.param(body(), b"", False, id="not-streaming"),
+        # uvicorn stops reading behind so many bytes.
+        pytest.param(body(system="x " * 100_000), b"", False, id="long body"),
     ],
 )
 def test_a_client_that_hangs_up_frees_the_engine_and_is_billed_by_its_counts(
