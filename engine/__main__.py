@@ -19,7 +19,7 @@ from engine.clock import Clock, ManualClock, MonotonicClock
 from engine.serve.health import ServedEngine
 from engine.serve.process import Server
 from engine.serve.server import create_app
-from engine.settings import Settings
+from engine.settings import Settings, misspelt, problems_of
 from engine.traces import TracesError, open_traces
 
 log = structlog.get_logger()
@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = Settings(**({"backend": backend} if backend else {}))
     except ValidationError as error:
-        for problem in error.errors(include_input=False, include_url=False):
-            name = "ENGINE_" + "_".join(map(str, problem["loc"])).upper()
-            print(f"{name}: {problem['msg']}", file=sys.stderr)
+        print(*problems_of(error), sep="\n", file=sys.stderr)
         return 2
     _configure_logs(settings.log_level)
+    for line in misspelt(os.environ):
+        log.warning("setting_unknown", error=line)
     sys.setswitchinterval(SWITCH_SECONDS)
     if settings.ttl_scale != 1:
         log.warning("TTLS ARE SCALED: not for production", ttl_scale=settings.ttl_scale)

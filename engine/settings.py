@@ -1,14 +1,18 @@
 """The engine's settings: environment variables `ENGINE_*`, read once at start."""
 
+from collections.abc import Mapping
 from datetime import date
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Json, SecretStr, field_validator, model_validator
+from pydantic import Field, Json, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 DEMO_MODEL = str(Path(__file__).with_name("demo_model"))
+
+PREFIX = "ENGINE_"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -16,7 +20,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Settings(BaseSettings):
     """Raises pydantic.ValidationError, naming every wrong variable at once."""
 
-    model_config = SettingsConfigDict(env_prefix="ENGINE_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
     secret: SecretStr = Field(min_length=16, description="Shared secret that every call carries")
     host: str = Field("127.0.0.1", description="Address to listen on")
@@ -277,3 +281,28 @@ class Settings(BaseSettings):
         if self.clock == "manual" and self.host not in LOOPBACK:
             raise ValueError("ENGINE_CLOCK=manual needs a loopback address in ENGINE_HOST")
         return self
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """One line for each setting that is missing or wrong, without its value."""
+    lines = []
+    for problem in error.errors(include_input=False, include_url=False):
+        name, told = "_".join(map(str, problem["loc"])), problem["msg"]
+        if problem["type"] == "missing":
+            told = f"is not set; it is needed: {Settings.model_fields[name].description}"
+        lines.append(f"{PREFIX}{name.upper()}: {told}")
+    return lines
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """One line for each variable that is no setting but is called almost like one.
+
+    Other names with the prefix may be meant for other programs, so nothing is said of them.
+    """
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    found = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.9)
+            found += [f"{name} is no setting: did you mean {one}?" for one in close]
+    return found

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -125,18 +126,30 @@ def load_model(
         check_config(config)
         _check_files(model)
         report("weights", 0.1)
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        made: Any = AutoModelForCausalLM.from_pretrained(
             model,
             config=config,
             dtype=DTYPES[dtype],
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError) as error:
         # The lines behind the first are a library's advice, which names its own functions.
         why = str(error).partition("\n")[0]
         raise ModelRefused(f"`model`: {model} can't be loaded: {why}") from error
+    except SafetensorError as error:
+        raise ModelRefused(
+            f"`model`: {model} has a damaged safetensors file, perhaps a download that was cut off:"
+            f" {error}"
+        ) from error
+    loaded: PreTrainedModel = made[0]
+    if missing := sorted(made[1]["missing_keys"]):
+        # The library would make them up at random.
+        raise ModelRefused(
+            f"`model`: {model} has no weights for {missing[0]} ({len(missing)} missing in all)"
+        )
     torch.nn.Module.to(loaded, torch.device(device))
     report("check", 0.8)
     prepared = prepare_model(loaded, attention, kv_dtype)

@@ -258,6 +258,8 @@ def _render_error(_request: Request[Any, Any, Any], error: Exception) -> Respons
         case HTTPException() if error.status_code < 500:
             code = "not_found" if error.status_code == 404 else "invalid_request"
             message, status = error.detail, error.status_code
+            if error.status_code == 404:
+                message = "no call of the engine protocol: clients ask a gateway, not an engine"
         case InternalServerException(detail="client disconnected prematurely"):
             # The body was incomplete, so nothing was begun. The caller is gone and does not read
             # this.

@@ -1,12 +1,12 @@
 """The model ids that clients may ask for, and the engines' models behind them."""
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.base.errors import NotFound
+from gateway.base.errors import ModelNotFound
 
 SHIPPED = Path(__file__).parent / "models.toml"
 _VENDOR_PREFIX = "claude-"
@@ -41,8 +41,11 @@ class Catalogue:
         self._default = self._models[default]
         self._claude_alias = claude_alias
 
-    def find(self, requested: str, served: Iterable[str]) -> Model:
-        """Resolve an id, given the models that engines serve. Raise NotFound for an unknown id."""
+    def find(self, requested: str, served: Sequence[str]) -> Model:
+        """Resolve an id, given the models that engines serve.
+
+        Raise ModelNotFound for an unknown id.
+        """
         if model := self._models.get(requested):
             return model
         for engine_model in served:
@@ -50,7 +53,7 @@ class Catalogue:
                 return self._own(engine_model, requested)
         if self._claude_alias and requested.startswith(_VENDOR_PREFIX):
             return replace(self._default, id=requested)
-        raise NotFound(f"model: {requested[:128]}")
+        raise ModelNotFound(requested, [model.id for model in self.models(served)])
 
     def models(self, served: Iterable[str]) -> list[Model]:
         """The table's ids, then the ids of the engines' own models."""

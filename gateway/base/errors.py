@@ -12,6 +12,7 @@ GatewayError               500 api_error
 ├── Forbidden              403 permission_error
 │   └── SampleData         403 permission_error          the database holds sample data only
 ├── NotFound               404 not_found_error
+│   └── ModelNotFound      404 not_found_error           the ids that are served are told
 ├── MethodNotAllowed       405 invalid_request_error
 ├── RequestTimeout         408 invalid_request_error     the request did not come whole in time
 │   ├── HeadTimeout        408 invalid_request_error
@@ -23,6 +24,7 @@ GatewayError               500 api_error
 │   └── TooManyUnknownKeys 429 rate_limit_error          more than are looked up
 ├── ClientGone             499 api_error                 nobody is left to read it
 ├── EngineFailed           500 api_error                 the engine gave up or broke the protocol
+│   └── EngineRefusesSecret 500 api_error                the secrets of gateway and engine differ
 ├── EngineLost             500 api_error                 the connection to the engine broke
 ├── JournalUnavailable     500 api_error                 the turn could not be recorded
 ├── EngineTimeout          504 timeout_error             the engine fell silent over a turn
@@ -32,10 +34,12 @@ GatewayError               500 api_error
     ├── NotServed          529 overloaded_error          lost or not taken before the first byte
     ├── JournalFull        529 overloaded_error          no room to record another turn
     └── LedgerUnavailable  529 overloaded_error          the database is away or too slow
+        ├── LedgerNotMigrated 529 overloaded_error       it lacks tables or columns
         ├── LedgerDamaged  529 overloaded_error          its file is broken
         └── LedgerReplaced 529 overloaded_error          it is another one than before
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -128,6 +132,18 @@ class NotFound(GatewayError):
     default = "not found"
 
 
+class ModelNotFound(NotFound):
+    """A model id that nothing serves. `served` are ids that clients may ask for."""
+
+    def __init__(self, requested: str, served: Sequence[str]) -> None:
+        self.requested, self.served = requested[:128], [one[:128] for one in served[:5]]
+        super().__init__(f"model: {self.requested}{self.told('; ')}")
+
+    def told(self, before: str) -> str:
+        """Which ids are served, for the end of a message; empty where there are none."""
+        return f"{before}served here: {', '.join(self.served)}" if self.served else ""
+
+
 class MethodNotAllowed(GatewayError):
     status = 405
     type = "invalid_request_error"
@@ -202,6 +218,12 @@ class EngineFailed(GatewayError):
     default = "the engine failed"
 
 
+class EngineRefusesSecret(EngineFailed):
+    """`told_operator` is for the log and `/readyz`. A client gets the default."""
+
+    told_operator = "it refuses HOLDFAST_ENGINE_SECRET, which must equal its ENGINE_SECRET"
+
+
 class EngineLost(GatewayError):
     default = "the connection to the engine was lost"
 
@@ -248,6 +270,13 @@ class JournalFull(Overloaded):
 
 class LedgerUnavailable(Overloaded):
     default = "the database is not available"
+
+
+class LedgerNotMigrated(LedgerUnavailable):
+    default = (
+        "the database lacks tables or columns of this version: run `python -m gateway migrate`"
+        " with the settings of `serve`"
+    )
 
 
 class LedgerDamaged(LedgerUnavailable):

@@ -6,6 +6,7 @@ Any variable NAME may come from a file instead: set NAME_FILE to its path.
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -328,6 +329,21 @@ def load_price_files(environ: Mapping[str, str] | None = None) -> PriceFiles:
     return _load(PriceFiles, os.environ if environ is None else environ)
 
 
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """One line for each variable that is no setting but is called almost like one.
+
+    Other names with the prefix may be meant for other programs, so nothing is said of them.
+    """
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    found = []
+    for variable in sorted(environ):
+        name = variable.removesuffix("_FILE")
+        if name.startswith(PREFIX) and variable not in known and name not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.9)
+            found += [f"{variable} is no setting: did you mean {one}?" for one in close]
+    return found
+
+
 def table() -> list[Setting]:
     """Name, default and description of every setting, for the documentation tests."""
     rows = []
@@ -364,8 +380,11 @@ def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
         settings = kind.model_validate(given)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
-            field = str(problem["loc"][0]).upper()
-            problems.append(f"{PREFIX}{field}: {problem['msg'].removeprefix('Value error, ')}")
+            field = str(problem["loc"][0])
+            told = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] == "missing":
+                told = f"is not set; it is needed: {kind.model_fields[field].description}"
+            problems.append(f"{PREFIX}{field.upper()}: {told}")
     else:
         if not problems:
             return settings

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from functools import partial
 from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import create_app
-from gateway.base.logs import configure
-from gateway.base.settings import MAX_WORKERS, Settings, SettingsError, load
+from gateway.base.logs import configure, get_logger
+from gateway.base.settings import MAX_WORKERS, Settings, SettingsError, load, misspelt
 from gateway.cli.arguments import Commands
 from gateway.cli.left import warn_of_left
 from gateway.cli.parent import run_parent
@@ -50,6 +51,8 @@ def _serve(options: argparse.Namespace) -> int:
             [socket.socket(fileno=listening)],
             partial(board.tell, number),
         )
+    for line in misspelt(os.environ):
+        get_logger("gateway").warning("setting_unknown", error=line)
     num_workers = settings.workers if options.workers is None else options.workers
     if not 1 <= num_workers <= MAX_WORKERS:
         raise SettingsError(f"--workers: must be between 1 and {MAX_WORKERS}: {num_workers}")

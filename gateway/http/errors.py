@@ -34,6 +34,7 @@ from gateway.dialects.openai.limit_headers import limit_headers as openai_limits
 from gateway.http.heads import header_of
 from gateway.http.refusals import MESSAGE_CHARACTERS, PATH_CHARACTERS, Refusal
 from gateway.http.speaking import ID_HEADERS, dialect_of, dialect_of_path
+from gateway.http.unrouted import method_told, path_told
 from gateway.prompt.ask import Dialect, Principal
 from gateway.prompt.origin import Origin, agent_of
 
@@ -121,6 +122,17 @@ def as_gateway_error(error: Exception) -> GatewayError:
             return GatewayError()
 
 
+def _told(request: Request[Any, Any, Any], error: Exception, failure: GatewayError) -> GatewayError:
+    """The failure with what to ask instead, for a path or a method that has no route."""
+    match error:
+        case HTTPException(status_code=404):
+            return NotFound(path_told(request.scope["path"]))
+        case HTTPException(status_code=405, headers=headers):
+            return MethodNotAllowed(method_told(request.method, (headers or {}).get("allow", "")))
+        case _:
+            return failure
+
+
 def _detail(error: HTTPException) -> str:
     """The wrong parameter and the reason, if the framework has them."""
     extra = error.extra if isinstance(error.extra, list) else []
@@ -142,7 +154,7 @@ def reply_of(request: Request[Any, Any, Any], error: Exception) -> ASGIResponse:
 
 
 def render(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    failure = as_gateway_error(error)
+    failure = _told(request, error, as_gateway_error(error))
     dialect = dialect_of(request.scope)
     if dialect != "anthropic":
         status, envelope = _enveloped(failure, dialect, request_id(request.scope))

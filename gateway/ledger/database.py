@@ -9,6 +9,7 @@ neither the wait nor the clean-up can last longer.
 import asyncio
 import os
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -27,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from gateway.base.errors import (
     GatewayError,
     LedgerDamaged,
+    LedgerNotMigrated,
     LedgerRefused,
     LedgerUnavailable,
 )
@@ -46,6 +48,8 @@ _MARGIN_SECONDS = 0.5
 _CLOSE_SECONDS = 2.0
 # Parameters of one statement.
 _IDS = 500
+# PostgreSQL's undefined_table and undefined_column.
+_UNDEFINED = ("42P01", "42703")
 
 Result = TypeVar("Result")
 
@@ -127,7 +131,7 @@ class Ledger:
         if is_damage(error):
             self.identity.is_damaged = True
             return LedgerDamaged()
-        return LedgerUnavailable()
+        return LedgerNotMigrated() if _is_older(error) else LedgerUnavailable()
 
     async def _connect(self, seconds: float) -> AsyncConnection:
         """A connection whose server answers. One from the pool may have lost its server."""
@@ -289,6 +293,14 @@ def _is_refusal(error: Exception) -> bool:
     )
 
 
+def _is_older(error: BaseException) -> bool:
+    """Whether a table or a column is missing, because the database was not migrated."""
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.OperationalError):
+        return str(cause).startswith(("no such table", "no such column"))
+    return getattr(cause, "sqlstate", None) in _UNDEFINED
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """For what uses the database without a ledger: its errors as the gateway's, in one line."""
@@ -297,6 +309,8 @@ def translated() -> Iterator[None]:
     except (SQLAlchemyError, OSError) as error:
         if is_damage(error):
             raise LedgerDamaged from error
+        if _is_older(error):
+            raise LedgerNotMigrated from error
         line = str(getattr(error, "orig", None) or error).splitlines()[0]
         raise LedgerUnavailable(f"{LedgerUnavailable.default}: {line}") from error
 

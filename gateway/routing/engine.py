@@ -33,6 +33,7 @@ from engine.protocol import (
 from gateway.base.errors import (
     EngineFailed,
     EngineLost,
+    EngineRefusesSecret,
     EngineTimeout,
     GatewayError,
     NotFound,
@@ -220,6 +221,8 @@ class Engine:
         self.readiness = _readiness(await response.read())
         if response.status == 200:
             self._met(await self._call("GET", "/v1/describe", Description))
+            if self.status == "down":
+                get_logger("engine").info("engine_back", engine=self.name)
             self.status, self.answered_at = "ready", self.monotonic()
         else:
             self.status = "starting"
@@ -238,7 +241,8 @@ class Engine:
         if is_silent and was_ready and now - since < self._down_seconds:
             self.status, self.readiness = "unsure", {"error": str(error)}
         else:
-            self.mark_down(str(error))
+            is_refused = isinstance(error, EngineRefusesSecret)
+            self.mark_down(EngineRefusesSecret.told_operator if is_refused else str(error))
 
     def learn(self) -> None:
         """From now on the holdings come from receipts, because the engine has no events."""
@@ -278,6 +282,8 @@ class Engine:
             self.load.observe(stats.counters.computed_tokens, self.monotonic())
 
     def mark_down(self, reason: str) -> None:
+        if self.status != "down":
+            get_logger("engine").warning("engine_down", engine=self.name, error=reason)
         self.status, self._unsure_since = "down", None
         self.readiness = {"error": reason}
 

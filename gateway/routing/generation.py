@@ -18,6 +18,7 @@ from gateway.base.errors import (
     DemandRefused,
     EngineFailed,
     EngineLost,
+    EngineRefusesSecret,
     EngineTimeout,
     GatewayError,
     InvalidRequest,
@@ -155,5 +156,7 @@ def refusal(reply: ErrorReply) -> GatewayError:
             return Overloaded()
         case "not_ready":
             return NoEngineReady()
+        case "unauthorized":
+            return EngineRefusesSecret()
         case _:
             return EngineFailed()

@@ -5,10 +5,12 @@ The standard library is enough to import this module.
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,6 +76,18 @@ def check_engine_args(options: Options, root: Path) -> None:
             raise UsageError(
                 f"`--engine-arg {key}` is no engine setting; it has {', '.join(known)}"
             )
+
+
+def misspelt_settings(environ: Mapping[str, str]) -> list[str]:
+    """One line for each variable that is called almost like a setting of `.env.example`."""
+    known = re.findall(r"^#?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text("utf-8"), re.M)
+    prefixes = tuple({name.partition("_")[0] + "_" for name in known})
+    found = []
+    for name in sorted(environ):
+        if name.startswith(prefixes) and name.removesuffix("_FILE") not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.9)
+            found += [f"{name} is no setting: did you mean {one}?" for one in close]
+    return found
 
 
 def engine_python(engine: str, environ: Mapping[str, str]) -> str:

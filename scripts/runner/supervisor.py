@@ -21,6 +21,7 @@ from scripts.runner.plan import (
     database_label,
     engine_python,
     gateway_environment,
+    misspelt_settings,
     needs_of,
     programs_of,
 )
@@ -147,6 +148,8 @@ def serve(options: Options, signals: Signals) -> None:
 
 
 def serve_from(options: Options, logs: Path, signals: Signals) -> None:
+    for line in misspelt_settings(os.environ):
+        say(f"==> warning: {line}")
     keys = load_secrets(options.data, os.environ)
     programs = programs_of(options, keys)
     check_ports(programs, options)

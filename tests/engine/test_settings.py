@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from engine.settings import misspelt
 from scripts.stack import free_port
 
 SECRET = {"ENGINE_SECRET": "a-secret-of-some-length"}
@@ -70,3 +71,12 @@ def test_scaled_ttls_and_a_manual_clock_are_logged_loudly() -> None:
     assert all('"level": "warning"' in line for line in lines)
     assert "TTLS ARE SCALED" in lines[0]
     assert "THE CLOCK IS MANUAL" in lines[1]
+
+
+def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
+    given = {"ENGINE_SECRT": "x", "ENGINE_SECRET": "y", "ENGINE_SERVICE_HOST": "z", "PATH": "w"}
+    assert misspelt(given) == ["ENGINE_SECRT is no setting: did you mean ENGINE_SECRET?"]
+
+
+def test_a_setting_that_is_needed_says_what_it_is() -> None:
+    assert "ENGINE_SECRET: is not set; it is needed: Shared secret" in engine({}).stderr

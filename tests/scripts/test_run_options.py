@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.runner.plan import misspelt_settings
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,3 +43,11 @@ def test_an_option_that_cannot_be_served_exits_2(
     ended = run(*arguments, data=tmp_path / "data")
     assert ended.returncode == 2
     assert said in ended.stderr
+
+
+def test_a_name_that_is_almost_a_setting_is_told() -> None:
+    given = {"HOLDFAST_ENGINS": "x", "ENGINE_SECRT": "x", "HOLDFAST_API_KEY": "x", "HOME": "/"}
+    assert misspelt_settings(given) == [
+        "ENGINE_SECRT is no setting: did you mean ENGINE_SECRET?",
+        "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
+    ]

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from engine.errors import InvalidRequest
 from engine.text.errors import TemplateRefused
@@ -58,7 +58,8 @@ class ChatTemplate:
                 name: self._sandbox.from_string(source) for name, source in sources.items()
             }
         except TemplateError as error:
-            raise TemplateRefused(f"the chat template does not compile: {error}") from error
+            line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+            raise TemplateRefused(f"the chat template does not compile: {line}{error}") from error
         if "default" not in self._templates:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)

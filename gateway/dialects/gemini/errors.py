@@ -13,7 +13,7 @@ from gateway.base.errors import (
     GatewayError,
     InvalidRequest,
     MissingKey,
-    NotFound,
+    ModelNotFound,
     Overloaded,
     RateLimited,
     SpendLimitReached,
@@ -84,9 +84,9 @@ def _explained(failure: GatewayError) -> tuple[str, list[dict[str, Any]]]:
         case Unauthenticated():
             message = "API key not valid. Please pass a valid API key."
             return message, [_reason("API_KEY_INVALID")]
-        case NotFound() if message.startswith("model: "):
-            name = message.removeprefix("model: ")
-            return f"models/{name} is not found for this server.", []
+        case ModelNotFound():
+            named = f"models/{failure.requested} is not found for this server"
+            return f"{named}{failure.told('; ')}.", []
         case DemandRefused():
             return _violated(_SCHEMA.sub("generationConfig.responseSchema", message), None)
         case InvalidRequest():

@@ -14,7 +14,7 @@ from gateway.base.errors import (
     GatewayError,
     InvalidRequest,
     MissingKey,
-    NotFound,
+    ModelNotFound,
     Overloaded,
     PromptTooLong,
     ResponseNotKept,
@@ -78,8 +78,8 @@ def detail_of(failure: GatewayError) -> ErrorDetail:
             return ErrorDetail(message, kind, field, "context_length_exceeded")
         case ResponseNotKept():
             return ErrorDetail(message, kind, field, "previous_response_not_found")
-        case NotFound() if message.startswith("model: "):
-            message = f"The model `{message.removeprefix('model: ')}` does not exist."
+        case ModelNotFound():
+            message = f"The model `{failure.requested}` does not exist{failure.told('; ')}."
             return ErrorDetail(message, kind, "model", "model_not_found")
         case DemandRefused():
             message = _TOOL.sub(r"tools[\1].function.parameters", message)

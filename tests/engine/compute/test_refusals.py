@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -119,6 +120,22 @@ def test_weights_without_safetensors_are_refused(tmp_path: Path) -> None:
     saved_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelRefused, match="no safetensors"):
+        load_model(str(tmp_path))
+
+
+def test_weights_that_were_cut_off_are_refused_in_one_line(tmp_path: Path) -> None:
+    weights = saved_model(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    with pytest.raises(ModelRefused, match=r"damaged safetensors file.*cut off") as refused:
+        load_model(str(tmp_path))
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_weights_that_lack_a_layer_are_refused_and_not_made_up(tmp_path: Path) -> None:
+    weights = saved_model(tmp_path) / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(weights).items() if "layers.1" not in name}
+    save_file(kept, weights, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=r"no weights for model\.layers\.1.*missing in all"):
         load_model(str(tmp_path))
 
 

@@ -10,6 +10,7 @@ from engine.protocol import Message, Prompt, TextPart, Tool
 from engine.text.errors import TemplateRefused
 from engine.text.files import read_prompt_files
 from engine.text.renderer import ChatRenderer
+from engine.text.template.chat_template import ChatTemplate
 from tests.engine.text.templates import DEMO_MODEL, decode
 
 
@@ -65,3 +66,8 @@ def test_a_sentencepiece_vocabulary_is_converted(tmp_path: Path) -> None:
     renderer = ChatRenderer(read_prompt_files(str(model)))
     tokens = renderer.render(Prompt([Message("user", [TextPart("hello world")])]), thinking=False)
     assert decode(renderer, tokens.token_ids).strip() == "hello world"
+
+
+def test_a_template_that_does_not_compile_is_refused_with_its_line() -> None:
+    with pytest.raises(TemplateRefused, match="does not compile: line 2: "):
+        ChatTemplate({"default": "{{ messages }}\n{% for message in messages %}{{ 1"}, {})

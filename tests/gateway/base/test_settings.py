@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.base.settings import EnginePlace, SettingsError, load, table
+from gateway.base.settings import EnginePlace, SettingsError, load, misspelt, table
 
 NEEDED = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
 
@@ -37,6 +37,25 @@ def test_secrets_may_come_from_files_and_are_never_shown(tmp_path: Path) -> None
     assert "from-a-file" not in repr(settings)
     with pytest.raises(SettingsError, match="HOLDFAST_API_KEY_FILE"):
         load({**NEEDED, "HOLDFAST_API_KEY_FILE": str(tmp_path / "none")})
+
+
+def test_a_name_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
+    given = {
+        **NEEDED,
+        "HOLDFAST_ENGINS": "x",
+        "HOLDFAST_API_KEYS_FILE": "x",
+        "HOLDFAST_API_KEY_FILE": "x",
+        "HOLDFAST_SERVICE_HOST": "x",
+    }
+    assert misspelt(given) == [
+        "HOLDFAST_API_KEYS_FILE is no setting: did you mean HOLDFAST_API_KEY?",
+        "HOLDFAST_ENGINS is no setting: did you mean HOLDFAST_ENGINES?",
+    ]
+
+
+def test_a_setting_that_is_needed_says_what_it_is() -> None:
+    with pytest.raises(SettingsError, match="HOLDFAST_ENGINE_SECRET: is not set; it is needed: "):
+        load({"HOLDFAST_MASTER_SECRET": "m"})
 
 
 def test_every_setting_is_described() -> None:

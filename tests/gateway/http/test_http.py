@@ -197,3 +197,48 @@ def test_claude_ids_mean_the_default_model_where_that_is_switched_on(tmp_path: P
 def test_the_gateway_starts_without_torch() -> None:
     code = "import sys, gateway.app; sys.exit('torch' in sys.modules or 'streamlit' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/v1/messages", "not found: /v1/v1/messages; did you mean /v1/messages? Anthropic"),
+        ("/chat/completions", "not found: /chat/completions; did you mean /v1/chat/completions? A"),
+        ("/v1/mesages", "not found: /v1/mesages; did you mean /v1/messages?"),
+        ("/models/x:generateContent", "did you mean /v1beta/models/MODEL:generateContent?"),
+        ("/nowhere", "not found: /nowhere"),
+        ("/", "described at /openapi.json"),
+        ("/" + "a" * 5000, "not found: /" + "a" * 99),
+    ],
+)
+def test_a_path_that_is_not_served_is_told_with_the_nearest_one(
+    stack: Stack, path: str, told: str
+) -> None:
+    with stack.http() as http:
+        reply = http.post(path, json={})
+    assert reply.status_code == 404
+    message = reply.json()["error"]["message"]
+    assert told in message and len(message) < 300
+
+
+def test_a_model_that_nothing_serves_is_told_with_those_that_are(stack: Stack) -> None:
+    with stack.http() as http:
+        messages = http.post("/v1/messages", json=body(model="gpt-5"))
+        chat = http.post("/v1/chat/completions", json=body(model="gpt-5"))
+        asked = {"contents": [{"parts": [{"text": "hello"}]}]}
+        gemini = http.post("/v1beta/models/gpt-5:generateContent", json=asked)
+    assert messages.json()["error"]["message"].startswith("model: gpt-5; served here: ")
+    assert "`gpt-5` does not exist; served here: " in chat.json()["error"]["message"]
+    assert "models/gpt-5 is not found for this server; served here: " in gemini.text
+    assert all("scripted" in reply.text for reply in (messages, chat, gemini))
+
+
+def test_an_engine_with_another_secret_is_told_to_the_operator_alone(stack: Stack) -> None:
+    stack.engine.secret = "another"
+
+    def readiness() -> str:
+        return httpx.get(f"{stack.url}/readyz", timeout=120).text
+
+    eventually(lambda: "HOLDFAST_ENGINE_SECRET, which must equal its ENGINE_SECRET" in readiness())
+    with stack.http() as http:
+        assert "SECRET" not in http.post("/v1/messages", json=body()).text

@@ -153,6 +153,7 @@ def test_a_405_names_the_methods_that_are_allowed(stack: Stack) -> None:
     reply = httpx.get(f"{stack.url}/v1/messages", timeout=120)
     assert reply.status_code == 405
     assert "POST" in reply.headers["allow"]
+    assert reply.json()["error"]["message"] == "method not allowed: GET; use POST"
 
 
 def test_responses_name_the_organization_and_workspace_and_no_invented_limits(stack: Stack) -> None:

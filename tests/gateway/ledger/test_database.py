@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import event, text
 
 from gateway.base.clock import Clock
-from gateway.base.errors import LedgerRefused
+from gateway.base.errors import LedgerNotMigrated, LedgerRefused
 from gateway.base.record import TurnRecord
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
@@ -206,3 +206,12 @@ def test_ten_thousand_keys_that_did_not_change_cost_one_number_and_hold_up_nobod
         assert len(statements) - len(keys) <= 30
 
     run(url, work, 60.0)
+
+
+def test_a_database_without_tables_is_told_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        async with ledger.transaction() as connection:
+            await connection.execute(text("SELECT * FROM turns"))
+
+    with pytest.raises(LedgerNotMigrated, match="python -m gateway migrate"):
+        run(make_settings(tmp_path).ledger_url, work)
