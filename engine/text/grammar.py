@@ -141,6 +141,21 @@ class CallStyle:
     starts: tuple[str, ...] = ()
 
 
+def default_limits() -> LLParserLimits:
+    """What one grammar may cost: milliseconds for a token's mask, tens of MiB for all of it.
+
+    The library's own `initial_lexer_fuel` of a million lets `((a{1000}){1000}){1000}` take a second
+    and 300 MiB. Its 2,000 items in a row are no more than 500 optional properties.
+    """
+    return LLParserLimits(
+        max_items_in_row=20_000,
+        initial_lexer_fuel=100_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=100_000,
+        verbose_errors=False,
+    )
+
+
 class GrammarWriter:
     """Writes grammars for one tokenizer. Raises ValueError for a tokenizer llguidance can't use.
 
@@ -164,9 +179,7 @@ class GrammarWriter:
         longest_first = sorted(map(re.escape, controls), key=len, reverse=True)
         self._control = re.compile(f"({'|'.join(longest_first)})") if controls else None
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=ends or None)
-        # The defaults end a compilation within a second or two, and a token's mask within tens of
-        # milliseconds; but 2,000 items in a row are no more than 500 optional properties.
-        self._limits = limits or LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+        self._limits = limits or default_limits()
 
     def marker(self, text: str) -> str:
         """A marker's rule: the control token where it is one, else its text."""

@@ -1,12 +1,11 @@
 """What one request may ask for: checked before anything that costs more than reading it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from engine.backends.prepare.prepared import RequestLimits
-from engine.errors import InvalidRequest, PromptTooLong, SchemaRefused
+from engine.backends.prepare.schemas import check_schemas
+from engine.errors import InvalidRequest, PromptTooLong
 from engine.protocol import Description, GenerateRequest, Prompt, ToolUsePart
 
 
@@ -40,29 +39,14 @@ def check_demand(request: GenerateRequest, limits: RequestLimits) -> None:
         raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stops}")
     if sum(len(stop.encode()) for stop in stops) > limits.stop_bytes:
         raise InvalidRequest(f"sampling.stop_sequences: at most {limits.stop_bytes} bytes together")
-    _check_schemas(_schemas(request), limits)
+    check_schemas(_schemas(request), limits)
 
 
 def check_strict(request: GenerateRequest, limits: RequestLimits) -> None:
     """Raises SchemaRefused where the strict tools' schemas are beyond the same bounds."""
     tools = request.prompt.callable_tools
     strict = [(f"tool `{tool.name}`", tool.input_schema) for tool in tools if tool.strict]
-    _check_schemas(strict, limits)
-
-
-def _check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: RequestLimits) -> None:
-    num_bytes = num_properties = 0
-    for where, schema in schemas:
-        num_bytes += len(msgspec.json.encode(schema))
-        depth, properties = _measure(schema)
-        num_properties += properties
-        for value, bound, what in (
-            (depth, limits.schema_depth, "levels"),
-            (num_bytes, limits.schema_bytes, "bytes of schemas"),
-            (num_properties, limits.schema_properties, "properties of schemas"),
-        ):
-            if value > bound:
-                raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
+    check_schemas(strict, limits)
 
 
 def _texts(prompt: Prompt) -> Iterator[str]:
@@ -87,21 +71,3 @@ def _schemas(request: GenerateRequest) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"tools[{index}].input_schema", tool.input_schema
     if request.output_schema is not None:
         yield "output_schema", request.output_schema
-
-
-def _measure(schema: Any) -> tuple[int, int]:
-    """How deep a JSON value is nested, and how many properties its objects declare together."""
-    depth = properties = 0
-    level = [schema]
-    while level:
-        depth += 1
-        inner: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                declared = value.get("properties")
-                properties += len(declared) if isinstance(declared, dict) else 0
-                inner += [one for one in value.values() if isinstance(one, dict | list)]
-            else:
-                inner += [one for one in value if isinstance(one, dict | list)]
-        level = inner
-    return depth, properties

@@ -1,5 +1,6 @@
 """A request's body to tokens, segments and names: everything that grows with a client's input."""
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -96,8 +97,7 @@ class Preparer:
             request.prompt, thinking=request.thinking, scope=request.scope, days=days
         )
         if is_bound(request):
-            # Compiled here first: a schema that takes too long ends this process, not the engine.
-            self._renderer.parser(request)
+            self._compile(request)
         request, unheld = self._held(request)
         # A server of conversations renders them once more.
         is_chat = self._description.upstream in CHAT_KINDS
@@ -132,10 +132,23 @@ class Preparer:
             held = without_strict(request, lambda _: True)
         return held, [UnheldTool(name, reason) for name, reason in unheld.items()]
 
+    def _compile(self, request: GenerateRequest) -> None:
+        """Try what the engine will compile: what is too much ends this process, not the engine.
+
+        Raise SchemaRefused also where it takes long: the engine's threads compile for all scopes.
+        """
+        begun = time.thread_time()
+        self._renderer.parser(request)
+        if time.thread_time() - begun > self._limits.grammar_seconds:
+            raise SchemaRefused(
+                "the schemas are too much together: their grammar takes more than"
+                f" {self._limits.grammar_seconds:g} seconds to compile"
+            )
+
     def _refusal(self, request: GenerateRequest) -> str:
         try:
             check_strict(request, self._limits)
-            self._renderer.parser(request)
+            self._compile(request)
         except SchemaRefused as error:
             return str(error)
         return ""

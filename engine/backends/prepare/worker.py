@@ -34,6 +34,7 @@ NICENESS = 5
 
 A short one still runs at once: Linux lets a process that slept go before one that computes.
 """
+STACK_BYTES = 2 * 2**20
 _SPARE_SECONDS = 5
 """The engine ends a worker that is late; one whose engine is gone ends itself so much later."""
 
@@ -74,6 +75,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     _bound_memory(start.memory_bytes)
+    _bound_stack()
     _write(target, Stopped())  # ready
     days: KnownDays | None = None
     while (message := _read(source)) is not None:
@@ -117,6 +119,17 @@ def _bound_memory(more: int) -> None:
     pages = int(statistics.read_text("ascii").split()[5])  # data and stack
     bound = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+
+
+def _bound_stack() -> None:
+    """A schema whose grammar needs more stack ends this process alone.
+
+    The engine compiles it behind this, on a thread with at least as much: 8 MiB, or 2 MiB where
+    `ulimit -s` is unlimited.
+    """
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
 
 
 def _read(source: BinaryIO) -> tuple[bytes, bytes] | None:

@@ -1,0 +1,116 @@
+"""What the schemas of one output may ask of the grammar library. Pure.
+
+llguidance (1.9) bounds most of its own work. Three things it does not bound:
+
+- It compiles what a `$ref` names inside of what names it, on the stack of its thread. From 2,200
+  levels on the stack ends, and the process with it.
+- `multipleOf` becomes an automaton with a state for each remainder, in up to ten seconds and 400 MB
+  at a million.
+- It compares each of an object's `patternProperties` with each of its other properties.
+"""
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from engine.backends.prepare.prepared import RequestLimits
+from engine.errors import SchemaRefused
+
+
+def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: RequestLimits) -> None:
+    """Raise SchemaRefused that names the schema, the bound and how much was asked.
+
+    Each schema comes with the field that it stands in. All of them bind one output together.
+    """
+    num_bytes = num_properties = num_patterns = 0
+    for where, schema in schemas:
+        num_bytes += len(msgspec.json.encode(schema))
+        asked = _Asked(schema)
+        num_properties += asked.properties
+        num_patterns += asked.patterns
+        for value, bound, what in (
+            (asked.depth, limits.schema_depth, "levels"),
+            (num_bytes, limits.schema_bytes, "bytes of schemas"),
+            (num_properties, limits.schema_properties, "properties of schemas"),
+            (num_patterns, limits.schema_patterns, "`patternProperties` of schemas"),
+            (asked.multiple, limits.schema_multiple, "as the digits of `multipleOf`"),
+        ):
+            if value > bound:
+                raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
+        nested = asked.depth + sum(map(depth_of, _targets(schema, asked.references)))
+        if nested > limits.schema_nesting:
+            raise SchemaRefused(
+                f"{where}: {nested} levels with all that `$ref` names"
+                f" > {limits.schema_nesting} maximum"
+            )
+
+
+class _Asked:
+    """One pass over a schema. `multiple` is the largest `multipleOf` without its decimal point."""
+
+    def __init__(self, schema: Any) -> None:
+        self.depth = self.properties = self.patterns = self.multiple = 0
+        self.references: set[str] = set()
+        for self.depth, level in enumerate(_levels(schema), 1):
+            for value in level:
+                if isinstance(value, dict):
+                    self._take(value)
+
+    def _take(self, value: dict[str, Any]) -> None:
+        if isinstance(declared := value.get("properties"), dict):
+            self.properties += len(declared)
+        if isinstance(declared := value.get("patternProperties"), dict):
+            self.patterns += len(declared)
+        if isinstance(reference := value.get("$ref"), str):
+            self.references.add(reference)
+        multiple = value.get("multipleOf")
+        if isinstance(multiple, int | float) and not isinstance(multiple, bool):
+            self.multiple = max(self.multiple, _digits(multiple))
+
+
+def depth_of(value: Any) -> int:
+    """How deep a JSON value's objects and lists are nested."""
+    return sum(1 for _ in _levels(value))
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """The objects and lists of each level, the outermost first."""
+    level = [value] if isinstance(value, dict | list) else []
+    while level:
+        yield level
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+
+
+def _digits(number: float) -> int:
+    """The digits of a number as an integer: 25 of 0.25, 250 of 250, and 1 of any power of ten."""
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    if not isinstance(exponent, int):
+        return 0  # no JSON has such a number
+    written = "".join(map(str, digits)) + "0" * min(max(exponent, 0), 400)
+    return 1 if written.rstrip("0") == "1" else int(written)
+
+
+def _targets(schema: Any, references: Iterable[str]) -> Iterator[Any]:
+    """What the references name; the whole schema for one that is no pointer into it.
+
+    The library compiles each of them once, one inside of another at worst.
+    """
+    for reference in references:
+        target = schema
+        for step in reference.removeprefix("#").split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and step in target:
+                target = target[step]
+            elif isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+                target = target[int(step)]
+            else:
+                target = schema
+                break
+        yield target

@@ -1,0 +1,134 @@
+"""Schemas that the grammar library would not bound itself: refused by name, and at little cost."""
+
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from engine.backends.prepare.prepared import RequestLimits
+from engine.backends.prepare.schemas import check_schemas, depth_of
+from engine.backends.prepare.worker import STACK_BYTES
+from engine.errors import SchemaRefused
+from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextPart
+from engine.settings import DEMO_MODEL
+from engine.text.renderer import ChatRenderer
+
+Schema = dict[str, Any]
+
+FORMS = {
+    "reference": lambda inner: inner,
+    "property": lambda inner: {"type": "object", "properties": {"a": inner}},
+    "item": lambda inner: {"type": "array", "items": inner},
+    "one of two": lambda inner: {"anyOf": [inner, {"type": "integer"}]},
+    "all of two": lambda inner: {"allOf": [inner, {"title": "b"}]},
+    "reference with more": lambda inner: {**inner, "minLength": 1},
+}
+
+
+def chain(length: int, form: Any) -> Schema:
+    """Definitions that each name the next one."""
+    made = {f"d{at}": form({"$ref": f"#/$defs/d{at + 1}"}) for at in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**made, f"d{length}": {"type": "string"}}}
+
+
+def check(schema: Schema) -> None:
+    check_schemas([("output_schema", schema)], RequestLimits())
+
+
+def request_of(schema: Schema) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        scope="a" * 32,
+        prompt=Prompt([Message("user", [TextPart("Go.")])]),
+        sampling=Sampling(max_tokens=8),
+        output_schema=schema,
+    )
+
+
+def with_pattern(pattern: str) -> Schema:
+    return {"type": "object", "properties": {"a": {"pattern": pattern}}, "required": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> ChatRenderer:
+    return ChatRenderer.from_model(DEMO_MODEL)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_chain_of_references_is_refused_before_the_library_runs_out_of_stack(form: str) -> None:
+    check(chain(100, FORMS[form]))
+    with pytest.raises(SchemaRefused, match=r"^output_schema: \d+ levels with all that `\$ref`"):
+        check(chain(900 if form == "property" else 1600, FORMS[form]))
+
+
+def test_definitions_that_name_each_other_count_once() -> None:
+    names = [f"d{at}" for at in range(30)]
+    all_of_them = {name: {"$ref": f"#/$defs/{name}"} for name in names}
+    check({"$defs": {name: {"properties": all_of_them} for name in names}, "$ref": "#/$defs/d0"})
+    check({"properties": {"next": {"$ref": "#"}}})
+
+
+def test_a_reference_by_an_odd_pointer_counts_as_deep_as_the_schema() -> None:
+    schema = {"properties": {f"p{at}": {"$ref": f"#odd{at}"} for at in range(400)}}
+    with pytest.raises(SchemaRefused, match="levels with all"):
+        check({"a": {"b": {"c": schema}}})
+    listed = {"anyOf": [{"type": "object"}], "properties": {"a/b": {"$ref": "#/anyOf/0"}}}
+    check({**listed, "not": {"$ref": "#/properties/a~1b"}})
+
+
+@pytest.mark.parametrize("multiple", [999_983, 1e15 + 37, 0.999983, 123456.5, 86_400_000])
+def test_a_multiple_of_many_digits_is_refused(multiple: float) -> None:
+    with pytest.raises(SchemaRefused, match="as the digits of `multipleOf` > 100000 maximum"):
+        check({"type": "number", "multipleOf": multiple})
+
+
+@pytest.mark.parametrize("multiple", [0.01, 5, 1e-7, 10**6, 0.25, 86_400, True, "x"])
+def test_a_usual_multiple_passes(multiple: object) -> None:
+    check({"type": "number", "multipleOf": multiple})
+
+
+def test_very_many_patterns_for_properties_are_refused() -> None:
+    with pytest.raises(SchemaRefused, match="33 `patternProperties` of schemas > 32 maximum"):
+        check({"patternProperties": {f"^a{at}$": {} for at in range(33)}})
+
+
+def test_a_worker_has_less_stack_than_the_engine(renderer: ChatRenderer) -> None:
+    """What ends a worker never ends the engine: the stack that bounds it is the smaller one."""
+    assert STACK_BYTES <= 2 * 2**20
+    code = (
+        "import resource, engine.backends.prepare.worker as w; w._bound_stack();"
+        "print(resource.getrlimit(resource.RLIMIT_STACK)[0])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    if sys.platform == "linux":
+        assert int(told.stdout) == STACK_BYTES
+    renderer.parser(request_of(chain(100, FORMS["property"])))
+
+
+@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "a{1000000}", "(a{1000}b){1000}"])
+def test_a_pattern_of_very_many_repetitions_costs_little(
+    renderer: ChatRenderer, pattern: str
+) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begun = time.thread_time()
+    renderer.parser(request_of(with_pattern(f"^{pattern}$")))
+    # The library's own limits let the first one take a second and 300 MiB.
+    assert time.thread_time() - begun < 0.5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
+
+
+def test_patterns_that_people_write_are_compiled(renderer: ChatRenderer) -> None:
+    for pattern in (
+        r"^\d{5}(-\d{4})?$",
+        r"^[\p{L}\p{M}' -]{1,100}$",
+        "^[a-z]{5,2000}$",
+        r"\S+@\S+",
+    ):
+        renderer.parser(request_of(with_pattern(pattern)))
+
+
+def test_depth_counts_objects_and_lists() -> None:
+    assert [depth_of(value) for value in (1, {}, [[]], {"a": [1, {"b": 2}]})] == [0, 1, 2, 3]
