@@ -5,6 +5,8 @@ envelope like every other failure.
 """
 
 import asyncio
+import math
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +27,7 @@ _MAX_DIGITS = 16
 
 
 class Bodies:
-    """Reads whole bodies, with the bounds of `BodyDeadline`. `max_bytes` bounds one body."""
+    """Reads whole bodies, for routes without middleware. `max_bytes` bounds one body."""
 
     def __init__(
         self, request_seconds: float, bodies: BodyBytes, large: LargeBodies, max_bytes: int
@@ -42,16 +44,20 @@ class Bodies:
 
 
 class Reading:
-    """One body that is to be read. Its deadline runs from here on.
+    """One body that is read. Its deadline runs from here on. `max_bytes` None is no bound.
 
     Its bytes count until the context ends.
     """
 
-    def __init__(self, scope: Scope, taken: "_Taken", seconds: float, max_bytes: int) -> None:
+    def __init__(
+        self, scope: Scope, taken: "_Taken", seconds: float, max_bytes: int | None = None
+    ) -> None:
         self._scope = scope
         self._taken = taken
         self._deadline = asyncio.get_running_loop().time() + seconds
-        self._max_bytes = max_bytes
+        self._max_bytes = math.inf if max_bytes is None else max_bytes
+        self._declared = _declared_bytes(scope)
+        self._is_whole = False
 
     def __enter__(self) -> Self:
         return self
@@ -65,40 +71,49 @@ class Reading:
         self._taken.give_back()
 
     async def whole(self, receive: Receive) -> bytes:
-        """Raise BodyTimeout, ClientGone, TooLarge, or as `BodyBytes.take`."""
-        declared = _declared_bytes(self._scope)
-        if declared > self._max_bytes:
+        """Raise as `message`."""
+        if self._declared > self._max_bytes:
             raise TooLarge
-        workspace = getattr(self._scope.get("user"), "workspace", None) or ""
         pieces: list[bytes] = []
+        while not self._is_whole:
+            if piece := (await self.message(receive)).get("body", b""):
+                pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def message(self, receive: Receive) -> Any:
+        """The next ASGI message. What comes behind the whole body is passed on.
+
+        Raise BodyTimeout, ClientGone, TooLarge, or as `BodyBytes.take`.
+        """
+        if self._is_whole:
+            return await receive()
         try:
-            async with asyncio.timeout_at(self._deadline) as deadline:
-                while True:
-                    message: Any = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    if piece := message.get("body", b""):
-                        pieces.append(piece)
-                        wait = self._taken.grow(workspace, len(piece), declared)
-                        if self._taken.num_read > self._max_bytes:
-                            raise TooLarge
-                        if wait.seconds:
-                            deadline.reschedule(None)
-                            await asyncio.sleep(wait.seconds)
-                        if wait.refusal is not None:
-                            raise wait.refusal
-                        self._deadline += len(piece) / BODY_BYTES_PER_SECOND + wait.seconds
-                    if not message.get("more_body", False):
-                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                    deadline.reschedule(self._deadline)
+            async with asyncio.timeout_at(self._deadline):
+                message: Any = await receive()
         except TimeoutError:
             raise BodyTimeout from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        if num_bytes := len(message.get("body", b"")):
+            workspace = getattr(self._scope.get("user"), "workspace", None) or ""
+            wait = self._taken.grow(workspace, num_bytes, self._declared)
+            if self._taken.num_read > self._max_bytes:
+                raise TooLarge
+            if wait.seconds:
+                await asyncio.sleep(wait.seconds)
+            if wait.refusal is not None:
+                raise wait.refusal
+            self._deadline += num_bytes / BODY_BYTES_PER_SECOND + wait.seconds
+        self._is_whole = not message.get("more_body", False)
+        return message
 
 
 class BodyDeadline:
-    """ASGI middleware: a body that does not come in time is a BodyTimeout where it is read, and one
-    that there is no room for is refused there. Its bytes count until its request is over. A large
-    one beyond its workspace's rate is left in the socket for a while."""
+    """ASGI middleware: an application reads its body through a `Reading`.
+
+    So a body that does not come in time, and one that there is no room for, is refused where it is
+    read. A large body beyond its workspace's rate is left in the socket for a while.
+    """
 
     def __init__(
         self, app: ASGIApp, request_seconds: float, bodies: BodyBytes, large: LargeBodies
@@ -109,37 +124,10 @@ class BodyDeadline:
         self._large = large
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = asyncio.get_running_loop().time() + self._seconds
-        is_whole = False
-        declared, taken = _declared_bytes(scope), _Taken(self._bodies, self._large)
+        taken = _Taken(self._bodies, self._large)
         scope.setdefault("state", {})["taken"] = taken
-
-        async def receive_in_time() -> Any:
-            nonlocal deadline, is_whole
-            if is_whole:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message: Any = await receive()
-            except TimeoutError:
-                raise BodyTimeout from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            if num_bytes := len(message.get("body", b"")):
-                workspace = getattr(scope.get("user"), "workspace", None) or ""
-                wait = taken.grow(workspace, num_bytes, declared)
-                if wait.seconds:
-                    await asyncio.sleep(wait.seconds)
-                if wait.refusal is not None:
-                    raise wait.refusal
-                deadline += num_bytes / BODY_BYTES_PER_SECOND + wait.seconds
-            is_whole = not message.get("more_body", False)
-            return message
-
-        try:
-            await self.app(scope, receive_in_time, send)
-        finally:
-            taken.give_back()
+        with Reading(scope, taken, self._seconds) as reading:
+            await self.app(scope, partial(reading.message, receive), send)
 
 
 class _Taken:
