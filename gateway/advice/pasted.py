@@ -6,13 +6,14 @@ Token counts are estimated from bytes.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.advice import shell
 from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
@@ -51,18 +52,6 @@ _FIELDS: dict[str, PastedDialect] = {
 _DATA = ("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json")
 _OF_TOOLS = ("input_schema", "parameters", "arguments")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
-# A part of a word of a shell: in single quotes, in double quotes, or without. `shlex` reads one
-# character at a time and copies the word for each, so its time grows with the square of a body.
-_WORD_PART = re.compile(
-    r"'(?P<plain>[^']*)'"
-    r'|"(?P<quoted>(?:[^"\\]++|\\.)*+)"'
-    r"|(?P<bare>(?:[^\s'\"\\]++|\\.)++)"
-    r"|(?P<end>\s++)",
-    re.DOTALL,
-)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-# Between double quotes a backslash stands for itself before any other character.
-_ESCAPED_IN_QUOTES = re.compile(r'\\(["\\])')
 # What `prompt/breakpoints.py` says of markers that break a rule of their own.
 _BROKEN = re.compile(r"A maximum of \d+ blocks with cache_control|must not come after a ttl='5m'")
 
@@ -195,7 +184,10 @@ def _body_of(given: Any) -> tuple[dict[str, Any], str]:
 
 def _of_curl(text: str) -> tuple[str, str]:
     """The data and the URL of a command."""
-    words = list(_words(text.replace("\\\r\n", " ").replace("\\\n", " ")))
+    try:
+        words = list(shell.words(text.replace("\\\r\n", " ").replace("\\\n", " ")))
+    except ValueError as error:
+        raise InvalidRequest(f"the curl command can't be read: {error}") from None
     data, url = "", ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -208,32 +200,6 @@ def _of_curl(text: str) -> tuple[str, str]:
     if data.startswith("@"):
         raise InvalidRequest("the command reads its body from a file: paste the file's content")
     return data, url
-
-
-def _words(text: str) -> Iterator[str]:
-    """The words of a shell command, in time linear in its length: `shlex.split` of one."""
-    word: list[str] | None = None
-    at = 0
-    while at < len(text):
-        part = _WORD_PART.match(text, at)
-        if part is None:
-            raise InvalidRequest("the curl command's quotes do not match")
-        at = part.end()
-        if part.lastgroup == "end":
-            if word is not None:
-                yield "".join(word)
-            word = None
-            continue
-        content = part[part.lastgroup or 0]
-        if part.lastgroup == "quoted":
-            content = _ESCAPED_IN_QUOTES.sub(r"\1", content)
-        elif part.lastgroup == "bare":
-            content = _ESCAPED.sub(r"\1", content)
-        if word is None:
-            word = []
-        word.append(content)
-    if word is not None:
-        yield "".join(word)
 
 
 def _by_url(url: str) -> PastedDialect | None:
