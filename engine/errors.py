@@ -1,10 +1,16 @@
 """Every way a call on the engine can fail; the codes are the protocol's.
 
-EngineError 500 internal ├── InvalidRequest 400 invalid_request │ ├── PromptTooLong 400
-prompt_too_long │ └── SchemaRefused 400 invalid_request, its message may be shown to the client ├──
-TooCostly 400 too_costly ├── Unsupported 400 unsupported ├── Unauthorized 401 unauthorized ├──
-NotFound 404 not_found ├── DuplicateRequest 409 duplicate_request ├── NotReady 503 not_ready └──
-Overloaded 529 overloaded
+EngineError            500 internal
+├── InvalidRequest     400 invalid_request
+│   ├── PromptTooLong  400 prompt_too_long
+│   └── SchemaRefused  400 invalid_request       its message may be shown to the client
+├── TooCostly          400 too_costly
+├── Unsupported        400 unsupported
+├── Unauthorized       401 unauthorized
+├── NotFound           404 not_found
+├── DuplicateRequest   409 duplicate_request
+├── NotReady           503 not_ready
+└── Overloaded         529 overloaded
 """
 
 from typing import ClassVar
