@@ -12,7 +12,7 @@ from hypothesis import Phase, settings
 
 import tests.unneeded  # noqa: F401  it keeps packages from being imported
 from scripts import stack
-from tests.forked import ForkingPopen, first_environment
+from tests import forked
 from tests.postgres import new_database, running_postgres
 
 # The same examples in every run, and no deadline: a busy machine is no failure.
@@ -45,10 +45,11 @@ def certificates_are_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def servers_are_forked() -> Iterator[None]:
     """See tests/forked.py."""
-    first_environment()
+    forked.first_environment()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stack, "Popen", ForkingPopen)
+        patch.setattr(stack, "Popen", forked.ForkingPopen)
         yield
+    forked.end()
 
 
 @pytest.fixture

@@ -13,10 +13,13 @@ import time
 from collections import defaultdict
 
 import pytest
+from execnet import XSpec
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from scripts.stack import cpu_seconds
+from tests import forked
+from tests.zygote import Zygote
 
 NUM_LONGEST = 40
 CPU = "cpu_seconds"
@@ -142,13 +145,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-class Times:
-    """Of the process that shares the tests out: seconds by unit, CPU seconds of all processes."""
+class Controller:
+    """Of the process that shares the tests out: it starts the zygote, and times all.
+
+    Times are seconds by unit, and CPU seconds of all processes.
+    """
 
     def __init__(self) -> None:
         self._units: defaultdict[str, float] = defaultdict(float)
         self._cpu = 0.0
         self._began = time.monotonic()
+        self._zygote: Zygote | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[XSpec]) -> None:
+        if not forked.CAN_FORK:
+            return
+        self._zygote = Zygote(config.invocation_params.args)
+        for spec in specs:
+            spec.python = self._zygote.python
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._units[unit(report.nodeid)] += report.duration
@@ -158,6 +173,7 @@ class Times:
         self._cpu += getattr(node, "workeroutput", {}).get(CPU, 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        self._stop_zygote()
         seconds, cpu = time.monotonic() - self._began, self._cpu + time.process_time()
         said = f"{seconds:.0f} s, {cpu:.0f} s of CPU time on {os.cpu_count()} cores"
         terminalreporter.section(f"{said}; the longest units")
@@ -165,10 +181,17 @@ class Times:
         for name, took in longest:
             terminalreporter.write_line(f"{took:7.1f} s {name}")
 
+    def pytest_unconfigure(self) -> None:
+        self._stop_zygote()
+
+    def _stop_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        self._cpu += zygote.stop() if zygote else 0.0
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Times())
+        config.pluginmanager.register(Controller())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
