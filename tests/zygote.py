@@ -9,7 +9,6 @@ A child forks the source of its servers (tests/forked.py) before it does anythin
 
 import contextlib
 import gc
-import io
 import multiprocessing
 import os
 import select
@@ -19,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,13 +89,31 @@ def main(descriptor: int, arguments: Sequence[str]) -> NoReturn:
 
 def collect(arguments: Sequence[str]) -> None:
     """Import what the tests and the servers need. A child that lacks something imports it."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        pytest.main([*arguments, "-n0", "--collect-only", "-p", "no:cacheprovider"])
+    # Modules may keep the standard streams that they see: these must be the real ones.
+    with what_is_said_is_dropped():
+        pytest.main([*arguments, "-n0", "--collect-only", "-p", "no:cacheprovider", "-s"])
     for name in forked.PRELOADED:
         with contextlib.suppress(ImportError):
             import_module(name)
     gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def what_is_said_is_dropped() -> Iterator[None]:
+    kept = [os.dup(1), os.dup(2)]
+    null = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(null, number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, one in enumerate(kept, start=1):
+            os.dup2(one, number)
+            os.close(one)
+        os.close(null)
 
 
 def child(listener: socket.socket, launcher: socket.socket, descriptors: Sequence[int]) -> None:
