@@ -40,6 +40,7 @@ _TAGS = {
     "source": ("base64", "text", "content", "url", "file"),
     "format": ("json_schema",),
     "caller": ("direct",),
+    "thread": ("create", "continue"),
 }
 
 _MAX_SHOWN = 64

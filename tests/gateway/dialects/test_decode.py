@@ -51,6 +51,11 @@ def test_no_mutant_of_a_valid_body_is_anything_but_a_request_or_an_error() -> No
         (b'{"model":"m","messages":[],"max_tokens":1,"stream":0}', "stream: Input should be a v"),
         (b'{"model":"m","messages":[],"max_tokens":1,"top_p":2}', "top_p: Input should be less"),
         (b'{"model":"m","foo":1}', "foo: Extra inputs are not permitted"),
+        (
+            b'{"thread":{"type":"new"}}',
+            "thread: Input tag 'new' found using 'type' does not match any of the expected tags:"
+            " 'create', 'continue'",
+        ),
         (b'{"messages":[{"role":"bot"}]}', "messages.0.role: Input should be 'user', 'assistant'"),
         (b'{"messages":[{"role":"user"}]}', "messages.0.content: Field required"),
         (b'{"messages":[{"role":"user","content":1}]}', "messages.0.content: Input should be a "),
