@@ -21,11 +21,11 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request used, kept until acknowledged. `usage` None: it ended before it started.
+    """What one request used, kept until acknowledged. `usage` is None if it ended before `Started`.
 
-    `prefilled_tokens` of its prompt had gone through the model when it ended before it started,
-    each place counted once; it is 0 beside a `usage`, which has the same in `computed_tokens`.
-    `scope` is the request's: whose it was, should its gateway be lost with all that it knew.
+    `prefilled_tokens` of its prompt had then gone through the model, each place counted once. It is
+    0 beside a `usage`, whose `computed_tokens` have the same.
+    `scope` is the request's. It tells the workspace where the gateway's journal is lost.
     """
 
     request_id: str

@@ -14,8 +14,11 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of entries, since the epoch began: how long those lived that expired or were evicted, how
-    long evicted ones had not been used, and how long after its last use one was used again."""
+    """Times in the lives of entries since the epoch began.
+
+    `expired` and `evicted` are how long such entries lived. `idle_before_eviction` is how long an
+    evicted entry had not been used. `reuse_gaps` are from one use of an entry to its next.
+    """
 
     expired: Histogram
     evicted: Histogram
@@ -58,9 +61,9 @@ class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One live entry; `entry` (32 hex digits) identifies it within its scope.
 
     `name` is the gateway's name of just this prefix, where it is known. `shared_by` counts the
-    sequences that hold its deepest full block at the moment. `reason` says why nothing holds one
-    that is `best_effort`; it ends at `expires_in_seconds` at the latest. `tier` is where its first
-    block is. One that `is_stored` outlives a restart.
+    sequences that hold its deepest full block at the moment. `reason` says why nothing holds an
+    entry that is `best_effort`. It ends at `expires_in_seconds` at the latest. `tier` is where its
+    first block is. An entry that `is_stored` outlives a restart.
     """
 
     entry: str

@@ -8,11 +8,11 @@ import msgspec
 class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks by what holds them; the five add up to `total`.
 
-    active: referenced by a sequence; leased: by leases only; best_effort: unreferenced, of a
-    best-effort entry that was used lately; cached: unreferenced, content reusable; free: nothing of
-    use.
-    `shared` (more than one reference) cuts across. So does `foreign`: active for requests only that
-    reached the engine's server by another way than this protocol.
+    `active` blocks are referenced by a sequence, `leased` ones by leases alone. `best_effort` ones
+    have no reference and belong to a best-effort entry that was used lately. `cached` ones have no
+    reference and reusable content, `free` ones nothing of use. `shared` blocks have more than one
+    reference, in whatever class. `foreign` ones are active only for requests that reached the
+    engine's server by another way than this protocol.
     """
 
     total: int
@@ -32,8 +32,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     before they started, as `FinalCounts` tells them. `evicted_entries` were best-effort and lost a
     block for room. `evicted_blocks` with content were reused on the device; `demoted_blocks` were
     copied to the host, then or before, `promoted_blocks` were copied back. `leases_yielded_idle`
-    are those of `leases_yielded` that were idle beyond the bound of these. `leases_lowered` left
-    the device for the store, and did not end.
+    are the part of `leases_yielded` that ended because idle leases held more than their bound.
+    `leases_lowered` left the device for the store, and did not end.
 
     `sampling_steps` count a step once for each choice that it drew tokens of; 0: not counted. With
     speculation `draft_tokens` were proposed there, of which `accepted_draft_tokens` were drawn.

@@ -1,4 +1,4 @@
-"""Answers that are dear to make and that many ask for: each is made once and kept for a while."""
+"""Answers that are costly to make and often asked for. Each is made once and kept for a while."""
 
 import asyncio
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""How many bytes of text one token can stand for: what a text of n bytes has at least."""
+"""How many bytes of text one token can stand for. A text of n bytes has n / that many at least."""
 
 import json
 from typing import Any
