@@ -25,7 +25,6 @@ from xxhash import xxh3_128_digest
 from engine.protocol import (
     MAX_NAMES,
     Name,
-    Part,
     Prompt,
     TextPart,
     ThinkingPart,
@@ -37,7 +36,8 @@ from engine.protocol import (
 NAMES_RULE = 2
 """The version of this rule. Names by different versions have nothing in common."""
 MAX_STEP = 8192
-_STEPS = ((16_384, 1024), (32_768, 2048), (65_536, 4096))
+_LEAST_STEP = 1024
+_STEPS = ((16_384, _LEAST_STEP), (32_768, 2048), (65_536, 4096))
 _FRONT_NAMES = 64
 _DIGEST_BYTES = 8
 # hashlib gives up the interpreter's lock for longer ones, and getting it back from another thread
@@ -71,21 +71,24 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
     for segment, (header, text) in enumerate(_segments(prompt)):
-        _update(chain, b"\x01%d:" % len(header) + header)
+        # What the chain takes in next. Of a short text all goes in with one call.
+        taken = b"\x01%d:%b" % (len(header), header)
         num_bytes += len(header)
         start, length = 0, len(text)
         while start < length:
             # A piece ends at the next multiple of its step, or with the text.
-            step = _step(depth + start)
+            step = _step(depth + start) if length > _LEAST_STEP else _LEAST_STEP
             end = start - start % step + step
             data = text[start:end].encode()
             num_bytes += len(data)
-            chain.update(b"\x03" + xxh3_128_digest(data, seed))
+            taken += b"\x03" + xxh3_128_digest(data, seed)
             if end < length:
+                _update(chain, taken)
+                taken = b""
                 prefixes.append(Prefix(Name(chain.hexdigest(), segment, end), num_bytes))
             start = end
         depth += length
-        chain.update(_SEGMENT_END)
+        _update(chain, taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
     return prefixes
 
@@ -120,6 +123,9 @@ def _step(depth: int) -> int:
 
 
 def _update(chain: _Hash, data: bytes) -> None:
+    if len(data) <= _UPDATE_BYTES:
+        chain.update(data)
+        return
     for offset in range(0, len(data), _UPDATE_BYTES):
         chain.update(data[offset : offset + _UPDATE_BYTES])
 
@@ -132,18 +138,20 @@ def _segments(prompt: Prompt) -> Iterator[tuple[bytes, str]]:
     for block in prompt.system:
         yield b"system", block.text
     for number, message in enumerate(prompt.messages):
+        begin = b"%d %b " % (number, message.role.encode())
         for part in message.parts:
-            yield b"%d %s " % (number, message.role.encode()) + _part_header(part), _text(part)
+            if isinstance(part, TextPart):
+                yield begin + b"text", part.text
+            else:
+                yield begin + _part_header(part), _text(part)
 
 
 def _tool_header(tool: Tool) -> bytes:
     return b"tool " + _encode([tool.name, tool.description, tool.input_schema])
 
 
-def _part_header(part: Part) -> bytes:
+def _part_header(part: ThinkingPart | ToolUsePart | ToolResultPart) -> bytes:
     match part:
-        case TextPart():
-            return b"text"
         case ThinkingPart():
             return b"thinking"
         case ToolUsePart():
@@ -152,5 +160,5 @@ def _part_header(part: Part) -> bytes:
             return b"tool_result " + _encode([part.tool_use_id, part.is_error])
 
 
-def _text(part: Part) -> str:
+def _text(part: ThinkingPart | ToolUsePart | ToolResultPart) -> str:
     return "" if isinstance(part, ToolUsePart) else part.text

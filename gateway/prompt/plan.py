@@ -12,12 +12,14 @@ from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
 from gateway.prompt.recent import Recent
-from gateway.prompt.sketch import Sketch, Sketched, kinds_of, sketch_of
+from gateway.prompt.sketch import CALL, RESULT, Sketch, Sketched, kinds_of, sketch_of
 
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
+_CALLS = frozenset((CALL, RESULT, CALL.upper(), RESULT.upper()))
 _END_CHARACTERS = 1024
 _PIECE_CHARACTERS = 1 << 16
+_SURE = (TextPart, ToolResultPart)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     automatic: AutoCache | None = None
     kinds: str = ""
     sketch: Sketch | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the messages have calls of tools, or their results."""
+        return not _CALLS.isdisjoint(self.kinds)
 
     @property
     def num_bytes(self) -> int:
@@ -114,8 +121,13 @@ def sure_bytes(prompt: Prompt) -> int:
         return _num_bytes(prompt.text)
     texts = [block.text for block in prompt.system]
     for message in prompt.messages:
-        texts += [p.text for p in message.parts if isinstance(p, TextPart | ToolResultPart)]
-    return sum(map(_num_kept, texts))
+        texts += [p.text for p in message.parts if isinstance(p, _SURE)]
+    return sum(len(text) if _is_plain(text) else _num_kept(text) for text in texts)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether each character is a byte, and none of them a blank at an end."""
+    return text.isascii() and not (text[:1].isspace() or text[-1:].isspace())
 
 
 def _num_kept(text: str) -> int:

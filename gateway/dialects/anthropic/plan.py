@@ -29,7 +29,8 @@ def plan_of(
     automatic = request.cache_control.ttl if request.cache_control else None
     plan = make_plan(layout, automatic, scope, None, sketched)
     _check_roles(layout.prompt.messages)
-    _check_tool_results(layout.prompt.messages)
+    if plan.has_calls:
+        _check_tool_results(layout.prompt.messages)
     return plan
 
 
@@ -59,6 +60,9 @@ def _check_tool_results(messages: list[PromptMessage]) -> None:
         if message.role == "system":
             continue
         answered = [p.tool_use_id for p in message.parts if isinstance(p, ToolResultPart)]
+        if not (pending or answered):
+            pending = [p.id for p in message.parts if isinstance(p, ToolUsePart)]
+            continue
         expected, given = set(pending), set(answered)
         for position, tool_use_id in enumerate(answered):
             if tool_use_id not in expected:

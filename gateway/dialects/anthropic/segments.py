@@ -81,10 +81,7 @@ def lay_out(
     system = _system(request, reading.slots)
     messages: list[PromptMessage] = []
     for index, message in enumerate(request.messages):
-        parts = [
-            _part(f"messages.{index}.content.{position}", message, block, reading)
-            for position, block in enumerate(_blocks(index, message))
-        ]
+        parts = _parts(index, message, reading)
         if messages and messages[-1].role == message.role:
             messages[-1].parts.extend(parts)
         else:
@@ -121,12 +118,18 @@ def _system(request: CountTokensRequest, slots: list[Slot]) -> list[TextPart]:
     return [TextPart(block.text) for block in blocks if not isinstance(block, Nonce)]
 
 
-def _blocks(index: int, message: Message) -> list[Block]:
+def _parts(index: int, message: Message, reading: _Reading) -> list[Part]:
     if isinstance(message.content, str):
-        return [Text(text=message.content)]
+        path = f"messages.{index}.content.0"
+        _check_text(path, message.content, None)
+        reading.slots.append(Slot(path=path))
+        return [TextPart(message.content)]
     if not message.content:
         raise InvalidRequest(f"messages.{index}: all messages must have non-empty content")
-    return message.content
+    return [
+        _part(f"messages.{index}.content.{position}", message, block, reading)
+        for position, block in enumerate(message.content)
+    ]
 
 
 def _part(path: str, message: Message, block: Block, reading: _Reading) -> Part:
@@ -138,7 +141,7 @@ def _part(path: str, message: Message, block: Block, reading: _Reading) -> Part:
     slots = reading.slots
     match block:
         case Text():
-            _check_text(path, block)
+            _check_text(path, block.text, block.cache_control)
             slots.append(_slot(path, block.cache_control))
             return TextPart(block.text)
         case Thinking():
@@ -188,17 +191,19 @@ def _text_of(path: str, block: Block, reading: _Reading) -> str:
             return foreign_text(path, block, reading.unreadable, reading.notepad)
 
 
-def _check_text(path: str, block: Text) -> None:
-    if not block.text:
-        if block.cache_control:
+def _check_text(path: str, text: str, marker: CacheControl | None) -> None:
+    if not text:
+        if marker:
             raise InvalidRequest(f"{path}.text: cache_control cannot be set for empty text blocks")
         raise InvalidRequest("messages: text content blocks must be non-empty")
-    if block.text.isspace():
+    if text.isspace():
         raise InvalidRequest("messages: text content blocks must contain non-whitespace text")
 
 
 def _slot(path: str, marker: CacheControl | None, nested: list[CacheControl] | None = None) -> Slot:
     """A marker on the last nested block counts as one on its parent."""
+    if marker is None and not nested:
+        return Slot(path=path)
     markers = [found for found in (marker, *(nested or [])) if found]
     if len({found.ttl for found in markers}) > 1:
         raise InvalidRequest(
