@@ -52,16 +52,15 @@ from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
-from gateway.routing.client import EngineHttp
-from gateway.routing.cost import Weights
-from gateway.routing.engine import Engine
 from gateway.routing.fleet import Fleet
-from gateway.routing.held import BYTES_PER_NAME
+from gateway.routing.opening import open_fleet, weights_of
 from gateway.routing.router import Router
 from gateway.turn.diagnostics import PromptComparer
 from gateway.turn.dispatch import Dispatcher
-from gateway.turn.gate import Gate
+from gateway.turn.full_engines import FullEngines
+from gateway.turn.gate import gate_of
 from gateway.turn.ids import Ids
+from gateway.turn.shared_gate import SharedGate
 from gateway.turn.sweep import Sweep
 from gateway.turn.tracing import tracing_of
 from gateway.turn.turn import TurnService
@@ -151,8 +150,8 @@ async def _start(
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring, admission = make_keyring(keys, settings, clock), machine.admission
     spend = machine.spend(workspaces, keyring, clock)
-    router = Router(_weights(settings))
-    fleet = await _start_fleet(stack, settings, router.weights, base)
+    router = Router(weights_of(settings))
+    fleet = await _open_fleet(stack, settings, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
     reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
@@ -199,6 +198,11 @@ async def _start(
     )
 
 
+async def _open_fleet(stack: AsyncExitStack, settings: Settings, base: Foundation) -> Fleet:
+    tell, monotonic = base.machine.tell_news, base.clock.monotonic
+    return await open_fleet(stack, settings, base.supervisor, monotonic, tell=tell)
+
+
 def _dispatcher(
     settings: Settings,
     base: Foundation,
@@ -210,7 +214,7 @@ def _dispatcher(
 ) -> Dispatcher:
     return Dispatcher(
         fleet=fleet,
-        gate=_gate(settings, fleet, base.metrics, admission, base.clock),
+        gate=_gate(settings, fleet, base, admission),
         router=router,
         journal=journal,
         reconciler=reconciler,
@@ -267,27 +271,18 @@ def _turn_service(
     )
 
 
-def _gate(
-    settings: Settings, fleet: Fleet, metrics: Metrics, admission: Admitting, clock: Clock
-) -> Gate:
-    return Gate(
-        fleet.engines,
-        metrics,
-        clock.monotonic,
-        admission,
-        wait_seconds=settings.queue_seconds,
-        queue_tokens=settings.engine_queue_tokens,
-        num_rows=settings.batch_concurrency,
-    )
-
-
-def _weights(settings: Settings) -> Weights:
-    return Weights(
-        load_weight=settings.routing_load_weight,
-        host_cost=settings.routing_host_cost,
-        delay_cost=settings.routing_delay_cost,
-        fade_seconds=settings.routing_fade_seconds,
-    )
+def _gate(settings: Settings, fleet: Fleet, base: Foundation, admission: Admitting) -> FullEngines:
+    machine, monotonic = base.machine, base.clock.monotonic
+    if machine.link is not None and machine.room is not None:
+        return SharedGate(
+            fleet.engines,
+            machine.link,
+            machine.room,
+            monotonic,
+            wait_seconds=settings.queue_seconds,
+            num_rows=settings.batch_concurrency,
+        )
+    return gate_of(settings, fleet, base.metrics, monotonic, admission)
 
 
 def _workers(stack: AsyncExitStack) -> Workers:
@@ -309,33 +304,6 @@ def _open_journal(
         journal.max_bytes,
     )
     return journal
-
-
-async def _start_fleet(
-    stack: AsyncExitStack, settings: Settings, weights: Weights, base: Foundation
-) -> Fleet:
-    http = EngineHttp()
-    stack.push_async_callback(http.aclose)
-    secret = settings.engine_secret.get_secret_value()
-    num_engines = len(settings.engines)
-
-    def make(name: str, url: str) -> Engine:
-        return Engine(
-            name,
-            url,
-            secret,
-            http,
-            weights=weights,
-            learns=not settings.routing_events,
-            down_seconds=settings.engine_down_seconds,
-            monotonic=base.clock.monotonic,
-            max_names=max(settings.routing_index_bytes // BYTES_PER_NAME // num_engines, 1),
-        )
-
-    fleet = Fleet(settings.engines, make, base.supervisor)
-    await fleet.start()
-    stack.push_async_callback(fleet.stop)
-    return fleet
 
 
 def _run_loops(

@@ -2,7 +2,8 @@
 
 A message is its length in 4 bytes and a MessagePack array: number, name, body. A message without a
 number is *told*: nobody waits for an answer. One with a number is *asked*, and is answered under
-that number. Messages of one side arrive in the order in which they were sent.
+that number. Messages of one side arrive in the order in which they were sent. Those that are told
+in one round of the event loop go out together, at its end or before the next question.
 """
 
 import asyncio
@@ -51,6 +52,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._number = 0
+        self._unsent: list[bytes] = []
         self._received = bytearray()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._log = get_logger("link")
@@ -78,6 +80,7 @@ class Link(asyncio.Protocol):
 
     def close(self) -> None:
         if self._transport is not None:
+            self._flush()
             self._transport.close()
 
     def tell(self, name: str, body: object) -> None:
@@ -137,9 +140,19 @@ class Link(asyncio.Protocol):
         del received[:start]
 
     def _send(self, number: int, name: str, body: object) -> None:
-        if self._transport is not None:
-            message = _encode((number, name, body))
-            self._transport.write(_LENGTH.pack(len(message)) + message)
+        if self._transport is None:
+            return
+        message = _encode((number, name, body))
+        if not (number or self._unsent):
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(_LENGTH.pack(len(message)) + message)
+        if number:
+            self._flush()
+
+    def _flush(self) -> None:
+        messages, self._unsent = self._unsent, []
+        if messages and self._transport is not None:
+            self._transport.write(b"".join(messages))
 
     def _take(self, message: bytes) -> None:
         number, name, body = _decode(message)

@@ -49,7 +49,53 @@ class _SpanCollector(Collector):
         yield spans
 
 
-class Metrics:
+class QueueMetrics:
+    """Of the queue in front of the engines: the process has them that has the queue."""
+
+    registry: CollectorRegistry
+
+    def _add_queue(self) -> None:
+        self.waiting_turns = Gauge(
+            "holdfast_gateway_waiting_turns",
+            "Turns that wait at the gateway for an engine with room",
+            registry=self.registry,
+        )
+        self.waiting_tokens = Gauge(
+            "holdfast_gateway_waiting_tokens",
+            "What those may use, in tokens by estimate",
+            registry=self.registry,
+        )
+        self.bounded_workspaces = Gauge(
+            "holdfast_gateway_bounded_workspaces",
+            "Workspaces with fewer turns at a time, since their clients left before first tokens",
+            registry=self.registry,
+        )
+        self.waited_seconds = Histogram(
+            "holdfast_gateway_waited_seconds",
+            "How long turns waited for an engine with room; those that had not to are not counted",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "holdfast_gateway_refused_turns",
+            "Turns refused because the engines are full: the queue is, or its workspace's share of"
+            " it, another workspace's turn was let in, or the time to wait was over",
+            ["reason"],
+            registry=self.registry,
+        )
+
+    def watch_queue(
+        self,
+        num_turns: Callable[[], float],
+        num_tokens: Callable[[], float],
+        num_bounded: Callable[[], float],
+    ) -> None:
+        self.waiting_turns.set_function(num_turns)
+        self.waiting_tokens.set_function(num_tokens)
+        self.bounded_workspaces.set_function(num_bounded)
+
+
+class Metrics(QueueMetrics):
     """`num_workspaces` are named in labels, the first ones that come; the others are `other`."""
 
     def __init__(self, num_workspaces: int = 0) -> None:
@@ -127,36 +173,6 @@ class Metrics:
             self.registry,
         )
 
-    def _add_queue(self) -> None:
-        self.waiting_turns = Gauge(
-            "holdfast_gateway_waiting_turns",
-            "Turns that wait at the gateway for an engine with room",
-            registry=self.registry,
-        )
-        self.waiting_tokens = Gauge(
-            "holdfast_gateway_waiting_tokens",
-            "What those may use, in tokens by estimate",
-            registry=self.registry,
-        )
-        self.bounded_workspaces = Gauge(
-            "holdfast_gateway_bounded_workspaces",
-            "Workspaces with fewer turns at a time, since their clients left before first tokens",
-            registry=self.registry,
-        )
-        self.waited_seconds = Histogram(
-            "holdfast_gateway_waited_seconds",
-            "How long turns waited for an engine with room; those that had not to are not counted",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.refused = Counter(
-            "holdfast_gateway_refused_turns",
-            "Turns refused because the engines are full: the queue is, or its workspace's share of"
-            " it, another workspace's turn was let in, or the time to wait was over",
-            ["reason"],
-            registry=self.registry,
-        )
-
     def _add_journal(self) -> None:
         self.journal_backlog = Gauge(
             "holdfast_gateway_journal_backlog",
@@ -226,16 +242,6 @@ class Metrics:
     def count_loop_end(self, kind: str) -> None:
         self.loop_restarts.labels(kind).inc()
 
-    def watch_queue(
-        self,
-        num_turns: Callable[[], float],
-        num_tokens: Callable[[], float],
-        num_bounded: Callable[[], float],
-    ) -> None:
-        self.waiting_turns.set_function(num_turns)
-        self.waiting_tokens.set_function(num_tokens)
-        self.bounded_workspaces.set_function(num_bounded)
-
     def watch_journal(
         self,
         backlog: Callable[[], float],
@@ -254,13 +260,14 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class ParentMetrics:
+class ParentMetrics(QueueMetrics):
     """The metrics of the process beside the workers."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self._add_queue()
         self.worker_restarts = Counter(
             "holdfast_gateway_worker_restarts",
             "Workers that ended and were started again",

@@ -1,8 +1,9 @@
 """The process beside the workers: `serve --workers N` with N above 1.
 
 It opens the port, which all workers inherit, and keeps them running (`processes.py`). It counts the
-limits of workspaces for all of them (`gateway/limits/desk.py`), writes the turns of their journals
-into the ledger, and passes on what one worker asks of the others. It serves no request itself. When
+limits of workspaces for all of them (`gateway/limits/desk.py`), has the queue in front of the
+engines (`gateway/turn/gate_desk.py`), writes the turns of their journals into the ledger, and
+passes on what one worker asks of the others. It serves no request itself. When
 it is killed its workers end at once, and the next start finds their journals.
 """
 
@@ -31,8 +32,10 @@ from gateway.base.settings import Settings
 from gateway.base.supervisor import Supervisor
 from gateway.cli.left import left_journals
 from gateway.cli.processes import Processes, Worker
+from gateway.cli.relay import Relay
 from gateway.http.admitted import backlog_for, num_descriptors
 from gateway.http.machine import GATHER_SECONDS, ParentState
+from gateway.http.others import apply_change, decode_change
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.ledger.pools import open_ledgers
@@ -43,6 +46,9 @@ from gateway.limits.desk import Seat
 from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.spend import SpendWatch
 from gateway.prices.book import PriceBook
+from gateway.routing.opening import open_fleet
+from gateway.turn.gate import gate_of
+from gateway.turn.gate_desk import GateDesk, GateSeat
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _END_SECONDS = 15.0
@@ -104,7 +110,8 @@ async def _run(
         await parent.start(stack)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, parent.end, number)
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup has SIGHUP ignored
+                loop.add_signal_handler(number, parent.end, number)
         await parent.processes.run()
         return parent.ended_by, parent.processes.exit_status or 0
 
@@ -130,6 +137,8 @@ class Parent:
         self._admission = Admission(self._clock.monotonic, self._clock.wall)
         self._counting = Counting(settings.load_bounds, self._clock.monotonic)
         self._seats: dict[int, Seat] = {}
+        self._gate_seats: dict[int, GateSeat] = {}
+        self._relay = Relay(lambda: self.processes.workers)
         self._inserting = asyncio.Lock()
         # Changes of the fleet, each once, where it came last: what a new worker must do too.
         self._changes: dict[bytes, None] = {}
@@ -139,12 +148,18 @@ class Parent:
         self.processes = Processes(num_workers, listening, self._seat, self._left)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        keyring = self._keyring
+        keyring, monotonic = self._keyring, self._clock.monotonic
+        fleet = await open_fleet(
+            stack, self._settings, self._supervisor, monotonic, only_polls=True
+        )
+        gate = gate_of(self._settings, fleet, self._metrics, monotonic, self._admission)
+        self._desk = GateDesk(gate, fleet, self.processes.room, monotonic, self._relay.pass_on)
         spend = SpendWatch(
             self._workspaces, lambda: keyring.workspaces, self._admission, self._clock
         )
         await look_at_database(keyring, self._keys, self._settings, self._clock)
         loops = {"keys": keyring.run, "spend": spend.run, "left_journals": self._recover_left}
+        loops["room"] = self._desk.run
         for name, loop in loops.items():
             self._supervisor.start(name, loop)
             stack.push_async_callback(self._supervisor.stop, name)
@@ -164,12 +179,18 @@ class Parent:
             self._admission, self._counting, self._limits_of, self._seats.get(worker.number)
         )
         self._seats[worker.number] = seat
+        gate_seat = self._gate_seats[worker.number] = GateSeat(self._desk, worker.number)
         if worker.num_started > 1:
             self._metrics.worker_restarts.inc()
 
         def begun(body: bytes) -> list[msgspec.Raw]:
             seat.has_recovered(_ids(body))
+            # What was told so far comes once, with all turns that run.
+            self._relay.flush()
             worker.has_begun = True
+            for number, other in self._gate_seats.items():
+                if number != worker.number:
+                    self._relay.tell(worker, other.running.told())
             return [msgspec.Raw(change) for change in self._changes]
 
         async def spread(body: bytes) -> None:
@@ -177,6 +198,7 @@ class Parent:
 
         return {
             **seat.handlers,
+            **gate_seat.handlers,
             "begun": begun,
             "insert": self._insert,
             "gather": self._gather,
@@ -186,6 +208,7 @@ class Parent:
 
     def _left(self, worker: Worker) -> None:
         self._seats[worker.number].lost()
+        self._gate_seats[worker.number].lost()
         if (told := self._told.pop(worker.number, None)) is not None:
             self._gone = summed([self._gone, told], only_counts=True)
 
@@ -214,6 +237,7 @@ class Parent:
         if what == "keys":
             await self._keyring.refresh()
         elif what == "engines":
+            await apply_change(self._desk.fleet, decode_change(bytes(content)))
             self._changes.pop(bytes(content), None)
             self._changes[bytes(content)] = None
         others = [each for each in self.processes.workers if each.has_begun and each != asking]

@@ -21,6 +21,7 @@ from gateway.base.link import Handler, Link
 from gateway.base.logs import get_logger
 from gateway.http.accepting import Board
 from gateway.http.machine import WorkerState
+from gateway.turn.room import Room, make_room
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 15.0
@@ -74,6 +75,8 @@ class Processes:
         self.workers = [Worker(number) for number in range(1, num_workers + 1)]
         self._listening = listening
         self._board, self._counts = Board.made(num_workers)
+        self._room = make_room(num_workers)
+        self.room = Room(self._room, num_workers)
         self._seat = seat
         self._left = left
         self._stopping = asyncio.Event()
@@ -117,7 +120,7 @@ class Processes:
         """Run one process to its end."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            descriptors = self._listening.fileno(), theirs.fileno(), self._counts
+            descriptors = self._listening.fileno(), theirs.fileno(), self._counts, self._room
             worker.process = await asyncio.create_subprocess_exec(
                 *self._command,
                 *map(str, (worker.number, len(self.workers), *descriptors)),

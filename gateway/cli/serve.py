@@ -23,6 +23,7 @@ from gateway.http.machine import Place
 from gateway.http.server import Server
 from gateway.http.share import share_of
 from gateway.limits.workers import SWITCH_SECONDS
+from gateway.turn.room import Room
 
 # The collector would walk again and again through objects that live on. Requests leave few cycles,
 # so it waits for this many new objects, and then for this many rounds.
@@ -33,8 +34,8 @@ def add_commands(commands: Commands) -> None:
     parser = commands.add_parser("serve", help="run the gateway")
     parser.add_argument("--workers", type=int, metavar="N", help="default: HOLDFAST_WORKERS")
     # What the parent gives to a worker: its number and that of all workers, and descriptors of the
-    # port, of the socket to the parent and of the counts of connections.
-    parser.add_argument("--worker", type=int, nargs=5, help=argparse.SUPPRESS)
+    # port, of the socket to the parent, of the counts of connections and of the room at engines.
+    parser.add_argument("--worker", type=int, nargs=6, help=argparse.SUPPRESS)
     parser.set_defaults(run=_serve)
 
 
@@ -43,11 +44,11 @@ def _serve(options: argparse.Namespace) -> int:
     raise_descriptor_limit()
     configure(settings.log_level)
     if options.worker is not None:
-        number, num_workers, listening, parent, counts = options.worker
+        number, num_workers, listening, parent, counts, room = options.worker
         board = Board(counts, num_workers)
         return _run(
             share_of(settings, num_workers),
-            Place(number, num_workers, socket.socket(fileno=parent)),
+            Place(number, num_workers, socket.socket(fileno=parent), Room(room, num_workers)),
             [socket.socket(fileno=listening)],
             partial(board.tell, number),
         )

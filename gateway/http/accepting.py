@@ -7,16 +7,13 @@ one that has more connections than another lets that one go first for a millisec
 
 import asyncio
 import errno
-import mmap
-import os
 import socket
-import tempfile
 from collections.abc import Callable
 
 from gateway.base.logs import get_logger
+from gateway.base.shared_words import MAX_WORD, make_words, words_at
 
-_COUNT_BYTES = 4
-_NOT_THERE = 0xFFFF_FFFF
+_NOT_THERE = MAX_WORD
 _AT_ONCE = 2
 _PAUSE_SECONDS = 0.001
 _NO_ROOM_SECONDS = 1.0
@@ -28,18 +25,12 @@ class Board:
     """How many connections each process has, in memory that all of them share."""
 
     def __init__(self, descriptor: int, num_processes: int) -> None:
-        memory = mmap.mmap(descriptor, num_processes * _COUNT_BYTES)
-        self._counts = memoryview(memory).cast("I")
+        self._counts = words_at(descriptor, num_processes)
 
     @classmethod
     def made(cls, num_processes: int) -> tuple["Board", int]:
         """A new board, on which nobody serves, and its descriptor."""
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("connections")
-        else:
-            with tempfile.TemporaryFile() as file:
-                descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, num_processes * _COUNT_BYTES)
+        descriptor = make_words(num_processes)
         board = cls(descriptor, num_processes)
         for number in range(1, num_processes + 1):
             board.leave(number)

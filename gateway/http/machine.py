@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ from gateway.limits.counting import Counting, CountingCalls
 from gateway.limits.keyring import KeyRing
 from gateway.limits.shared import SharedAdmission, SharedCounting
 from gateway.limits.spend import SpendWatch
+from gateway.routing.news import News
+from gateway.turn.room import OwnRoom, Room
 
 GATHER_SECONDS = 3.0
 _HELLO_SECONDS = 30.0
@@ -39,11 +42,15 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker's place: its number, from 1 on, that of all workers, its socket to the parent."""
+    """A worker's place: its number, from 1 on, that of all workers, its socket to the parent.
+
+    `room` is the memory in which the parent tells what room engines have.
+    """
 
     number: int
     num_workers: int
     parent: socket.socket
+    room: Room
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +89,7 @@ class Machine:
     admission: Admitting
     counting: CountingCalls
     link: Link | None = None
+    room: OwnRoom | None = None
     handlers: dict[str, Handler] = field(default_factory=dict)
     own: Admission | None = None
     recovered: list[str] = field(default_factory=list)
@@ -97,6 +105,11 @@ class Machine:
     def insert(self, insert: Insert) -> Insert:
         """How turns get into the ledger; `insert` does it here."""
         return insert if self.link is None else RemoteLedger(self.link).insert
+
+    @property
+    def tell_news(self) -> Callable[[News], None] | None:
+        """What tells other processes of the turns at engines; None without any."""
+        return None if self.link is None else partial(self.link.tell, "news")
 
     def spend(self, workspaces: Workspaces, keyring: KeyRing, clock: Clock) -> SpendWatch | None:
         """What reads the spend of workspaces; None where the parent does."""
@@ -162,4 +175,5 @@ async def join(
     stack.callback(leave)
     admission = SharedAdmission(link, place.num_workers)
     counting = SharedCounting(link)
-    return Machine(place.number, place.num_workers, admission, counting, link, handlers)
+    room = OwnRoom(place.room, place.number)
+    return Machine(place.number, place.num_workers, admission, counting, link, room, handlers)

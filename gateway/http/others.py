@@ -12,6 +12,8 @@ from gateway.http.machine import Machine
 from gateway.http.refusals import Refusal, Refusals
 from gateway.http.services import Services
 from gateway.routing.fleet import TURNS_RUN, Fleet
+from gateway.routing.heard import take_news
+from gateway.routing.news import News
 
 Action = Literal["add", "drain", "resume", "remove"]
 
@@ -23,7 +25,8 @@ class EngineChange(msgspec.Struct, frozen=True, array_like=True):
     engine: str
 
 
-_change = msgspec.msgpack.Decoder(EngineChange).decode
+decode_change = msgspec.msgpack.Decoder(EngineChange).decode
+_news = msgspec.msgpack.Decoder(list[News]).decode
 _name = msgspec.msgpack.Decoder(str).decode
 _wanted = msgspec.msgpack.Decoder(tuple[str | None, str | None, int]).decode
 
@@ -35,11 +38,16 @@ async def meet_others(machine: Machine, state: State) -> None:
     services: Services = state.services
     refusals: Refusals = state.refusals
 
+    def heard(body: bytes) -> None:
+        now = services.clock.monotonic()
+        for news in _news(body):
+            take_news(services.fleet, news, now)
+
     async def keys(_: bytes) -> None:
         await services.keyring.refresh()
 
     async def engines(body: bytes) -> None:
-        await _apply(services.fleet, _change(body))
+        await apply_change(services.fleet, decode_change(body))
 
     machine.handlers.update(
         {
@@ -49,12 +57,13 @@ async def meet_others(machine: Machine, state: State) -> None:
             "readiness": lambda _: (machine.number, readiness_of(services, state.stopping)),
             "refusals": lambda body: refusals.newest(*_wanted(body)),
             "running": lambda body: _num_running(services.fleet, _name(body)),
+            "heard": heard,
             "keys": keys,
             "engines": engines,
         }
     )
     for change in await machine.has_begun(EngineChange):
-        await _apply(services.fleet, change)
+        await apply_change(services.fleet, change)
 
 
 async def journal_backlog(services: Services) -> int:
@@ -83,7 +92,7 @@ async def all_refusals(
     return every[:limit]
 
 
-async def _apply(fleet: Fleet, change: EngineChange) -> None:
+async def apply_change(fleet: Fleet, change: EngineChange) -> None:
     """Do what another worker did. A change that does not fit is logged: nobody waits for it."""
     try:
         match change.action:

@@ -14,13 +14,13 @@ where one turn of a hundred is left keeps about two hundred. A turn that was lef
 engine has been told to end it. The window holds nobody back who is alone: it binds while another
 workspace has had a turn within NEIGHBOUR_SECONDS.
 
-Pure, on a clock that is handed in. Each gateway has its own windows.
+Pure, on a clock that is handed in. Each gateway has its own windows, which its workers share.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 IDLE_SECONDS = 5.0
 NEIGHBOUR_SECONDS = 60.0
@@ -46,6 +46,14 @@ class _Account:
         return widened if widened < MOST else None
 
 
+class Windows(Protocol):
+    """What becomes of a turn in its workspace's window."""
+
+    def answered(self, workspace: str) -> None: ...
+    def halve(self, workspace: str) -> None: ...
+    def take_out(self, workspace: str) -> None: ...
+
+
 class Unanswered:
     """One turn in its workspace's window, until it is answered, or over.
 
@@ -53,7 +61,7 @@ class Unanswered:
     one that was `abandoned`. `ended` does that, once its engine works on it no more.
     """
 
-    def __init__(self, windows: "CongestionWindows", workspace: str) -> None:
+    def __init__(self, windows: Windows, workspace: str) -> None:
         self._windows = windows
         self._workspace = workspace
         self._is_counted = True
@@ -62,8 +70,8 @@ class Unanswered:
     def answered(self) -> None:
         """The turn has its first token."""
         if self._is_counted:
-            self._windows.widen(self._workspace)
-            self.ended()
+            self._is_counted = False
+            self._windows.answered(self._workspace)
 
     def abandoned(self) -> None:
         """Its client left, and an engine may still work on it. An answered turn is none."""
@@ -105,6 +113,8 @@ class CongestionWindows:
         self._on_room = on_room
         self._least = least
         self._accounts: dict[str, _Account] = {}
+        # Workspaces with a window, and some that had one.
+        self._bounded: set[str] = set()
         # The last two workspaces that had turns, and when: one of them is not the workspace asked.
         self._last: dict[str, float] = {}
 
@@ -113,6 +123,12 @@ class CongestionWindows:
         """How many workspaces have a window."""
         now = self._monotonic()
         return sum(one.window_at(now) is not None for one in self._accounts.values())
+
+    @property
+    def is_any_bounded(self) -> bool:
+        """Whether a workspace has a window. This looks at few workspaces only."""
+        self._bounded = {name for name in self._bounded if self.window_of(name) is not None}
+        return bool(self._bounded)
 
     def window_of(self, workspace: str) -> int | None:
         """How many unanswered turns the workspace may have at engines; None for any number."""
@@ -143,16 +159,19 @@ class CongestionWindows:
         account.num += 1
         return Unanswered(self, workspace)
 
-    def widen(self, workspace: str) -> None:
+    def answered(self, workspace: str) -> None:
+        """A turn reached its first token: widen the window, and take the turn out."""
         account = self._accounts[workspace]
         if account.window is not None:
             account.window = account.window + 1 if account.window + 1 < MOST else None
+        self.take_out(workspace)
 
     def halve(self, workspace: str) -> None:
         """Halve the window, or what is at engines where that is less."""
         account = self._accounts[workspace]
         used = account.num if account.window is None else min(account.window, account.num)
         account.window = max(used // 2, self._least(), 1)
+        self._bounded.add(workspace)
 
     def take_out(self, workspace: str) -> None:
         account = self._accounts[workspace]

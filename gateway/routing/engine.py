@@ -39,12 +39,13 @@ from gateway.base.errors import (
     NotFound,
 )
 from gateway.base.logs import bound_request_id, get_logger
-from gateway.routing.breaker import Breaker
 from gateway.routing.client import CannotConnect, EngineHttp, EngineResponse, Timeouts, timeouts
 from gateway.routing.cost import Load, Weights
+from gateway.routing.engine_turns import EngineTurns
 from gateway.routing.event_lines import SnapshotPart, frames_of
 from gateway.routing.generation import Generation, are_sane, refusal
 from gateway.routing.held import MAX_NAMES, ResidencyIndex
+from gateway.routing.news import News
 
 EngineStatus = Literal["starting", "ready", "unsure", "down"]
 """`unsure`: the engine was ready and does not answer now. Turns wait for it; none is sent."""
@@ -65,7 +66,7 @@ _encode = msgspec.json.Encoder().encode
 _error = msgspec.json.Decoder(ErrorReply)
 
 
-class Engine:
+class Engine(EngineTurns):
     """One engine: the calls of the protocol, and the engine's known state.
 
     `holdings`, `load` and `breaker` are this gateway's knowledge for routing. A draining engine
@@ -85,19 +86,19 @@ class Engine:
         down_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
         max_names: int = MAX_NAMES,
+        tell: Callable[[News], None] | None = None,
     ) -> None:
+        """`tell` tells the other workers of the gateway what this one does at the engine."""
+        holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
+        load = Load((weights or Weights()).fade_seconds)
+        super().__init__(name, holdings, load, monotonic, tell)
         self._max_names = max_names
-        self.name = name
         self.url = url
         self.status: EngineStatus = "starting"
         self.readiness: dict[str, object] = {}
         self.description: Description | None = None
         self.is_draining = False
         self.learns = learns
-        self.holdings = ResidencyIndex(capacity_tokens=0 if learns else None, max_names=max_names)
-        self.load = Load((weights or Weights()).fade_seconds)
-        self.breaker = Breaker()
-        self.monotonic = monotonic
         self._down_seconds = down_seconds
         self._unsure_since: float | None = None
         self.answered_at = -math.inf

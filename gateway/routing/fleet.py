@@ -36,8 +36,19 @@ class Fleet:
     `engines` is the same list for the fleet's whole life, so that others may keep it.
     """
 
-    def __init__(self, engines: Sequence[str], make: MakeEngine, supervisor: Supervisor) -> None:
-        """`engines` are written as in HOLDFAST_ENGINES."""
+    def __init__(
+        self,
+        engines: Sequence[str],
+        make: MakeEngine,
+        supervisor: Supervisor,
+        *,
+        only_polls: bool = False,
+    ) -> None:
+        """`engines` are written as in HOLDFAST_ENGINES.
+
+        `only_polls`: for a process that sends no turns, and needs to know which engines are ready.
+        """
+        self._only_polls = only_polls
         self._make = make
         self._supervisor = supervisor
         self._places = {place.url: place for place in map(EnginePlace.parse, engines)}
@@ -122,6 +133,8 @@ class Fleet:
         await asyncio.gather(*(self._supervisor.stop(name, 0) for name in names))
 
     def _loops(self, engine: Engine) -> dict[str, Loop]:
+        if self._only_polls:
+            return {"poll": partial(self._poll, engine)}
         return {
             "poll": partial(self._poll, engine),
             "watch": partial(self._watch, engine),

@@ -18,6 +18,7 @@ from engine.protocol import (
     Heartbeat,
     HeldName,
     LeaseEnded,
+    Receipt,
     Snapshot,
     Started,
     Tier,
@@ -169,23 +170,41 @@ class ResidencyIndex:
 
     # What we know before the engine says it.
 
-    def expect(self, ends: Iterable[PrefixEnd], now: float) -> None:
-        """A prompt was sent to the engine. Later requests may count on its prefix."""
-        self._believe([end.digest for end in ends], now + EXPECTED_SECONDS)
+    def expect(self, ends: Iterable[PrefixEnd], now: float) -> list[str]:
+        """A prompt was sent to the engine. Later requests may count on its prefix.
+
+        Return the names that the engine was not known to hold.
+        """
+        return self.expect_names([end.digest for end in ends], now)
+
+    def expect_names(self, digests: Sequence[str], now: float) -> list[str]:
+        """As `expect`."""
+        unheld = [digest for digest in digests if digest not in self._names]
+        self._believe(unheld, now + EXPECTED_SECONDS)
+        return unheld
 
     def disappoint(self, ends: Iterable[PrefixEnd]) -> None:
         """The expected prompt did not reach the engine."""
-        for end in ends:
-            self._expected.pop(end.digest, None)
+        self.disappoint_names(end.digest for end in ends)
+
+    def disappoint_names(self, digests: Iterable[str]) -> None:
+        """As `disappoint`."""
+        for digest in digests:
+            self._expected.pop(digest, None)
 
     def learn(self, started: Started, digests: Sequence[str], now: float) -> None:
         """Take in a response's receipt. `digests` are the request's names in order."""
-        receipt = started.receipt
+        self.learn_receipt(started.epoch, started.receipt, digests, now)
+
+    def learn_receipt(
+        self, epoch: str, receipt: Receipt, digests: Sequence[str], now: float
+    ) -> None:
+        """As `learn`. `digests` are those at least that the engine holds."""
         if self._capacity is None:
             self._believe(digests[: receipt.num_held], now + CONFIRM_SECONDS)
             return
-        if started.epoch != self.epoch:
-            self._restart(started.epoch)
+        if epoch != self.epoch:
+            self._restart(epoch)
         until = now + receipt.lease_seconds if receipt.lease_seconds is not None else 0.0
         offsets = [0, *receipt.name_tokens]
         # The deepest name is put first, so that a chain is forgotten from its tail.

@@ -44,7 +44,7 @@ from gateway.routing.router import Route, Router
 from gateway.turn.attempts import Attempts
 from gateway.turn.failures import is_breakdown, is_retried, is_unsure, reason_of, told
 from gateway.turn.first_leg import FirstLeg, FirstLegs, over_legs, prefill_only
-from gateway.turn.gate import Gate
+from gateway.turn.full_engines import FullEngines
 from gateway.turn.tracing import NO_TRACE, TurnTrace
 
 RETRY_SECONDS = 300.0
@@ -93,7 +93,7 @@ class Dispatch:
 @dataclass(slots=True, kw_only=True)
 class Dispatcher:
     fleet: Fleet
-    gate: Gate
+    gate: FullEngines
     router: Router
     journal: Journal
     reconciler: Reconciler
@@ -208,10 +208,7 @@ class Dispatcher:
             return
         engine, request_id = dispatch.engine, dispatch.record.request_id
         dispatch.trace.left()
-        engine.load.ended(request_id)
-        engine.breaker.left(request_id)
-        if not dispatch.has_started:
-            engine.holdings.disappoint(dispatch.choice.ends)
+        engine.left(request_id, dispatch.choice.ends, has_started=dispatch.has_started)
         if dispatch.generation is not None:
             dispatch.generation.close()
             dispatch.generation = None
@@ -223,7 +220,6 @@ class Dispatcher:
         if dispatch.choice is None and (leg := self.legs.begin(dispatch.ask, choice)) is not None:
             dispatch.leg, choice = leg, leg.route
             dispatch.record.is_first_leg = True
-        now = self.clock.monotonic()
         engine, record, description = choice.engine, dispatch.record, choice.engine.description
         assert description is not None
         retired = None
@@ -239,17 +235,15 @@ class Dispatcher:
         dispatch.choice = choice
         dispatch.attempts.begin(engine.url)
         record.engine, record.engine_model = engine.name, description.model
-        engine.load.assign(
+        engine.assign(
             record.request_id,
+            choice.ends,
             choice.to_prefill,
-            now,
+            choice.tokens,
             is_batch=dispatch.ask.is_batch,
             workspace=record.workspace,
         )
         self.gate.assigned(choice.to_prefill, choice.tokens)
-        engine.breaker.sent(record.request_id, now)
-        engine.holdings.touch(choice.ends)
-        engine.holdings.expect(choice.ends, now)
         if record.attempt > 1:
             # The journal has the attempt first: after a kill this attempt's counts are the turn's.
             try:
@@ -305,16 +299,14 @@ class Dispatcher:
     def _started(self, dispatch: Dispatch, started: Started) -> None:
         choice, record = dispatch.choice, dispatch.record
         assert choice is not None
-        engine, ask, now = choice.engine, dispatch.ask, self.clock.monotonic()
+        engine, ask = choice.engine, dispatch.ask
         usage = started.usage
         dispatch.has_started = True
         dispatch.trace.started(started)
-        engine.breaker.answered()
-        engine.load.started(record.request_id, usage.computed_tokens, now)
+        engine.started(record.request_id, started, [name.digest for name in ask.plan.names])
         if dispatch.unanswered is not None:
             dispatch.unanswered.answered()
         self.gate.moved(engine)
-        engine.holdings.learn(started, [name.digest for name in ask.plan.names], now)
         if record.engine_model is not None and ask.plan.prefixes:
             num_bytes = ask.plan.num_bytes
             self.router.rates.learn(record.engine_model, num_bytes, usage.prompt_tokens)
@@ -331,11 +323,8 @@ class Dispatcher:
         for frame in frames:
             if isinstance(frame, Started):
                 leg.started = frame
-                engine.breaker.answered()
-                computed = frame.usage.computed_tokens
-                engine.load.started(dispatch.record.request_id, computed, now)
                 names = [name.digest for name in dispatch.ask.plan.names]
-                engine.holdings.learn(frame, names, now)
+                engine.started(dispatch.record.request_id, frame, names)
             elif isinstance(frame, Done):
                 engine.breaker.succeeded()
         leg.check_time(now)
@@ -354,12 +343,12 @@ class Dispatcher:
         if isinstance(error, DemandRefused):
             error = DemandRefused(dispatch.ask.plan.in_request(str(error)))
         if is_breakdown(error):
-            engine.breaker.failed(request_id, now)
+            engine.broke(request_id)
         elif not isinstance(error, NoEngineReady):
             # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
             engine.breaker.succeeded()
         if not dispatch.may_run:
-            engine.load.returned(request_id, now)
+            engine.returned(request_id)
         if dispatch.leg is not None:
             self.legs.failed(dispatch.leg)
             self._end_leg(dispatch, None)

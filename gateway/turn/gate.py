@@ -14,7 +14,8 @@ while others have some (`limits/congestion.py`). Its further turns are *held* he
 have room. Being held is no reason to refuse a turn: where its time is over and its workspace's
 window alone holds it, it waits on, HELD_SECONDS in all. Turns of other workspaces pass held ones.
 
-Each gateway has its own queue: an engine behind n gateways may get n times as much.
+Each gateway has its own queue: an engine behind n gateways may get n times as much. The workers of
+a gateway share the one of their parent (`shared_gate.py`).
 """
 
 import asyncio
@@ -23,31 +24,33 @@ from collections.abc import Callable, Sequence
 
 from gateway.base.catalogue import is_served
 from gateway.base.errors import Overloaded
-from gateway.base.metrics import Metrics
+from gateway.base.metrics import QueueMetrics
+from gateway.base.settings import Settings
 from gateway.limits.admission import MAX_IN_FLIGHT, Admitting
 from gateway.limits.congestion import CongestionWindows
-from gateway.limits.fair_queue import FairQueue, QueueFull, Waiting
+from gateway.limits.fair_queue import MAX_TOKENS, FairQueue, QueueFull, Waiting
 from gateway.prompt.ask import Ask
 from gateway.routing.engine import Engine
+from gateway.routing.fleet import Fleet
+from gateway.turn.full_engines import FullEngines
 from gateway.turn.idle_room import ROW_SECONDS, IdleRoom
-from gateway.turn.passing import Pace, Passing, PassingSum, WaitingTurn
+from gateway.turn.passing import Pace, Passing, PassingSum, WaitingTurn, Wanting
 
 HELD_SECONDS = 300.0
 """Seconds from its arrival that a turn may be held by its workspace's window."""
 _LEAST_SECONDS = 1.0
 _TICK_SECONDS = 0.2
-_CLOSED_SECONDS = 1.0
 _MIN_NOT_BEGUN = 2
 _LEARNING = 0.1
 _PACE_SECONDS = 10.0
 _MAX_RETRY_SECONDS = 60
 
 
-class Gate:
+class Gate(FullEngines):
     def __init__(
         self,
         engines: Sequence[Engine],
-        metrics: Metrics,
+        metrics: QueueMetrics,
         monotonic: Callable[[], float],
         admission: Admitting,
         *,
@@ -57,17 +60,14 @@ class Gate:
     ) -> None:
         """At most `num_rows` rows of batches are at engines at one time."""
         self._passing = PassingSum()
+        idle_room = IdleRoom(engines, self._passing, monotonic, num_rows)
+        super().__init__(engines, monotonic, idle_room, wait_seconds)
         self._computed_share = 1.0
-        self._engines = engines
         self._metrics = metrics
-        self._monotonic = monotonic
         self._admission = admission
-        self.wait_seconds = wait_seconds
         self._queue_tokens = queue_tokens
         self._queue: FairQueue[WaitingTurn] = FairQueue()
         self._windows = CongestionWindows(monotonic, self.changed, lambda: len(engines) // 2)
-        self._idle_room = IdleRoom(engines, self._passing, monotonic, num_rows)
-        self._closed: dict[str, float] = {}
         self._pace = Pace(_PACE_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
         self._row_timer: asyncio.TimerHandle | None = None
@@ -78,28 +78,31 @@ class Gate:
         )
 
     async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
-        """Wait until an engine has room and it is this turn's turn.
+        """Return at once if there is room and the workspace's window is open, else wait."""
+        return await self.admit(Wanting.of(ask), is_first=is_first, is_charged=is_charged)
 
-        Return at once if there is room and its workspace's window is open.
-
-        `is_first`: it has been let in before, and an engine refused it; `is_charged` is what was
-        told then. Its place in the window is the one that it got then. Raise Overloaded where the
-        queue is full, or its time is over.
-        """
-        if ask.is_batch:
-            return await self._enter_behind(ask)
-        workspace, model = ask.principal.workspace, ask.model.engine_model
+    async def admit(
+        self, wanting: Wanting, *, is_first: bool = False, is_charged: bool = False
+    ) -> Passing:
+        """As `enter`."""
+        if wanting.is_batch:
+            return await self._enter_behind(wanting)
+        workspace, model = wanting.workspace, wanting.model
         if not (is_first or self._is_awaited) and self._windows.is_open(workspace):
             if self._has_room(model) or self._goes_early({}, workspace, model):
-                return self._pass(ask.prompt_tokens, workspace)
-        return await self._wait(ask, is_first, is_charged)
+                return self.let_in(wanting)
+        return await self._wait(wanting, is_first, is_charged)
 
-    async def _enter_behind(self, ask: Ask) -> Passing:
+    def let_in(self, wanting: Wanting) -> Passing:
+        """Let a turn in that need not wait."""
+        return self._pass(wanting.prompt_tokens, wanting.workspace)
+
+    async def _enter_behind(self, wanting: Wanting) -> Passing:
         """Wait until an engine has idle room and it is this row's turn.
 
         A row has no deadline here; its batch has one.
         """
-        waiting = self._new_waiting(ask)
+        waiting = self._new_waiting(wanting)
         try:
             self._idle_room.queue.push(waiting)
         except QueueFull as full:
@@ -112,70 +115,41 @@ class Gate:
             self._admit()
 
     def assigned(self, to_prefill: int, tokens: int) -> None:
-        """An engine has the turn now and must compute `to_prefill` of its `tokens`."""
         share = min(to_prefill / tokens, 1.0) if tokens else 1.0
         self._computed_share += _LEARNING * (share - self._computed_share)
         self.changed()
 
-    def closed(self, engine: Engine) -> bool:
-        """The engine refused a turn because it is full.
-
-        Return whether that turn may wait for it.
-        """
-        if not self.wait_seconds:
-            return False
-        self._closed = {url: self._closed[url] for url in self.refusing}
-        self._closed[engine.url] = self._monotonic() + _CLOSED_SECONDS
-        return True
-
     def moved(self, engine: Engine) -> None:
         """A turn on this engine has begun to answer or is over."""
-        self._closed.pop(engine.url, None)
+        super().moved(engine)
         self.changed()
 
-    @property
-    def refusing(self) -> list[str]:
-        """URLs of engines that said they are full."""
-        if not self._closed:
-            return []
-        now = self._monotonic()
-        return [url for url, until in self._closed.items() if until > now]
+    def spare(self) -> tuple[int, int]:
+        """Turns, and tokens of prefill, that may go to engines at once without a question.
 
-    def crowded(self, ask: Ask) -> list[str]:
-        """URLs of engines that have a quarter more turns than they compute together.
-
-        Other engines are preferred then, whatever these hold. Below that a held prefix is worth a
-        short wait. For a row of a batch these are the engines without idle room.
+        Of the model whose engines have the least; none while turns wait or a workspace has a
+        window.
         """
-        if ask.is_batch:
-            return self._idle_room.without()
-        return [
-            engine.url
-            for engine in self._engines
-            if engine.description is not None
-            and (most := engine.description.max_running)
-            and engine.load.num_running >= most + max(4, most // 4)
-        ]
-
-    def may_come_back(self, ask: Ask) -> bool:
-        """Whether an unsure engine serves the request, and it may wait for that one still."""
-        is_early = self._monotonic() < ask.arrived + self.wait_seconds
-        return is_early and self.is_unsure(ask.model.engine_model)
-
-    def is_unsure(self, model: str | None) -> bool:
-        """Whether an engine that serves the model is unsure."""
-        return any(
-            engine.status == "unsure"
-            and engine.description is not None
-            and not engine.is_draining
-            and is_served(model, engine.description.model)
-            for engine in self._engines
+        if self._queue or self._idle_room.queue or self._windows.is_any_bounded:
+            return 0, 0
+        turns = MAX_IN_FLIGHT - self._admission.in_flight
+        tokens = MAX_TOKENS
+        now, models = (
+            self._monotonic(),
+            {e.description.model for e in self._engines if e.description},
         )
+        for model in models:
+            able = [one for one in self._engines if self._takes_turns(one, model, now)]
+            places = sum(max(self._places(one, now), 0) for one in able)
+            room = sum(max(self._queue_tokens - one.load.num_waiting_tokens, 0) for one in able)
+            turns = min(turns, places - self._passing.num)
+            tokens = min(tokens, room - math.ceil(self._passing.tokens))
+        return (max(turns, 0), max(tokens, 0)) if models else (0, 0)
 
-    async def _wait(self, ask: Ask, is_first: bool, is_charged: bool) -> Passing:
+    async def _wait(self, wanting: Wanting, is_first: bool, is_charged: bool) -> Passing:
         began = self._monotonic()
-        waiting = self._new_waiting(ask, is_again=is_first, is_charged=is_charged)
-        left = ask.arrived + self.wait_seconds - began
+        waiting = self._new_waiting(wanting, is_again=is_first, is_charged=is_charged)
+        left = wanting.arrived + self.wait_seconds - began
         if left <= 0:
             left = self._more_seconds(waiting)
         try:
@@ -232,12 +206,11 @@ class Gate:
         return any(map(self._windows.is_open, self._queue.workspaces))
 
     def _new_waiting(
-        self, ask: Ask, *, is_again: bool = False, is_charged: bool = False
+        self, wanting: Wanting, *, is_again: bool = False, is_charged: bool = False
     ) -> Waiting[WaitingTurn]:
-        workspace, model = ask.principal.workspace, ask.model.engine_model
         future: asyncio.Future[Passing] = asyncio.get_running_loop().create_future()
-        item = WaitingTurn(future, ask.prompt_tokens, ask.arrived, is_again)
-        return Waiting(workspace, model, ask.estimated_tokens, item, is_charged)
+        item = WaitingTurn(future, wanting.prompt_tokens, wanting.arrived, is_again)
+        return Waiting(wanting.workspace, wanting.model, wanting.tokens, item, is_charged)
 
     def _admit(self) -> None:
         """Let in the turns that have room.
@@ -294,7 +267,7 @@ class Gate:
     ) -> Passing:
         """Let a turn in. `has_place`: in its workspace's window."""
         tokens = prompt_tokens * self._computed_share
-        passing = Passing(self._passing, tokens, workspace, is_batch=is_batch)
+        passing = self._passing.enter(tokens, workspace, is_batch=is_batch)
         if not (is_batch or has_place):
             passing.unanswered = self._windows.enter(workspace)
         return passing
@@ -347,7 +320,7 @@ class Gate:
             if not engine.breaker.allows(now):
                 continue
             is_any = True
-            load, places = engine.load, self._places(engine, description.max_running, now)
+            load, places = engine.load, self._places(engine, now)
             if places <= 0:
                 continue
             num_places += places
@@ -357,16 +330,26 @@ class Gate:
                 return True
         return not is_any
 
-    def _places(self, engine: Engine, max_running: int, now: float) -> int:
-        """How many more turns the engine may get, however many tokens they compute."""
-        if self._closed.get(engine.url, now) > now:
-            return 0
-        if not max_running:
-            return MAX_IN_FLIGHT
-        # A few turns wait at the engine, so that it never waits for us.
-        return max_running + max(1, max_running // 16) - engine.load.num_running
-
     def _refusal(self, reason: str) -> Overloaded:
         self._metrics.refused.labels(reason).inc()
         seconds = self._pace.seconds(len(self._queue) + 1, self._monotonic())
         return Overloaded(retry_after=max(1, math.ceil(min(seconds, _MAX_RETRY_SECONDS))))
+
+
+def gate_of(
+    settings: Settings,
+    fleet: Fleet,
+    metrics: QueueMetrics,
+    monotonic: Callable[[], float],
+    admission: Admitting,
+) -> Gate:
+    """The gate as settings say it."""
+    return Gate(
+        fleet.engines,
+        metrics,
+        monotonic,
+        admission,
+        wait_seconds=settings.queue_seconds,
+        queue_tokens=settings.engine_queue_tokens,
+        num_rows=settings.batch_concurrency,
+    )

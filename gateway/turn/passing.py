@@ -3,13 +3,44 @@
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from gateway.limits.congestion import Unanswered
+from gateway.prompt.ask import Ask
 
 _STILL = 0.05
+
+
+class Wanting(msgspec.Struct, frozen=True, array_like=True):
+    """What a turn wants of an engine, as far as the gate looks at it.
+
+    Tokens are estimates. `model` is None for a turn that any engine serves. `arrived` is in seconds
+    of the monotonic clock, which all processes of a machine share.
+    """
+
+    workspace: str
+    model: str | None
+    prompt_tokens: int
+    tokens: int
+    arrived: float
+    is_batch: bool
+
+    @classmethod
+    def of(cls, ask: Ask) -> "Wanting":
+        return cls(
+            ask.principal.workspace,
+            ask.model.engine_model,
+            ask.prompt_tokens,
+            ask.estimated_tokens,
+            ask.arrived,
+            ask.is_batch,
+        )
 
 
 @dataclass(slots=True)
@@ -24,29 +55,36 @@ class PassingSum:
     tokens: float = 0.0
     workspaces: Counter[str] = field(default_factory=Counter)
 
+    def enter(self, tokens: float, workspace: str, *, is_batch: bool = False) -> "Passing":
+        self.num += 1
+        self.num_rows += is_batch
+        self.workspaces[workspace] += not is_batch
+        self.tokens += tokens
+        return Passing(partial(self._leave, tokens, workspace, is_batch))
+
+    def _leave(self, tokens: float, workspace: str, is_batch: bool) -> None:
+        self.num -= 1
+        self.num_rows -= is_batch
+        self.workspaces[workspace] -= not is_batch
+        if not self.workspaces[workspace]:
+            del self.workspaces[workspace]
+        # With no passing turn the sum is 0, without the remainder of rounding.
+        self.tokens = self.tokens - tokens if self.num else 0.0
+
 
 class Passing:
     """A turn that was let in and is not yet an engine's load.
 
-    The context ends when an engine has the turn or the turn has ended. `tokens` is the estimate of
-    what it will compute. `is_charged`: the queue counted it as served to its workspace.
-    `unanswered` is its place in its workspace's window, and whoever entered has to end that one. A
-    row of a batch has none, and neither has a turn that was let in before and has its place still.
+    The context ends when an engine has the turn or the turn has ended. `is_charged`: the queue
+    counted it as served to its workspace. `unanswered` is its place in its workspace's window, and
+    whoever entered has to end that one. A row of a batch has none, and neither has a turn that was
+    let in before and has its place still.
     """
 
-    def __init__(
-        self, total: PassingSum, tokens: float, workspace: str, *, is_batch: bool = False
-    ) -> None:
-        self._total = total
-        self._workspace = workspace
-        self._tokens = tokens
-        self._is_batch = is_batch
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
         self.is_charged = False
         self.unanswered: Unanswered | None = None
-        total.num += 1
-        total.num_rows += is_batch
-        total.workspaces[workspace] += not is_batch
-        total.tokens += tokens
 
     def __enter__(self) -> Self:
         return self
@@ -57,14 +95,7 @@ class Passing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        total = self._total
-        total.num -= 1
-        total.num_rows -= self._is_batch
-        total.workspaces[self._workspace] -= not self._is_batch
-        if not total.workspaces[self._workspace]:
-            del total.workspaces[self._workspace]
-        # With no passing turn the sum is 0, without the remainder of rounding.
-        total.tokens = total.tokens - self._tokens if total.num else 0.0
+        self._leave()
 
     def give_up(self) -> None:
         """The turn was let in and does not go to an engine."""
