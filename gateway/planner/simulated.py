@@ -1,16 +1,17 @@
 """A request of a simulated engine, and the size and speed of one. No engine, no clock."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery
 from engine.protocol import Breakpoint, HeldName, Ttl
+from gateway.prompt.names import step_at
 
 SCOPE = "simulated"
 PREFILL_SECONDS, DECODE_SECONDS = 50e-6, 20e-3
 """For each token."""
-NAME_UNITS = 4
-"""A name at every so many units, besides segment ends: of the traces, every 8,192 characters."""
+CHARACTERS_PER_TOKEN = 4
 GRACE_SECONDS = 60.0
 """ENGINE_ARRIVAL_GRACE_SECONDS: how long an expired entry is kept for turns that arrived before."""
 
@@ -51,8 +52,15 @@ class SimulatedRequest:
 
     def names(self) -> list[HeldName]:
         """A prefix's name is its last unit's id, since that stands for all before it too."""
-        depths = sorted({*range(NAME_UNITS, len(self.units), NAME_UNITS), *self.ends})
+        depths = sorted({*self._name_depths(), *self.ends})
         return [HeldName(f"{self.units[depth - 1]:016x}", depth) for depth in depths if depth]
+
+    def _name_depths(self) -> Iterator[int]:
+        """Inside texts, in units: as `gateway.prompt.names` sets them, and at whole units."""
+        unit = self.unit_tokens * CHARACTERS_PER_TOKEN
+        depth = 0
+        while (depth := depth + max(step_at(depth * unit) // unit, 1)) < len(self.units):
+            yield depth
 
     def segments(self) -> list[Segment]:
         return [Segment("text", end, number) for number, end in enumerate(self.ends)]

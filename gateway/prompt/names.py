@@ -77,7 +77,7 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
         start, length = 0, len(text)
         while start < length:
             # A piece ends at the next multiple of its step, or with the text.
-            step = _step(depth + start) if length > _LEAST_STEP else _LEAST_STEP
+            step = step_at(depth + start) if length > _LEAST_STEP else _LEAST_STEP
             end = start - start % step + step
             data = text[start:end].encode()
             num_bytes += len(data)
@@ -115,7 +115,8 @@ def trim_names(prefixes: list[Prefix], keep: Collection[int] = ()) -> list[Prefi
     return [prefixes[position] for position in sorted(chosen)]
 
 
-def _step(depth: int) -> int:
+def step_at(depth: int) -> int:
+    """The characters from one name inside a text to the next, at this depth in characters."""
     for below, step in _STEPS:
         if depth < below:
             return step
