@@ -9,9 +9,9 @@
 
 Every run has fresh engines, in processes of their own: the real scheduler, pool and prefix cache
 with a time model (50 us a prefilled token, one sequence after the other; 20 ms a decode step). They
-speak plain OpenAI to peers and our protocol to our gateway. One client streams from whoever is
-measured, by /v1/chat/completions, closed loop. Subjects take turns within each seed. What the
-workloads are stands in `routing_scripts.py`.
+speak plain OpenAI to peers and our protocol to our gateway. After 16 prompts that are not counted,
+one client streams from whoever is measured, by /v1/chat/completions, closed loop. Subjects take
+turns within each seed. What the workloads are stands in `routing_scripts.py`.
 
 *hit* is the share of prompt tokens that the engines physically reused, by their own counters.
 *ceiling* is the share that one infinite cache would have reused of the prompts that were sent: by
@@ -27,6 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,15 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 
+from scripts.bench.load import CHAT
 from scripts.bench.report import percentile, table
 from scripts.bench.routers import PEERS_PYTHON, install
 from scripts.bench.routing_load import (
     BLOCK_TOKENS,
+    REQUEST_SECONDS,
     Ceilings,
     Observed,
+    body_of_talk,
     run_load,
 )
 from scripts.bench.routing_scripts import SHAPES, Workload
@@ -55,6 +59,7 @@ from scripts.setup.options import parse
 from scripts.stack import ENGINE_SECRET, cpu_seconds
 
 NUM_ENGINES = 4
+NUM_WARM, WARM_WORDS = 16, 500
 ROOM = {"roomy": 1.25, "quarter": 0.25, "tight": 0.2}
 """The fleet's memory over the data there is."""
 HEADINGS = (
@@ -149,6 +154,7 @@ def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int, ceilings
             running_engines(NUM_ENGINES, num_blocks, folder) as urls,
             subject.running(urls, folder) as router,
         ):
+            _warm(router)
             before, cpu_before = _counters(urls), _cpu_seconds(router)
             machine = psutil.cpu_times()
             observed = asyncio.run(run_load(workload, router.urls, router.key, subject.marks))
@@ -164,6 +170,20 @@ def _measure(subject: Ours | Peer, workload: Workload, num_blocks: int, ceilings
         busy=busy,
         router_cpu=spent / max(len(observed.prompts), 1),
     )
+
+
+def _warm(router: RunningRouter) -> None:
+    """Send long prompts at once, so that processes that start by need have started."""
+    headers = {"authorization": f"Bearer {router.key}"}
+
+    def ask_once(number: int) -> None:
+        url = router.urls[number % len(router.urls)]
+        body = body_of_talk([f"warm {number} " * WARM_WORDS, "go on"], "none", 1)
+        answer = httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=REQUEST_SECONDS)
+        answer.raise_for_status()
+
+    with ThreadPoolExecutor(NUM_WARM) as threads:
+        list(threads.map(ask_once, range(NUM_WARM)))
 
 
 def _counters(urls: list[str]) -> list[dict[str, int]]:
