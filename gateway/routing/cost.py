@@ -43,7 +43,7 @@ class Weights:
     `delay_cost` (`roles.py`).
     """
 
-    queue_weight: float = 0.25
+    queue_weight: float = 0.1
     load_weight: float = 0.5
     load_band: float = 0.05
     band_tokens: int = 2048
