@@ -2,12 +2,14 @@
 
 import argparse
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from gateway.base.errors import JournalUnavailable, NotFound
 from gateway.base.settings import load_database
 from gateway.cli.arguments import Commands, add_actions
+from gateway.journal.files import segment_files
+from gateway.journal.old_file import has_old, old_aside
+from gateway.journal.reading import set_aside_in
 
 
 def add_commands(commands: Commands) -> None:
@@ -19,13 +21,12 @@ def add_commands(commands: Commands) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     directory = options.journal or load_database().data / "journal"
-    if not (directory / "journal.db").is_file():
+    if not (segment_files(directory) or has_old(directory)):
         raise NotFound(f"no journal in `{directory}`")
     try:
-        with closing(sqlite3.connect(f"file:{directory / 'journal.db'}?mode=ro", uri=True)) as db:
-            rows = db.execute("SELECT id, at, reason, length(record) FROM set_aside ORDER BY id")
-            for turn_id, at, reason, num_bytes in rows:
-                print(turn_id, at, reason, f"{num_bytes or 0} bytes kept")
-    except sqlite3.Error as error:
+        rows = [*set_aside_in(directory), *old_aside(directory)]
+    except (OSError, sqlite3.Error) as error:
         raise JournalUnavailable(f"journal `{directory}`: {error}") from None
+    for turn_id, at, reason, num_bytes in sorted(rows):
+        print(turn_id, at, reason, f"{num_bytes} bytes kept")
     return 0

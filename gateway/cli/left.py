@@ -1,11 +1,11 @@
 """Journals of workers that a gateway with fewer workers has no process for."""
 
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from gateway.base.logs import get_logger
+from gateway.journal.old_file import holds_turns
+from gateway.journal.reading import look
 
 _NAME = re.compile(r"journal-(\d+)")
 
@@ -30,11 +30,11 @@ def warn_of_left(data: Path, num_workers: int) -> None:
 
 def _holds_turns(directory: Path) -> bool:
     """Whether there are turns in it. One that can't be read may hold some."""
-    path = directory / "journal.db"
-    if not path.is_file():
-        return False
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            return db.execute("SELECT 1 FROM turns LIMIT 1").fetchone() is not None
-    except sqlite3.Error:
+    if holds_turns(directory):
         return True
+    try:
+        found = look(directory)
+    except OSError:
+        return True
+    is_sound = not (found.damaged or found.missing or found.broken)
+    return not is_sound or bool(found.state.open or found.state.closed)

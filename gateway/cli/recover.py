@@ -26,6 +26,8 @@ from gateway.base.supervisor import Supervisor
 from gateway.cli.arguments import Commands
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
+from gateway.journal.files import segment_files
+from gateway.journal.old_file import has_old
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
@@ -76,7 +78,7 @@ class Recovered:
 async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     """Settle everything in the journal. Raise JournalUnavailable while its gateway runs,
     LedgerUnavailable without the database; what was done stays done, and it can be run again."""
-    if not (directory / "journal.db").is_file():
+    if not (segment_files(directory) or has_old(directory)):
         raise NotFound(f"no journal in `{directory}`")
     metrics, clock = Metrics(), Clock()
     journal = Journal(directory, settings.journal_max_bytes)

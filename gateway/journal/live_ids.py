@@ -1,4 +1,4 @@
-"""The ids of the turns that the journal holds, in a text file beside it and in a copy of that.
+"""The ids of the turns that the journal holds, in a text file beside it and in two copies of that.
 
 They are written after each commit and never synced, so they survive the process and not always the
 machine. When a part of the journal is damaged or gone, they name the turns that were in it.
@@ -44,8 +44,8 @@ class Told:
 
 
 def names_of(directory: Path) -> list[Path]:
-    """The list and its copy: what damages one of them leaves the other."""
-    return [directory / "turns.log", directory / "turns-copy.log"]
+    """The list and its copies: whatever damages two files of a journal leaves one of them."""
+    return [directory / name for name in ("turns.log", "turns-copy.log", "turns-copy-2.log")]
 
 
 def read(paths: Sequence[Path]) -> Told:

@@ -1,232 +1,160 @@
-"""Opens the journal's file, whatever has happened to it.
+"""Opens the journal, whatever has happened to its files.
 
-What can be read is kept. A record whose seal is broken is *set aside* with its bytes. A file whose
-structure is broken is moved to a folder of its own. Its records are read by SQLite as far as
-possible, and then from the raw bytes. The same happens to a write-ahead log whose file is gone or
-empty: it has records, and SQLite would delete it.
+What can be read is kept. A turn whose newest record is broken is *set aside* with its bytes. A
+segment that is damaged is moved to a folder of its own, once its sound records are copied. A
+journal of before, which was a database of SQLite, is taken over in the same way (`old_file.py`).
 
-Turns whose record is gone are set aside by name, as *lost*. If the list of names is shorter than
+Turns whose record is gone are set aside by name, as *lost*. If the lists of names are shorter than
 the journal's own count, that is reported: the ledger may have lost some of those turns, and they
 can't be named. A journal that has lost something gets a new instance. `recover --instance` can then
 make rows from what engines counted for the old instance.
+
+Each start begins a new segment. Nothing is written behind what a crash left.
 """
 
 import re
 import secrets
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.base.logs import get_logger
 from gateway.journal import live_ids
-from gateway.journal.seals import SEALED, Broken, unseal
+from gateway.journal.book import Book
+from gateway.journal.files import SegmentFiles, path_of, segment_files, sync_directory
+from gateway.journal.old_file import OldJournal, delete_old, read_old
+from gateway.journal.reading import Found, read_journal
+from gateway.journal.state import BROKEN, LOST
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS turns (
-    id TEXT PRIMARY KEY,
-    closed INTEGER NOT NULL DEFAULT 0,
-    record BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS turns_by_closed ON turns (closed);
-CREATE TABLE IF NOT EXISTS set_aside (
-    id TEXT PRIMARY KEY,
-    at TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    record BLOB
-);
-"""
-LOST = "lost"
-BROKEN = "broken"
-_DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_PRIMARY = 0xFF
-_FORMER = "former "
+_TAKEN_TOGETHER = 500
 _MADE_BY = re.compile("msg_([0-9a-f]{8})")
-
-Connect = Callable[[Path], sqlite3.Connection]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`forgotten` turns were drained lately, so that the ledger must have them.
+    """`forgotten` turns were drained lately, so that the ledger must have them."""
 
-    `former` are the instances that this journal had before each of its losses.
-    """
-
-    db: sqlite3.Connection
-    instance: str
+    book: Book
     ids: live_ids.LiveIds
     forgotten: list[str]
-    former: list[str]
 
 
-def open_journal(directory: Path, connect: Connect) -> Opened:
-    """Raise sqlite3.Error or OSError where the journal can't be opened in any way."""
-    path, log = directory / "journal.db", get_logger("journal")
+def open_journal(directory: Path, max_bytes: int) -> Opened:
+    """Raise OSError or sqlite3.Error where the journal can't be opened in any way."""
     lists = live_ids.names_of(directory)
     told = live_ids.read(lists)
-    earlier = told.instance
-    opened, damage = _open_whole(path, connect)
-    if opened is None:
-        kept = _move(directory)
-        log.error("journal_damaged", error=damage, kept=str(kept))
-        db = connect(path)
-        _restore(db, kept)
-    else:
-        db = opened
-    _verify(db)
-    missing = told.alive - _ids(db)
-    _set_aside(db, [(turn_id, LOST, None) for turn_id in sorted(missing)])
-    instance = _instance(db)
-    if opened is None or missing or earlier not in (None, instance):
-        old, own, instance = earlier or instance, instance, secrets.token_hex(4)
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('instance', ?)", (instance,))
-        for each in {old, own, *_instances_of(_ids(db))}:
-            db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_FORMER + each,))
-        log.error("journal_lost_turns", number=len(missing), instance=old, new_instance=instance)
-    db.commit()
-    num_forgotten = forgotten_in(db)
-    if told.num_forgotten < num_forgotten:
-        number = num_forgotten - told.num_forgotten
-        log.error("names_missing", file=str(lists[0]), number=number)
-    held = (row[0] for row in db.execute("SELECT id FROM turns"))
-    ids = live_ids.LiveIds(lists, instance, held, num_forgotten)
-    query = "SELECT substr(name, ?) FROM meta WHERE substr(name, 1, ?) = ?"
-    former = db.execute(query, (len(_FORMER) + 1, len(_FORMER), _FORMER))
-    return Opened(db, instance, ids, told.forgotten, [str(row[0]) for row in former])
-
-
-def forgotten_in(db: sqlite3.Connection) -> int:
-    """The number of turns that this journal has ever forgotten, because the ledger has them."""
-    found = db.execute("SELECT value FROM meta WHERE name = 'forgotten'").fetchone()
-    return int(found[0]) if found is not None and str(found[0]).isdecimal() else 0
-
-
-def _open_whole(path: Path, connect: Connect) -> tuple[sqlite3.Connection | None, str]:
-    """The file's connection, or None and what is wrong with the file."""
-    if _size(path) == 0 and _size(path.with_name(f"{path.name}-wal")):
-        return None, "its file is gone or empty"
-    db = None
+    found, old = read_journal(directory), read_old(directory)
+    book = _book(directory, max_bytes, found, old, told)
+    _tell_of_damage(found)
     try:
-        db = connect(path)
-        if _is_whole(db):
-            return db, ""
-        damage = "its structure is broken"
-    except sqlite3.DatabaseError as error:
-        if (error.sqlite_errorcode & _PRIMARY) not in _DAMAGES:
-            raise
-        damage = str(error)
-    if db is not None:
-        db.close()
-    return None, damage
+        _bring_over(book, found, old, told)
+        if found.damaged:
+            _move(directory, book, list(found.damaged))
+        delete_old(directory)
+    except OSError:
+        book.files.close()
+        raise
+    state = book.state
+    if told.num_forgotten < state.num_forgotten:
+        number = state.num_forgotten - told.num_forgotten
+        get_logger("journal").error("names_missing", file=str(lists[0]), number=number)
+    held = [*state.open, *state.closed]
+    ids = live_ids.LiveIds(lists, book.instance, held, state.num_forgotten)
+    return Opened(book, ids, told.forgotten)
 
 
-def _size(path: Path) -> int:
-    """In bytes; 0 where there is no such file."""
-    return path.stat().st_size if path.exists() else 0
+def _bring_over(book: Book, found: Found, old: OldJournal | None, told: live_ids.Told) -> None:
+    """Write the head of a new segment, and behind it all that must not stay where it is."""
+    book.begin()
+    if found.torn is not None:
+        book.copy_from(found.torn)  # in the group of the head, which tells where that one ends
+    for number in found.damaged:
+        book.copy_from(number)
+        book.commit()
+    if old is not None:
+        _take_over(book, old)
+    for turn_id, (_, left) in found.broken.items():
+        _set_aside(book, turn_id, BROKEN, left)
+    for turn_id in sorted(told.alive - book.state.ids):
+        _set_aside(book, turn_id, LOST, None)
+    book.commit()
+
+
+def _book(
+    directory: Path, max_bytes: int, found: Found, old: OldJournal | None, told: live_ids.Told
+) -> Book:
+    """The book, with the instance under which it goes on."""
+    state, head = found.state, found.head
+    instance = head.instance if head is not None else old.instance if old is not None else None
+    former = set(head.former) if head is not None else set()
+    if old is not None:
+        former |= set(old.former)
+        state.num_forgotten = max(state.num_forgotten, old.num_forgotten)
+        state.keep()
+    known = state.ids | set(found.broken) | (old.ids if old is not None else set())
+    missing = told.alive - known
+    is_hurt = bool(found.damaged or found.missing or missing)
+    is_hurt |= head is None and any(found.ends.values())
+    is_hurt |= old is not None and (old.is_damaged or old.instance is None)
+    if is_hurt or told.instance not in (None, instance):
+        earlier = {each for each in (told.instance, instance) if each is not None}
+        new = secrets.token_hex(4)
+        former |= earlier | _instances_of(known)
+        get_logger("journal").error(
+            "journal_lost_turns",
+            number=len(missing),
+            instance=told.instance or instance,
+            new_instance=new,
+        )
+        instance = new
+    kept = {n: end for n, end in found.ends.items() if n not in found.damaged}
+    files = SegmentFiles(directory, max_bytes, kept)
+    return Book(files, state, instance or secrets.token_hex(4), sorted(former), found.group + 1)
+
+
+def _take_over(book: Book, old: OldJournal) -> None:
+    """Bring over a journal of before. What a start before this one brought over stays as it is."""
+    for number, (turn_id, is_closed, record) in enumerate(old.turns):
+        if turn_id in book.state:
+            continue
+        if number % _TAKEN_TOGETHER == 0:
+            book.commit()
+        if is_closed:
+            book.put_closed(turn_id, record)
+        else:
+            book.open(turn_id, record)
+    for turn_id, at, reason, content in old.aside:
+        if turn_id not in book.state:
+            book.put_aside(turn_id, reason, content, at)
+
+
+def _set_aside(book: Book, turn_id: str, reason: str, content: bytes | None) -> None:
+    get_logger("journal").error("turn_set_aside", turn=turn_id, reason=reason)
+    book.put_aside(turn_id, reason, content)
+
+
+def _tell_of_damage(found: Found) -> None:
+    for number, damage in found.damaged.items():
+        name = path_of(Path(), number).name
+        get_logger("journal").error("journal_damaged", file=name, error=damage)
+    for number in found.missing:
+        name = path_of(Path(), number).name
+        get_logger("journal").error("journal_damaged", file=name, error="it is gone")
+
+
+def _move(directory: Path, book: Book, numbers: list[int]) -> None:
+    """Put damaged segments into a folder of their own."""
+    kept = directory / f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    kept.mkdir()
+    there = segment_files(directory)
+    for number in numbers:
+        there[number].rename(kept / there[number].name)
+        book.files.moved(number)
+    sync_directory(directory)
+    get_logger("journal").error("journal_files_kept", kept=str(kept))
 
 
 def _instances_of(turn_ids: Iterable[str]) -> set[str]:
     """The instances that made these ids (`TurnService.new_id`)."""
     return {found[1] for found in map(_MADE_BY.match, turn_ids) if found is not None}
-
-
-def _is_whole(db: sqlite3.Connection) -> bool:
-    return bool(db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
-
-
-def _move(directory: Path) -> Path:
-    """Put the damaged files into a folder of their own."""
-    kept = directory / f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-    kept.mkdir()
-    for name in ("journal.db", "journal.db-wal", "journal.db-shm"):
-        if (directory / name).exists():
-            (directory / name).rename(kept / name)
-    return kept
-
-
-def _restore(db: sqlite3.Connection, kept: Path) -> None:
-    """Bring over what can be read; of a turn that is found twice its close counts."""
-    # Read first: opening the file for SQLite may change it.
-    content = [file.read_bytes() for file in sorted(kept.glob("journal.db*"))]
-    found: dict[str, tuple[bool, bytes]] = {}
-    rows = [*_rows(kept / "journal.db"), *_carved(content)]
-    for turn_id, is_closed, sealed in rows:
-        with suppress(Broken):
-            state, _ = unseal(turn_id, is_closed, sealed)
-            if state or turn_id not in found:
-                found[turn_id] = (state, sealed)
-    db.executemany(
-        "INSERT OR REPLACE INTO turns (id, closed, record) VALUES (?, ?, ?)",
-        [(turn_id, int(state), sealed) for turn_id, (state, sealed) in found.items()],
-    )
-    broken = {turn_id: sealed for turn_id, _, sealed in rows if turn_id not in found}
-    _set_aside(db, [(turn_id, BROKEN, sealed) for turn_id, sealed in broken.items()])
-    db.commit()
-
-
-def _rows(path: Path) -> Iterator[tuple[str, bool, bytes]]:
-    """Rows as far as SQLite reads them, from the front and from the back."""
-    query = "SELECT id, closed, record FROM turns ORDER BY rowid"
-    if not _size(path):
-        return
-    for ordered in (query, f"{query} DESC"):
-        with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
-            for row in db.execute(ordered):
-                if isinstance(row[0], str) and isinstance(row[2], bytes):
-                    yield row[0], row[1] == 1, row[2]
-
-
-def _carved(contents: list[bytes]) -> Iterator[tuple[str, bool, bytes]]:
-    """Sealed records in raw bytes. The seal tells a record from bytes that only look like one."""
-    for content in contents:
-        for found in SEALED.finditer(content):
-            turn_id = found[1].decode()
-            with suppress(Broken):
-                unseal(turn_id, True, found[0])
-                yield turn_id, True, found[0]
-
-
-def _verify(db: sqlite3.Connection) -> None:
-    """Set broken records aside. Correct rows that differ from their sound record."""
-    broken: list[tuple[str, str, bytes | None]] = []
-    wrong: list[tuple[int, str]] = []
-    for turn_id, closed, sealed in db.execute("SELECT id, closed, record FROM turns"):
-        if closed == 2:  # an earlier version's way to set aside
-            broken.append((turn_id, "refused by the ledger", sealed))
-            continue
-        try:
-            state, _ = unseal(turn_id, closed == 1, sealed)
-        except (Broken, TypeError):
-            broken.append((str(turn_id), BROKEN, sealed if isinstance(sealed, bytes) else None))
-        else:
-            if int(state) != closed:
-                wrong.append((int(state), turn_id))
-    db.executemany("UPDATE turns SET closed = ? WHERE id = ?", wrong)
-    _set_aside(db, broken)
-
-
-def _set_aside(db: sqlite3.Connection, turns: list[tuple[str, str, bytes | None]]) -> None:
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    for turn_id, reason, record in turns:
-        get_logger("journal").error("turn_set_aside", turn=turn_id, reason=reason)
-        db.execute(
-            "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?)", (turn_id, at, reason, record)
-        )
-        db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
-
-
-def _ids(db: sqlite3.Connection) -> set[str]:
-    return {row[0] for row in db.execute("SELECT id FROM turns UNION SELECT id FROM set_aside")}
-
-
-def _instance(db: sqlite3.Connection) -> str:
-    """Made once, with the journal."""
-    found = db.execute("SELECT value FROM meta WHERE name = 'instance'").fetchone()
-    if found is None:
-        found = (secrets.token_hex(4),)
-        db.execute("INSERT INTO meta VALUES ('instance', ?)", found)
-    return str(found[0])

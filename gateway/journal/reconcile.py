@@ -28,7 +28,7 @@ from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, TurnRecord, turn_of
 from gateway.journal.drain import Known
-from gateway.journal.opening import LOST
+from gateway.journal.state import LOST
 from gateway.journal.writer import Journal
 
 _POLL_SECONDS = 0.1

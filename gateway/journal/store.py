@@ -1,14 +1,12 @@
-"""The journal's file and the one thread that touches it.
+"""The journal's thread, which alone touches the journal's files.
 
-SQLite in WAL mode. Most of a turn's cost here is the commit: the sync, and the wait for the
-interpreter's lock beside a busy event loop. So turns share commits. Work that arrives while one
-commit runs goes into the next. Work is handed over after a few rounds of the event loop: an idle
-loop makes them at once, and a busy loop gathers more turns meanwhile. If a group fails, each of its
-works is run again alone, because SQLite may have undone all of them.
+Most of a turn's cost here is the sync, and the wait for the interpreter's lock beside a busy event
+loop. So turns share groups: the thread takes what has gathered whenever it is free. If a group
+fails, each of its works is run again alone, so that none fails for another.
 
-Room: new turns are refused beyond `max_bytes`. Open turns can still be closed, because the file may
-grow by a reserve beyond that. The file `reserve` keeps as much of the disk free. It is deleted when
-the disk is full, and written again when there is room.
+Room: new turns are refused beyond `max_bytes`. Open turns can still be closed, because the files
+may grow by a reserve beyond that. The file `reserve` keeps as much of the disk free. It is deleted
+when the disk is full, and written again when there is room.
 """
 
 import asyncio
@@ -25,30 +23,27 @@ from typing import Any, Literal
 
 from gateway.base.errors import JournalUnavailable
 from gateway.base.logs import get_logger
-from gateway.journal.opening import SCHEMA, forgotten_in, open_journal
+from gateway.journal.book import Book, Refused
+from gateway.journal.opening import Opened, open_journal
 
-# Closing a turn takes at most this much of file and write-ahead log together: a record with the
-# largest fingerprint is about 6 KB, and its pages are written twice.
+# Closing a turn takes at most this much, with a rewrite before it and the forgetting behind it: a
+# record with the largest fingerprint is about 6 KB.
 CLOSE_BYTES = 24 << 10
 _MAX_RESERVE_BYTES = 64 << 20
-_PAGE_BYTES = 4096
-_WAL_PAGES = 256
 _HEADROOM_BYTES = 512 << 10
 _GROUP = 512
-_ROUNDS = 3
 _RETRY_SECONDS = 0.5
 
-_PAGES_IN_USE = """
-SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count
-"""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ENDS = frozenset({"forget", "aside", "found"})
 
-Work = Callable[[sqlite3.Connection], Any]
+Work = Callable[[Book], Any]
 Kind = Literal["open", "close", "forget", "aside", "lost", "found", "other"]
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of the named thread loop, and handles its exceptions."""
 
 # Errors that a work's values can cause. Any other error is a defect of the program.
-_REFUSALS = (sqlite3.Error, OverflowError, ValueError)
+_REFUSALS = (OSError, Refused, OverflowError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ def unguarded(_name: str, work: Callable[[], None]) -> None:
 
 
 class Store:
-    """`num_turns`, `num_open` and `num_bytes` are of the last commit.
+    """`num_turns`, `num_open` and `num_bytes` are of the last group.
 
     Raises JournalUnavailable where the file can't be opened or another process has it.
     """
@@ -78,11 +73,11 @@ class Store:
         self._log = get_logger("journal")
         self._lock = _lock(directory)
         try:
-            opened = open_journal(directory, self._connect)
-            self.db, self.instance, self._ids = opened.db, opened.instance, opened.ids
-            self.forgotten, self.former = opened.forgotten, opened.former
-            self.num_turns, self.num_open, self.num_set_aside = self._count()
-            self.num_bytes = self._measure()
+            opened = self._open(directory)
+            self._book, self._ids = opened.book, opened.ids
+            self.instance, self.former = opened.book.instance, opened.book.former
+            self.forgotten = opened.forgotten
+            self._count()
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
             raise JournalUnavailable(f"journal `{directory}`: {error}") from None
@@ -116,7 +111,7 @@ class Store:
         self._gathered.append(Job(work, kind, future, loop, tuple(turn_ids)))
         # Work that an ended loop left here goes out with the next loop's.
         if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
-            loop.call_soon(self._gather, loop, _ROUNDS)
+            loop.call_soon(self.hand_over)
         return future
 
     def stop(self) -> None:
@@ -124,15 +119,8 @@ class Store:
         self._jobs.put(None)
         self._thread.join()
         self._ids.close()
-        self.db.close()
+        self._book.files.close()
         self._lock.close()
-
-    def _gather(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
-        """Hand over the gathered work after so many more rounds of the loop."""
-        if rounds > 1:
-            loop.call_soon(self._gather, loop, rounds - 1)
-        else:
-            self.hand_over()
 
     def hand_over(self) -> None:
         """Hand over all submitted work now. Call it on the event loop."""
@@ -140,27 +128,22 @@ class Store:
         for job in gathered:
             self._jobs.put(job)
 
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, check_same_thread=False)
-        path.chmod(0o600)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
-        db.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
-        db.execute(f"PRAGMA journal_size_limit={_WAL_PAGES * _PAGE_BYTES}")
-        db.execute(f"PRAGMA max_page_count={(self.max_bytes + self.reserve_bytes) // _PAGE_BYTES}")
-        db.executescript(SCHEMA)
-        return db
+    def _open(self, directory: Path) -> Opened:
+        """Open the journal, in the reserve's room where the disk is full."""
+        try:
+            return open_journal(directory, self.max_bytes)
+        except OSError as error:
+            if error.errno not in _FULL or not self._reserve.exists():
+                raise
+        self._give_reserve()
+        return open_journal(directory, self.max_bytes)
 
-    def _count(self) -> tuple[int, int, int]:
-        query = """SELECT count(*), count(*) FILTER (WHERE closed = 0),
-            (SELECT count(*) FROM set_aside) FROM turns"""
-        turns, opened, aside = self.db.execute(query).fetchone()
-        return int(turns), int(opened), int(aside)
-
-    def _measure(self) -> int:
-        """Bytes of pages in use. Pages of forgotten turns are reused and do not count."""
-        (pages,) = self.db.execute(_PAGES_IN_USE).fetchone()
-        return int(pages) * _PAGE_BYTES
+    def _count(self) -> None:
+        state, files = self._book.state, self._book.files
+        self.num_open = len(state.open)
+        self.num_turns = len(state.open) + len(state.closed)
+        self.num_set_aside = len(state.aside)
+        self.num_bytes = files.num_bytes
 
     def _run(self) -> None:
         while not self._has_stopped:
@@ -187,7 +170,7 @@ class Store:
         self._unclosed += [job for job in jobs if job.kind == "close"]
         for job in jobs:
             if job.kind != "close":
-                _answer([job], [None], sqlite3.OperationalError("the journal's round failed"))
+                _answer([job], [None], OSError("the journal's round failed"))
 
     def _take(self) -> list[Job | None]:
         """Wait for work and take all of it.
@@ -205,57 +188,54 @@ class Store:
         return jobs
 
     def _commit(self, jobs: list[Job]) -> None:
-        if not jobs:
+        failed = self._attempt(jobs) if jobs else None
+        if failed is None:
             return
-        if self._attempt(jobs) is not None:
-            for job in jobs:
-                if (error := self._attempt([job])) is not None:
-                    self._refuse(job, error)
+        is_broken = False  # A full disk may have room for some jobs. A broken one fails each.
+        for job in jobs:
+            error = failed if is_broken else self._attempt([job])
+            if error is not None:
+                is_broken = _is_broken(error)
+                failed = error
+                self._refuse(job, error)
 
     def _attempt(self, jobs: list[Job]) -> Exception | None:
-        """Run jobs in one transaction, all or none; tell their callers if it worked."""
+        """Run jobs as one group, all or none; tell their callers if it worked."""
         try:
-            results = [job.work(self.db) for job in jobs]
-            self.db.commit()
-            self.num_bytes = self._measure()
+            results = [job.work(self._book) for job in jobs]
+            self._book.commit()
         except _REFUSALS as error:
             return error
         finally:
             # Nothing is left to undo after a commit.
-            self.db.rollback()
-        for job, result in zip(jobs, results, strict=True):
-            self._applied(job.kind, result)
+            self._book.undo()
         self._note_ids(jobs)
+        if any(job.kind in _ENDS for job in jobs):
+            self._clean()
+        self._count()
         _answer(jobs, results, None)
         return None
+
+    def _clean(self) -> None:
+        """Free what the group has left. If that fails, the next group tries again."""
+        try:
+            self._book.clean()
+        except _REFUSALS as error:
+            self._log.error("journal_not_cleaned", error=str(error))
+        finally:
+            self._book.undo()
 
     def _note_ids(self, jobs: list[Job]) -> None:
         opened = [each for job in jobs if job.kind == "open" for each in job.turn_ids]
         gone = [each for job in jobs if job.kind in ("forget", "aside") for each in job.turn_ids]
         self._ids.add(opened, gone)
         if self._ids.is_long:
-            alive = (row[0] for row in self.db.execute("SELECT id FROM turns"))
-            self._ids.rewrite(alive, forgotten_in(self.db))
-
-    def _applied(self, kind: Kind, num_rows: Any) -> None:
-        if kind == "open":
-            self.num_turns += num_rows
-            self.num_open += num_rows
-        elif kind == "close":
-            self.num_open -= num_rows
-        elif kind == "forget":
-            self.num_turns -= num_rows
-        elif kind == "aside":
-            self.num_turns -= num_rows
-            self.num_set_aside += num_rows
-        elif kind == "lost":
-            self.num_set_aside += num_rows
-        elif kind == "found":
-            self.num_set_aside -= num_rows
+            state = self._book.state
+            self._ids.rewrite([*state.open, *state.closed], state.num_forgotten)
 
     def _refuse(self, job: Job, error: Exception) -> None:
         # A turn that is there already is the caller's mistake. The disk is well.
-        if job.kind in ("open", "close") and not isinstance(error, sqlite3.IntegrityError):
+        if job.kind in ("open", "close") and not isinstance(error, Refused):
             if not self._is_stuck:
                 self._log.error("journal_not_writable", error=str(error))
             self._is_stuck = True
@@ -283,11 +263,12 @@ class Store:
 
     def _is_writable(self) -> bool:
         try:
-            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
-            self.db.commit()
-        except sqlite3.Error:
-            self.db.rollback()
+            self._book.probe()
+            self._book.commit()
+        except OSError:
             return False
+        finally:
+            self._book.undo()
         return True
 
     def _take_reserve(self) -> bool:
@@ -297,7 +278,7 @@ class Store:
                 os.posix_fallocate(file.fileno(), 0, self.reserve_bytes)
         except OSError as error:
             self._give_reserve()
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in _FULL:
                 self._log.error("journal_reserve_failed", error=str(error))
             return False
         return True
@@ -307,6 +288,10 @@ class Store:
             self._reserve.unlink(missing_ok=True)
         except OSError as error:
             self._log.error("journal_reserve_failed", error=str(error))
+
+
+def _is_broken(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno not in _FULL
 
 
 def _lock(directory: Path) -> Any:

@@ -1,9 +1,8 @@
 """The journal: this gateway's durable record of turns, until the ledger has them."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,15 +12,11 @@ from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import JOURNAL_MAX_BYTES
-from gateway.journal.opening import BROKEN, LOST
-from gateway.journal.seals import Broken, seal, unseal
+from gateway.journal.book import Book, Refused
+from gateway.journal.state import BROKEN
 from gateway.journal.store import Guard, Kind, Store, Work, unguarded
 
 _DEADLINE_SECONDS = 5.0
-_COUNT_FORGOTTEN = """
-INSERT INTO meta VALUES ('forgotten', ?)
-ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + ?
-"""
 
 Result = TypeVar("Result")
 
@@ -78,17 +73,9 @@ class Journal:
         """Raise JournalFull where there is no room for new turns."""
         if not self._store.has_room:
             raise JournalFull
-        blob = seal(record.id, False, _encode(record))
+        content = _encode(record)
         try:
-            await self._wait(
-                lambda db: (
-                    db.execute(
-                        "INSERT INTO turns (id, record) VALUES (?, ?)", (record.id, blob)
-                    ).rowcount
-                ),
-                "open",
-                (record.id,),
-            )
+            await self._wait(lambda book: book.open(record.id, content), "open", (record.id,))
         except JournalUnavailable:
             # Full disks have more than one error.
             if not self._store.has_room:
@@ -97,14 +84,8 @@ class Journal:
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
-        blob = seal(record.id, False, _encode(record))
-        await self._wait(
-            lambda db: (
-                db.execute(
-                    "UPDATE turns SET record = ? WHERE id = ? AND closed = 0", (blob, record.id)
-                ).rowcount
-            )
-        )
+        content = _encode(record)
+        await self._wait(lambda book: book.rewrite(record.id, content))
 
     async def close(self, record: TurnRecord) -> None:
         """Close a turn. A second close changes nothing.
@@ -119,78 +100,43 @@ class Journal:
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def open_turns(self) -> list[TurnRecord]:
-        return await self._records(
-            "SELECT id, closed, record FROM turns WHERE closed = 0 ORDER BY id", ()
-        )
+        """In the order in which they were opened."""
+        return await self._records(lambda book: list(book.state.open))
 
     async def closed_turns(self, limit: int) -> list[TurnRecord]:
-        return await self._records(
-            "SELECT id, closed, record FROM turns WHERE closed = 1 ORDER BY rowid LIMIT ?",
-            (limit,),
-        )
+        """The first of them, in the order in which they were closed."""
+        return await self._records(lambda book: list(islice(book.state.closed, limit)))
 
     async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
         """Those of these turns that the journal does not have, or no longer has."""
-
-        def look(db: sqlite3.Connection) -> list[str]:
-            query = "SELECT 1 FROM turns WHERE id = ? UNION SELECT 1 FROM set_aside WHERE id = ?"
-            return [i for i in turn_ids if db.execute(query, (i, i)).fetchone() is None]
-
-        return await self._wait(look)
+        return await self._wait(lambda book: [i for i in turn_ids if i not in book.state])
 
     async def forget(self, turn_ids: Sequence[str]) -> None:
         """Remove turns that the ledger has."""
-        rows = [(turn_id,) for turn_id in turn_ids]
-
-        def forget(db: sqlite3.Connection) -> int:
-            number = db.executemany("DELETE FROM turns WHERE id = ?", rows).rowcount
-            db.execute(_COUNT_FORGOTTEN, (str(number), number))
-            return number
-
-        await self._wait(forget, "forget", turn_ids)
+        await self._wait(lambda book: book.forget(turn_ids), "forget", turn_ids)
 
     async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
         """Keep turns that can't be drained, with their bytes, apart from the others."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = [(now, reason, turn_id) for turn_id in turn_ids]
-        gone = [(turn_id,) for turn_id in turn_ids]
-
-        def move(db: sqlite3.Connection) -> int:
-            db.executemany(
-                "INSERT OR REPLACE INTO set_aside SELECT id, ?, ?, record FROM turns WHERE id = ?",
-                rows,
-            )
-            return db.executemany("DELETE FROM turns WHERE id = ?", gone).rowcount
-
-        await self._wait(move, "aside", turn_ids)
+        await self._wait(lambda book: book.set_aside(turn_ids, reason), "aside", turn_ids)
 
     async def lost_turns(self) -> list[str]:
         """The names of turns that the journal had and of which no record is left."""
-        query = "SELECT id FROM set_aside WHERE reason = ? AND record IS NULL"
-        rows = await self._wait(lambda db: db.execute(query, (LOST,)).fetchall())
-        return [str(row[0]) for row in rows]
+        return await self._wait(lambda book: book.lost())
 
     async def set_aside_turns(self) -> list[str]:
-        """All that were set aside, the lost ones among them."""
-        rows = await self._wait(lambda db: db.execute("SELECT id FROM set_aside").fetchall())
-        return [str(row[0]) for row in rows]
+        """All that were set aside, the lost ones among them, by id."""
+        return await self._wait(lambda book: sorted(book.state.aside))
 
     async def lost_later(self, turn_ids: Sequence[str], reason: str) -> None:
         """Set aside turns that are neither here nor in the ledger, by name.
 
         What was set aside before stays as it was, with its bytes.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = [(turn_id, now, reason) for turn_id in turn_ids]
-        query = "INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?, NULL)"
-        await self._wait(lambda db: db.executemany(query, rows).rowcount, "lost")
+        await self._wait(lambda book: book.lose(turn_ids, reason), "lost")
 
     async def found(self, turn_ids: Sequence[str]) -> None:
         """Turns that were set aside, and that the ledger has after all."""
-        rows = [(turn_id,) for turn_id in turn_ids]
-        await self._wait(
-            lambda db: db.executemany("DELETE FROM set_aside WHERE id = ?", rows).rowcount, "found"
-        )
+        await self._wait(lambda book: book.found(turn_ids), "found")
 
     async def stop(self) -> None:
         self._store.hand_over()
@@ -198,23 +144,21 @@ class Journal:
 
     @staticmethod
     def _closing(record: TurnRecord) -> Work:
-        blob = seal(record.id, True, _encode(record))
-        return lambda db: (
-            db.execute(
-                "UPDATE turns SET closed = 1, record = ? WHERE id = ? AND closed = 0",
-                (blob, record.id),
-            ).rowcount
-        )
+        content = _encode(record)
+        return lambda book: book.close(record.id, content)
 
-    async def _records(self, query: str, values: tuple[int, ...]) -> list[TurnRecord]:
+    async def _records(self, which: Callable[[Book], list[str]]) -> list[TurnRecord]:
         """Turns that can be read; the others are set aside."""
-        rows = await self._wait(lambda db: db.execute(query, values).fetchall())
+        rows = await self._wait(lambda book: book.turns(which(book)))
         records: list[TurnRecord] = []
         broken: list[str] = []
-        for turn_id, closed, sealed in rows:
+        for turn_id, content in rows:
             try:
-                records.append(_decode(unseal(turn_id, closed == 1, sealed)[1]))
-            except (Broken, msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+                if content is None:
+                    broken.append(turn_id)
+                else:
+                    records.append(_decode(content))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 broken.append(turn_id)
         if broken:
             get_logger("journal").error("turns_set_aside", turns=broken, reason=BROKEN)
@@ -223,7 +167,7 @@ class Journal:
 
     async def _wait(
         self,
-        work: Callable[[sqlite3.Connection], Result],
+        work: Callable[[Book], Result],
         kind: Kind = "other",
         turn_ids: Sequence[str] = (),
     ) -> Result:
@@ -233,7 +177,7 @@ class Journal:
         deadline = future.get_loop().call_later(_DEADLINE_SECONDS, _expire, future)
         try:
             result: Result = await future
-        except (sqlite3.Error, TimeoutError):
+        except (OSError, Refused, ValueError):
             raise JournalUnavailable from None
         finally:
             deadline.cancel()

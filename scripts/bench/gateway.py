@@ -1,7 +1,7 @@
 """What the gateway itself costs: CPU, added latency and throughput, in front of a fixed-reply stub.
 
 The stub (`gateway_engine.py`) answers at once from bytes that were made before; it is no
-engine. Our gateway runs as shipped: keys, journal (SQLite, synced), ledger and metrics. Whatever is
+engine. Our gateway runs as shipped: keys, journal (synced), ledger and metrics. Whatever is
 measured has core 0 to itself, stub and load share core 1. CPU time is user and system time of the
 measured process and its children from /proc, which neighbours hardly change; ours counts until the
 ledger has every turn. Peers (`--peers`, an environment with the dependency group `peers`) get the

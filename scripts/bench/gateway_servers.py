@@ -2,12 +2,12 @@
 its libraries alone, and peers."""
 
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.journal.reading import look
 from scripts import stack
 from scripts.bench.routers import Router
 from scripts.stack import API_HEADERS, free_port, gateway_environment, python, run, url_of
@@ -17,7 +17,7 @@ SERVER_CORE, OTHER_CORE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class PinnedServer:
-    """A running process; `headers` go with every request to it. `journal` is our gateway's file."""
+    """A running process; `headers` go with every request to it. `journal` is a gateway's folder."""
 
     pid: int
     port: int
@@ -27,13 +27,12 @@ class PinnedServer:
     def backlog(self) -> int:
         """Turns that our gateway has not copied to its ledger yet.
 
-        Its file tells, since a look at its metrics costs it as much CPU as five turns.
+        Its files tell, since a look at its metrics costs it as much CPU as five turns.
         """
         if self.journal is None:
             return 0
-        with closing(sqlite3.connect(f"file:{self.journal}?mode=ro", uri=True)) as db:
-            (found,) = db.execute("SELECT count(*) FROM turns").fetchone()
-        return int(found)
+        state = look(self.journal).state
+        return len(state.open) + len(state.closed)
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def our_gateway(engine: PinnedServer, data: Path) -> Iterator[PinnedServer]:
     settings = gateway_environment(port, data, [url_of(engine.port)])
     run([*python("gateway"), "migrate"], settings)
     with _serving([*python("gateway"), "serve"], port, settings, API_HEADERS) as server:
-        yield replace(server, journal=data / "journal" / "journal.db")
+        yield replace(server, journal=data / "journal")
 
 
 @contextmanager

@@ -121,8 +121,7 @@ async def _drive(server: Server, num_requests: int) -> Measured:
 
 
 def _pinned(server: Server, journal: Path | None = None) -> PinnedServer:
-    path = None if journal is None else journal / "journal.db"
-    return PinnedServer(server.pid, server.port, API_HEADERS, path)
+    return PinnedServer(server.pid, server.port, API_HEADERS, journal)
 
 
 def _own_cpu(pid: int) -> float:

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from gateway.journal.reading import look
 from scripts.setup.database import migrate
 from scripts.stack import (
     API_KEY,
@@ -82,7 +82,7 @@ class Killed:
 
     def __init__(self, data: Path, settings: Mapping[str, str], url: str) -> None:
         self._settings = {**settings, "HOLDFAST_DATA": str(data), "HOLDFAST_LOG_LEVEL": "error"}
-        self._journal = f"file:{data / 'journal' / 'journal.db'}?mode=ro"
+        self._journal = data / "journal"
         self.url = url
         self.process = start([*python("gateway"), "serve"], self._settings)
         wait_until_ready(url, self.process)
@@ -98,10 +98,7 @@ class Killed:
         wait_until_ready(self.url, self.process)
 
     def open_turns(self) -> set[str]:
-        with sqlite3.connect(self._journal, uri=True) as db:
-            found = {row[0] for row in db.execute("SELECT id FROM turns WHERE closed = 0")}
-        db.close()
-        return found
+        return set(look(self._journal).state.open)
 
     def stop(self) -> None:
         self.process.terminate()

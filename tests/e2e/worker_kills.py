@@ -2,15 +2,14 @@
 
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import httpx
 
 from gateway.http.machine import journal_of
+from gateway.journal.reading import look
 from scripts.stack import wait_until_ready
 from tests.e2e.kills import BOUND_SECONDS, Killed
 
@@ -63,8 +62,7 @@ class KilledWorkers(Killed):
 
 
 def _open_in(journal: Path) -> set[str]:
-    with closing(sqlite3.connect(f"file:{journal / 'journal.db'}?mode=ro", uri=True)) as db:
-        return {row[0] for row in db.execute("SELECT id FROM turns WHERE closed = 0")}
+    return set(look(journal).state.open)
 
 
 def _lives(pid: int) -> bool:

@@ -4,7 +4,6 @@ One event, turn, connection or start among so many others costs at most in propo
 """
 
 import shutil
-import sqlite3
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -17,11 +16,11 @@ import msgspec
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
+from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.http.admitted import Connections
 from gateway.http.query import query_problems
 from gateway.journal import live_ids
-from gateway.journal.opening import SCHEMA, open_journal
-from gateway.journal.seals import seal
+from gateway.journal.opening import open_journal
 from gateway.ledger.checksums import checksum_of
 from gateway.limits.admission import Admission
 from gateway.limits.fair_queue import FairQueue, Waiting
@@ -122,24 +121,19 @@ def _opened(size: int) -> Work:
     """A journal with as many records is opened after a kill."""
     folder = Path(tempfile.mkdtemp(prefix="doubling-"))
 
-    def connect(path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path)
-        db.executescript(SCHEMA)
-        return db
-
-    opened = open_journal(folder, connect)
-    rows = [(f"msg_{n:08}", msgspec.json.encode(_record(f"msg_{n:08}"))) for n in range(size)]
-    sealed = [(turn_id, seal(turn_id, False, record)) for turn_id, record in rows]
-    opened.db.executemany("INSERT INTO turns (id, record) VALUES (?, ?)", sealed)
-    opened.db.commit()
-    opened.ids.rewrite((turn_id for turn_id, _ in rows), 0)
+    opened = open_journal(folder, JOURNAL_MAX_BYTES)
+    turn_ids = [f"msg_{n:08}" for n in range(size)]
+    for turn_id in turn_ids:
+        opened.book.open(turn_id, msgspec.json.encode(_record(turn_id)))
+    opened.book.commit()
+    opened.ids.rewrite(turn_ids, 0)
     opened.ids.close()
-    opened.db.close()
+    opened.book.files.close()
 
     def work() -> None:
-        again = open_journal(folder, connect)
+        again = open_journal(folder, JOURNAL_MAX_BYTES)
         again.ids.close()
-        again.db.close()
+        again.book.files.close()
 
     weakref.finalize(work, shutil.rmtree, folder, ignore_errors=True)
     return work

@@ -22,6 +22,7 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
+from gateway.journal.reading import read_journal
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.check import problems, stored_turns
@@ -256,10 +257,8 @@ def _left_in(data: Path) -> tuple[dict[str, dict[str, Any]], set[str], list[str]
             await ledger.close()
 
     rows = asyncio.run(read()) if (data / "ledger.db").exists() else {}
-    with closing(sqlite3.connect(data / "journal" / "journal.db")) as db:
-        waiting = {str(row[0]) for row in db.execute("SELECT id FROM turns")}
-        aside = [str(row[0]) for row in db.execute("SELECT id FROM set_aside")]
-    return rows, waiting, aside
+    state = read_journal(data / "journal").state
+    return rows, {*state.open, *state.closed}, list(state.aside)
 
 
 def _wrong_sums(data: Path) -> list[str]:

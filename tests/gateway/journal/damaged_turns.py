@@ -21,6 +21,7 @@ OPEN, CLOSED, DRAINED = 6, 12, 12
 ENGINE = "engine-0"
 EPOCH = "epoch-1"
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
+_MAX_BYTES = 1_400_000
 Stage = Literal["open", "closed", "drained"]
 # What a turn that was open is charged with after the start, out of the engine's counts.
 _OPEN_COLUMNS = ("id", "workspace_id", "key_id", "outcome", "input_tokens", "output_tokens")
@@ -80,9 +81,12 @@ async def _nobody(_engine: str, _turns: list[str]) -> None: ...
 
 async def prepare(data: Path) -> dict[str, Truth]:
     """Turns of all stages under `data`, and beside it the files as a kill would leave them, before
-    (`earlier`) and after (`killed`) the last turns. What must become of each, by id."""
+    (`earlier`) and after (`killed`) the last turns. What must become of each, by id.
+
+    The journal is small, so that it has several segments."""
     await asyncio.to_thread(migrate, DatabaseSettings(data=data))
-    journal, ledger = Journal(data / "journal"), Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
+    journal = Journal(data / "journal", _MAX_BYTES)
+    ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
     drain = Drain(journal, ledger.insert_turns, _nobody, Metrics(), ledger.known)
     truth: dict[str, Truth] = {}
     for number in range(1, OPEN + CLOSED + DRAINED + 1):

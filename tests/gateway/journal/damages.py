@@ -23,11 +23,10 @@ from tests.gateway.journal.damaged_starts import Outcome, start_a_gateway, start
 from tests.gateway.journal.damaged_turns import Truth, prepare
 
 FILES = (
-    "journal/journal.db",
-    "journal/journal.db-wal",
-    "journal/journal.db-shm",
+    "journal/segment-*",
     "journal/turns.log",
     "journal/turns-copy.log",
+    "journal/turns-copy-2.log",
     "ledger.db",
     "ledger.db-wal",
     "ledger.db-shm",
@@ -80,7 +79,8 @@ DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
 
 def damage(data: Path, earlier: Path, rng: random.Random) -> list[str]:
     """Damage one file, sometimes up to three; in words what was done to each."""
-    there = [name for name in FILES if (data / name).exists() and (data / name).stat().st_size]
+    paths = sorted(path for name in FILES for path in data.glob(name) if path.stat().st_size)
+    there = [path.relative_to(data).as_posix() for path in paths]
     done = []
     for name in rng.sample(there, rng.choice((1, 1, 1, 2, 3))):
         kind = rng.choice(list(DAMAGES))

@@ -13,6 +13,9 @@ import pytest
 
 from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.record import TurnRecord
+from gateway.journal.files import segment_files
+from gateway.journal.old_file import SCHEMA
+from gateway.journal.reading import read_journal
 from gateway.journal.writer import Journal
 
 MIB = 1 << 20
@@ -52,9 +55,9 @@ async def close(journal: Journal, turn: TurnRecord) -> None:
     await journal.close(turn)
 
 
-def check_file(directory: Path) -> None:
-    with contextlib.closing(sqlite3.connect(directory / "journal.db")) as db:
-        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+def check_files(directory: Path) -> None:
+    found = read_journal(directory)
+    assert not (found.damaged or found.missing or found.broken)
 
 
 def test_a_full_journal_refuses_new_turns_closes_the_open_ones_and_recovers(tmp_path: Path) -> None:
@@ -67,12 +70,13 @@ def test_a_full_journal_refuses_new_turns_closes_the_open_ones_and_recovers(tmp_
         assert not await journal.open_turns()
         kept = [turn.id for turn in await journal.closed_turns(100_000)]
         assert len(kept) == len(set(kept)) == journal.backlog == count
-        assert (tmp_path / "journal.db").stat().st_size <= MIB + MIB // 8
+        sizes = [path.stat().st_size for path in segment_files(tmp_path).values()]
+        assert sum(sizes) == journal.num_bytes <= MIB + MIB // 8
         await journal.forget(kept[: count // 2])
         assert journal.has_room
         await journal.open(record(journal, count))
         await journal.stop()
-        check_file(tmp_path)
+        check_files(tmp_path)
 
     asyncio.run(check())
 
@@ -131,7 +135,27 @@ def test_a_disk_that_others_filled_stops_new_turns_only_and_harms_nothing(small_
             await asyncio.sleep(0.05)
         await journal.open(record(journal, 2_000_000))
         await journal.stop()
-        check_file(small_disk / "journal")
+        check_files(small_disk / "journal")
+
+    asyncio.run(check())
+
+
+def test_a_gateway_starts_on_a_full_disk_and_settles_what_is_open(small_disk: Path) -> None:
+    async def check() -> None:
+        journal = Journal(small_disk / "journal", 8 * MIB)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        await journal.stop()
+        with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as file:
+            while True:
+                file.write(b"x" * 4096)
+        journal = Journal(small_disk / "journal", 8 * MIB)
+        assert not journal.has_room
+        (found,) = await journal.open_turns()
+        await close(journal, found)
+        await journal.forget([turn.id])
+        assert journal.backlog == 0
+        await journal.stop()
 
     asyncio.run(check())
 
@@ -173,8 +197,8 @@ def test_records_of_the_first_version_are_read(tmp_path: Path) -> None:
     )
 
     async def check() -> None:
-        await Journal(tmp_path).stop()
         with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db, db:
+            db.executescript(SCHEMA)
             db.execute("INSERT INTO turns VALUES ('msg_00000000a', 1, ?)", (old,))
         journal = Journal(tmp_path)
         (turn,) = await journal.closed_turns(10)

@@ -1,9 +1,7 @@
 """Final counts that an engine keeps for turns that the journal does not have."""
 
 import asyncio
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 from engine.protocol import FinalCounts, InputUsage
@@ -13,6 +11,7 @@ from gateway.journal.drain import Drain, Known
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
+from tests.gateway.journal.segment_edits import edit, without
 from tests.gateway.journal.test_journal import Witness, record
 from tests.gateway.serving import WAIT_SECONDS, make_settings, migrate
 
@@ -28,8 +27,7 @@ def reconciler_of(journal: Journal, witness: Witness, known: Known) -> Reconcile
 
 def lose(directory: Path, turn_id: str) -> None:
     """Take one record out of a journal that is not running."""
-    with closing(sqlite3.connect(directory / "journal.db")) as db, db:
-        assert db.execute("DELETE FROM turns WHERE id = ?", (turn_id,)).rowcount == 1
+    assert edit(directory, without(turn_id))
 
 
 def test_counts_are_acknowledged_if_the_ledger_has_the_turn_and_else_it_is_named_once(
