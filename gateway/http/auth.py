@@ -23,7 +23,7 @@ from litestar.middleware import AbstractAuthenticationMiddleware, Authentication
 from litestar.types import ASGIApp, Receive, Scope, Send
 from pydantic import SecretStr
 
-from gateway.base.errors import Forbidden, MissingKey, SampleData, Unauthenticated
+from gateway.base.errors import Forbidden, MissingKey, NotFound, SampleData, Unauthenticated
 from gateway.http.admitted import group_of
 from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
@@ -35,6 +35,7 @@ OWN_WORKSPACE = {"own_workspace": True}
 READS_BY_POST = {"own_workspace": True, "is_read": True}
 EXPORT = {"own_workspace": True, "is_export": True}
 _READING = ("GET", "HEAD")
+_WRITTEN_OUT = (b"/admin/v1/", b"/v1/organizations/")
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
@@ -118,6 +119,7 @@ class AdminAuth(AbstractAuthenticationMiddleware):
         super().__init__(_Reading(app), *arguments, **options)
 
     async def authenticate_request(self, connection: Connection) -> AuthenticationResult:
+        _refuse_encoded(connection.scope)
         gate: AdminGate = connection.app.state.services.admin
         viewer = await gate.viewer(_presented_key(connection.scope), _address_of(connection.scope))
         _prove(connection.scope)
@@ -146,6 +148,17 @@ class _Reading:
             whose = viewer.workspace or viewer.key_id
         async with limit.taken(whose):
             await self._app(scope, receive, send)
+
+
+def _refuse_encoded(scope: Scope) -> None:
+    """Raise NotFound where the beginning of the path is not written out.
+
+    Servers decode `/admin%2fv1` or `/%61dmin/v1` to the same path. A proxy that keeps the admin API
+    to itself may compare the bytes that were sent.
+    """
+    raw = scope.get("raw_path")
+    if raw is not None and not raw.startswith(_WRITTEN_OUT):
+        raise NotFound("not found: the path begins with a percent-encoded part")
 
 
 def _shows_own_workspace(connection: Connection) -> bool:

@@ -75,6 +75,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     eventually(lambda: not engine.running)
     engine.script, engine.refusal, engine.is_ready = say("Hello", " there"), None, True
     engine.wait_seconds, engine.num_heartbeats = 0.0, 0
+    engine.secret = ScriptedEngine.secret
     engine.entries.clear()
     engine.requests.clear()
     engine.refused.clear()

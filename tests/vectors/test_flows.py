@@ -317,6 +317,8 @@ def test_batches_are_taken_and_regions_are_refused_v126(vector: Vector) -> None:
     assert (taken.status_code, taken.json()["processing_status"]) == (200, "in_progress")
     refused = refusal(vector.world.post("messages", {**body, "inference_geo": "us"}))
     assert refused.startswith("inference_geo: ")
+    path = f"messages/batches/{taken.json()['id']}"  # what it writes must not meet another vector
+    wait_until(lambda: vector.world.get(path).json()["processing_status"] == "ended")
 
 
 def test_either_header_carries_the_key_v127(vector: Vector) -> None:

@@ -56,6 +56,10 @@ class World:
         headers = {**HEADERS, "x-api-key": self.keys[key]}
         return httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers, timeout=120)
 
+    def get(self, path: str, key: str = "default") -> httpx.Response:
+        headers = {**HEADERS, "x-api-key": self.keys[key]}
+        return httpx.get(f"{self.url}/v1/{path}", headers=headers, timeout=120)
+
 
 @dataclass
 class Vector:

@@ -121,6 +121,19 @@ def test_every_route_with_every_kind_of_key(
     assert "anthropic-workspace-id" not in reply.headers
 
 
+@pytest.mark.parametrize("path", ["/admin%2fv1%2fkeys", "/admin%2Fv1/keys", "/%61dmin/v1/keys"])
+def test_an_encoded_path_does_not_pass_a_proxy_that_closes_the_admin_api(
+    stack: Stack, keys: dict[str, str], path: str
+) -> None:
+    parts = urlsplit(stack.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection.request("GET", path, headers={"x-api-key": keys["admin"]})
+    reply = connection.getresponse()
+    assert reply.status == 404
+    assert b"percent-encoded" in reply.read()
+    connection.close()
+
+
 @pytest.mark.parametrize("operation", CLOSED, ids=lambda operation: operation.id)
 def test_a_key_that_ended_is_answered_like_one_that_never_was(
     stack: Stack, keys: dict[str, str], operation: Any
