@@ -39,7 +39,7 @@ def check_schemas(schemas: Iterable[tuple[str, dict[str, Any]]], limits: Request
         ):
             if value > bound:
                 raise SchemaRefused(f"{where}: {value} {what} > {bound} maximum")
-        nested = asked.depth + sum(map(depth_of, _targets(schema, asked.references)))
+        nested = asked.depth + _depth_named(schema, asked)
         if nested > limits.schema_nesting:
             raise SchemaRefused(
                 f"{where}: {nested} levels with all that `$ref` names"
@@ -68,6 +68,17 @@ class _Asked:
         multiple = value.get("multipleOf")
         if isinstance(multiple, int | float) and not isinstance(multiple, bool):
             self.multiple = max(self.multiple, _digits(multiple))
+
+
+def _depth_named(schema: Any, asked: _Asked) -> int:
+    """The levels of all that references name. Many may name one value, which is measured once."""
+    depths = {id(schema): asked.depth}
+    nested = 0
+    for target in _targets(schema, asked.references):
+        if id(target) not in depths:
+            depths[id(target)] = depth_of(target)
+        nested += depths[id(target)]
+    return nested
 
 
 def depth_of(value: Any) -> int:

@@ -6,13 +6,15 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from engine.backends.prepare.prepared import RequestLimits
+from engine.backends.prepare.prepared import Refused, RequestLimits
+from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.schemas import check_schemas, depth_of
 from engine.backends.prepare.worker import STACK_BYTES
 from engine.errors import SchemaRefused
-from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextPart
+from engine.protocol import Description, GenerateRequest, Message, Prompt, Sampling, TextPart
 from engine.settings import DEMO_MODEL
 from engine.text.renderer import ChatRenderer
 
@@ -79,6 +81,15 @@ def test_a_reference_by_an_odd_pointer_counts_as_deep_as_the_schema() -> None:
     check({**listed, "not": {"$ref": "#/properties/a~1b"}})
 
 
+@pytest.mark.parametrize("spelling", ["#/odd{}", "{}/large"])
+def test_very_many_references_to_one_value_cost_no_more_than_their_bytes(spelling: str) -> None:
+    references = [{"$ref": spelling.format(number)} for number in range(8_000)]
+    begun = time.process_time()
+    with pytest.raises(SchemaRefused, match="levels with all that"):
+        check({"large": references})
+    assert time.process_time() - begun < 3  # a walk for each of them took 14
+
+
 @pytest.mark.parametrize("multiple", [999_983, 1e15 + 37, 0.999983, 123456.5, 86_400_000])
 def test_a_multiple_of_many_digits_is_refused(multiple: float) -> None:
     with pytest.raises(SchemaRefused, match="as the digits of `multipleOf` > 100000 maximum"):
@@ -128,6 +139,28 @@ def test_patterns_that_people_write_are_compiled(renderer: ChatRenderer) -> None
         r"\S+@\S+",
     ):
         renderer.parser(request_of(with_pattern(pattern)))
+
+
+@pytest.mark.parametrize("seconds, is_refused", [(0.0, True), (60.0, False)])
+def test_a_grammar_that_takes_long_to_compile_is_refused(
+    renderer: ChatRenderer, seconds: float, is_refused: bool
+) -> None:
+    description = Description(
+        backend="native",
+        model="demo",
+        epoch="",
+        max_context_tokens=4096,
+        block_size=16,
+        num_blocks=256,
+        granularity=1,
+        min_cache_tokens=32,
+        capabilities=["structured_output"],
+    )
+    preparer = Preparer(renderer, description, RequestLimits(grammar_seconds=seconds))
+    answer = preparer.generate(msgspec.json.encode(request_of(with_pattern("a{3}"))))
+    assert isinstance(answer, Refused) == is_refused
+    if isinstance(answer, Refused):
+        assert "0 seconds to compile" in str(answer)
 
 
 def test_depth_counts_objects_and_lists() -> None:
