@@ -44,6 +44,15 @@ def required_variables(value: Any) -> set[str]:
     return set(re.findall(r"\$\{(\w+):\?", str(value)))
 
 
+def test_the_head_of_the_example_names_the_settings_that_compose_hands_on() -> None:
+    example = (ROOT / ".env.example").read_text("utf-8")
+    by_hand, _, generated = example.partition("\n# The gateway\n")
+    settings = set(re.findall(r"^#([A-Z_]+)=", generated, re.MULTILINE))
+    handed_on = set(re.findall(r"\$\{([A-Z_]+)", COMPOSE.read_text("utf-8")))
+    head = by_hand.partition("\n\n")[0]
+    assert set(re.findall(r"[A-Z]+(?:_[A-Z]+)+", head)) == settings & handed_on - SECRETS
+
+
 @every_service
 def test_a_service_can_do_no_more_than_it_must(name: str) -> None:
     service = SERVICES[name]
