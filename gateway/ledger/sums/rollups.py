@@ -15,7 +15,6 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
-    bindparam,
     case,
     cast,
     delete,
@@ -37,7 +36,15 @@ from gateway.ledger.schema import (
     TurnRollupRow,
     TurnRow,
 )
-from gateway.ledger.sums.gaps import FIVE_MINUTES_MS, HOUR_MS, add_gaps
+from gateway.ledger.sums.gaps import (
+    FIVE_MINUTES_MS,
+    HOUR_MS,
+    Changes,
+    add_gaps,
+    gaps_among_others,
+    gaps_in_order,
+)
+from gateway.ledger.sums.inserted import are_inserted, inserted, is_postgres
 from gateway.prices.price import PROMPT_BANDS
 
 HOUR_SECONDS = 3600
@@ -240,9 +247,9 @@ def _prefixes(where: ColumnElement[bool]) -> Any:
     )
 
 
-def _upsert(is_postgres: bool, table: type[Base], source: Any) -> Any:
+def _upsert(on_postgres: bool, table: type[Base], source: Any) -> Any:
     """Add `source` to the table. All writers use one order, so that no two deadlock."""
-    insert = postgresql.insert if is_postgres else sqlite.insert
+    insert = postgresql.insert if on_postgres else sqlite.insert
     target = table.__table__
     keys = [column.name for column in target.primary_key]
     names = [column.name for column in source.selected_columns]
@@ -277,12 +284,12 @@ def interval_sums(where: ColumnElement[bool]) -> dict[IntervalTable, Any]:
     }
 
 
-def _additions(is_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
-    return [_upsert(is_postgres, table, sums) for table, sums in interval_sums(where).items()]
+def _additions(on_postgres: bool, where: ColumnElement[bool]) -> list[Any]:
+    return [_upsert(on_postgres, table, sums) for table, sums in interval_sums(where).items()]
 
 
 @cache
-def _adding(is_postgres: bool) -> list[Any]:
+def _adding(on_postgres: bool) -> list[Any]:
     """The statements of every drain.
 
     They are made once, since making them costs more than running them.
@@ -290,18 +297,24 @@ def _adding(is_postgres: bool) -> list[Any]:
     The last one locks the prefixes' rows, so that of two writers the second sees the first one's
     turns when it looks for neighbours.
     """
-    where = TurnRow.id.in_(bindparam("turn_ids", expanding=True))
-    prefixes = _upsert(is_postgres, PrefixRow, _prefixes(where))
-    return [*_additions(is_postgres, where), prefixes]
+    where = are_inserted(on_postgres=on_postgres)
+    prefixes = _upsert(on_postgres, PrefixRow, _prefixes(where))
+    return [*_additions(on_postgres, where), prefixes]
 
 
 def add_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
     """Add turns that this transaction has just inserted."""
     if not turn_ids:
         return
-    for statement in _adding(_is_postgres(connection)):
-        connection.execute(statement, {"turn_ids": turn_ids})
-    add_gaps(connection, turn_ids)
+    values, changes, others = inserted(connection, turn_ids), Changes(), turn_ids
+    on_postgres = is_postgres(connection)
+    if not on_postgres:
+        changes, others = gaps_in_order(connection, values)
+    for statement in _adding(on_postgres):
+        connection.execute(statement, values)
+    if others:
+        changes.update(gaps_among_others(connection, others))
+    add_gaps(connection, changes)
 
 
 async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms: int) -> None:
@@ -315,7 +328,7 @@ async def rebuild_interval(connection: AsyncConnection, since_ms: int, until_ms:
         within = (table.start_ms >= since_ms) & (table.start_ms < until_ms)
         await connection.execute(delete(table).where(within))
     where = (TurnRow.opened_ms >= since_ms) & (TurnRow.opened_ms < until_ms)
-    for statement in _additions(_is_postgres(connection), where):
+    for statement in _additions(is_postgres(connection), where):
         await connection.execute(statement)
 
 
@@ -324,7 +337,7 @@ async def rebuild_prefixes(connection: AsyncConnection) -> None:
     await _lock(connection, PrefixRow)
     await connection.execute(delete(PrefixRow))
     await connection.execute(
-        _upsert(_is_postgres(connection), PrefixRow, _prefixes(literal(1) == 1))
+        _upsert(is_postgres(connection), PrefixRow, _prefixes(literal(1) == 1))
     )
     counts = gap_counts()
     is_own = (PrefixRow.workspace_id == counts.c.workspace_id) & (
@@ -373,13 +386,9 @@ def gap_counts() -> Any:
     )
 
 
-def _is_postgres(connection: AsyncConnection | Connection) -> bool:
-    return connection.dialect.name == "postgresql"
-
-
 async def _lock(connection: AsyncConnection, *tables: type[Base]) -> None:
     """Lock the tables. SQLite has a single writer anyway, from the first changing statement on."""
-    if _is_postgres(connection):
+    if is_postgres(connection):
         names = ", ".join(table.__tablename__ for table in tables)
         await connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
 
