@@ -76,12 +76,12 @@ class Entries:
         self.lifetimes = LifetimeCounts()
 
     def __len__(self) -> int:
-        """Without lapsed ones, which no new request can read."""
+        """The number of entries, without lapsed ones, which no new request can read."""
         return len(self._by_key) - self._num_lapsed
 
     @property
     def num_leases(self) -> int:
-        """Of all tiers."""
+        """The number of leases in all tiers."""
         return len(self.leases) + self._copies.num_leases
 
     # Reading.
@@ -131,7 +131,7 @@ class Entries:
         self._set_expiry(refresh.entry)
 
     def seconds(self, ttl: Ttl, own: float | None = None) -> float:
-        """A lifetime: of the TTL, or the breakpoint's `own`."""
+        """A lifetime in seconds: the breakpoint's `own`, else the TTL's."""
         return (TTL_SECONDS[ttl] if own is None else own) * self._ttl_scale
 
     def why_missing(self, key: Digest, now: float) -> MissReason | None:

@@ -79,7 +79,7 @@ class Leases:
         demand_seconds: float,
         rank_shares: Sequence[float] = RANK_SHARES,
     ) -> None:
-        """The shares are of 0 to 1; `demand_seconds` are the shortest TTL's."""
+        """Shares are 0 to 1. `demand_seconds` is the shortest TTL in seconds."""
         self._pool = pool
         self.max_blocks = int(pool.num_blocks * lease_share)
         self.scope_blocks = int(self.max_blocks * scope_lease_share)

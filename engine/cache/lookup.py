@@ -1,7 +1,7 @@
 """Which entry a breakpoint may read: the 20-position window.
 
-The rules are those of the public prompt-caching contract ("Lookback window"), decided
-where it is silent as PROTOCOL.md says. Pure: entries are asked for through a callable.
+The rules are those of the public prompt-caching contract ("Lookback window"). Where the contract is
+silent, PROTOCOL.md decides. Pure: entries are asked for through a callable.
 """
 
 from collections.abc import Callable, Iterator, Sequence

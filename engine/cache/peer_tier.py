@@ -19,9 +19,9 @@ KnownAbove = Callable[[BlockKey], bool]
 
 
 class PeerTier(StoreTier):
-    """Only finds and reads: nothing is wanted of it, and its deletions are nobody's.
+    """Finds and reads other members' files. It writes and deletes none.
 
-    Of what the pools above reuse it takes the names over, as far as it has the content.
+    When a pool above reuses a block, this tier takes over the block's names if it has the content.
     """
 
     def take_over_keys(self, keys: Iterable[BlockKey]) -> list[Block] | None:
@@ -41,7 +41,7 @@ class PeerTier(StoreTier):
         return blocks
 
     def has_room(self, keys: Sequence[BlockKey]) -> bool:
-        """Whether nothing here makes way for these files."""
+        """Whether these files fit without another file making way here."""
         return sum(self.files.block_of(key.name) is None for key in keys) <= self.pool.num_empty
 
     def tell(self, names: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What the store's tier says of files: what they are of, and what is to be done with them."""
+"""The store tier's records of files: which content a file has, and the work that is to be done."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,10 @@ Payload = bytes | memoryview
 
 
 class BlockKey(NamedTuple):
-    """What a file must be of. `owner` is the digest of the scope's empty prefix."""
+    """The content that a file must have. `owner` is the digest of the scope's empty prefix.
+
+    `packed` are the block's token ids. `place` is the block's index in its chain.
+    """
 
     name: str
     owner: Digest
@@ -31,14 +34,14 @@ class Save(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A payload that was read, and the device block that it belongs into."""
+    """A payload that was read, and the device block that it is copied to."""
 
     payload: bytes
     target: BlockId
 
 
 class Note(NamedTuple):
-    """What the journal must say. `is_whole`: all of the entry; otherwise its times and lease."""
+    """A line for the journal: a whole entry (`put`), its times and lease (`touch`), or its end."""
 
     entry: Entry
     key: Digest

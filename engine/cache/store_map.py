@@ -54,7 +54,7 @@ class FileMap:
         return self._keys.get(block)
 
     def key_of(self, block: Block) -> BlockKey:
-        """What the block's file must be of. Raises KeyError where it has none."""
+        """The content that the block's file must have. Raises KeyError if the block has no file."""
         return self._keys[block]
 
     def prove(self, block: Block) -> None:

@@ -118,7 +118,7 @@ class BlockTable:
             yield position, end
 
     def reachable(self, end: int) -> int:
-        """The position up to which can be computed before more content comes from the host.
+        """The position up to which tokens can be computed before more content arrives.
 
         It is `end` at most.
         """

@@ -30,7 +30,7 @@ MASK_SECONDS = 1.0
 WAIT_SECONDS = 0.005
 """Seconds for which a step waits for masks. Most are ready by then."""
 BRIEF_SECONDS = 0.001
-"""The same while other scopes wait for the step."""
+"""Seconds for which a step waits for masks while other scopes wait for the step."""
 MAX_THREADS = 4
 NICENESS = 5
 """A thread takes a third of the processor that a step takes beside it, as preparing workers do."""
@@ -64,7 +64,7 @@ class _Work:
 
 
 class _ThreadTimer:
-    """Seconds of the processor that the thread which made this has taken since."""
+    """Processor seconds that the thread which made this timer has taken since then."""
 
     def __init__(self) -> None:
         self._clock: int | None = None
@@ -73,7 +73,7 @@ class _ThreadTimer:
             self._began = time.clock_gettime(self._clock)
 
     def seconds(self) -> float | None:
-        """None where the system does not tell."""
+        """Processor seconds; None if the system does not tell."""
         if self._clock is None:
             return None
         return time.clock_gettime(self._clock) - self._began

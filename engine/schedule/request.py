@@ -15,10 +15,10 @@ from engine.schedule.runner import SampleParams
 
 
 class Drafter(Protocol):
-    """Of one choice. It must be fast: it is called on the engine's thread, once a step."""
+    """Proposes tokens of one choice. It must be fast: the engine's thread calls it once a step."""
 
     def propose(self, tokens: Sequence[TokenId]) -> list[TokenId]:
-        """What may follow these tokens, which begin with those of the call before."""
+        """Tokens that may follow these, which begin with the tokens of the call before."""
         ...
 
     def verified(self, num_proposed: int, num_accepted: int) -> None:
@@ -35,10 +35,10 @@ class SequenceState:
     """One choice.
 
     `tokens` are the prompt's and the sampled ones; the table has the KV of a prefix of them. `bias`
-    is what penalties and biases make of the logits; None where there are none. Then `sampled` are
-    the tokens that it counts. `last_output_at` is when its last token came; None before the first.
-    `logprobs` are there where the request wants them. `draft` are tokens that may come next,
-    as the `drafter` says, which is there with speculation.
+    is added to the logits by token. It has the request's biases and the penalties for the tokens in
+    `sampled`; None without penalties. `last_output_at` is when the last token came, in seconds of
+    the engine's clock; None before the first. `logprobs` is there if the request wants them.
+    `draft` are tokens that the `drafter` proposes next. The `drafter` is there with speculation.
     """
 
     request: "RequestState"

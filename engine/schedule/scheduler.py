@@ -33,12 +33,12 @@ MAX_OVERTAKEN = 16
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""
 MAX_LOOKED_AT = 64
-"""How many requests a step looks at for that.
+"""How many requests that may not fit one step looks at.
 
 A request that is known to need more blocks is not tried.
 """
 SPARE_SHARE = 8
-"""An eighth of `max_running` more may run, each of a scope of which nothing else runs."""
+"""One in so many of `max_running` may run besides, each of a scope of which nothing else runs."""
 
 
 class Scheduler:
@@ -128,7 +128,7 @@ class Scheduler:
         self.waiting.charge(computed, is_batch=is_batch)
 
     def computed(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
-        """The step that computed these chunks took so long."""
+        """Learn from a step that computed these chunks in so many seconds."""
         if any(chunk.sequence.is_batch for chunk in chunks):
             self._batch_share.computed()
         # One token that samples is a decode; a prompt's last token alone costs the same.

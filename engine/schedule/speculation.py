@@ -26,7 +26,7 @@ MAX_STEP_SHARE = 4
 
 
 class Speculation:
-    """Of one engine. Used from the engine's thread alone."""
+    """The speculation of one engine. Used from the engine's thread alone."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class AccessLog:
-    """Around the whole application, which answers errors outside of its own middleware."""
+    """Wraps the whole application, because it answers errors outside of its own middleware."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class AccessLog:
 
 
 def logged(charged: Callable[[TurnRecord], None], is_on: bool) -> Callable[[TurnRecord], None]:
-    """`charged`, and then the turn's line where the access log is on."""
+    """A function that calls `charged`, and then logs the turn if the access log is on."""
     if not is_on:
         return charged
     log = get_logger("access")

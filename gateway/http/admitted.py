@@ -39,7 +39,7 @@ class Connections:
         return len(self._all)
 
     def enter(self, guest: Guest, address: str) -> bool:
-        """Whether it may stay; another may have been evicted for it."""
+        """Whether the newcomer may stay; another connection may have been evicted for it."""
         group = group_of(address)
         of_address = self._by_address.get(group, OrderedDict())
         if len(of_address) >= self._most_of_address and not self._make_room(of_address):
@@ -95,11 +95,14 @@ def num_descriptors() -> int:
 
 
 def most_connections(wanted: int, descriptors: int) -> int:
-    """`wanted`, or three quarters of the descriptors where that is 0 or less."""
+    """`wanted`, or three quarters of the descriptors if `wanted` is 0 or less."""
     room = max(descriptors * 3 // 4, 1)
     return min(wanted or MAX_CONNECTIONS, room)
 
 
 def backlog_for(descriptors: int) -> int:
-    """The loop accepts all that wait before any can be refused: an eighth of the descriptors."""
+    """The length of the socket's backlog: an eighth of the descriptors.
+
+    The event loop accepts all waiting connections before it can refuse one.
+    """
     return max(16, min(_MAX_BACKLOG, descriptors // 8))

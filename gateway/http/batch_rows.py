@@ -42,7 +42,7 @@ class RowReader:
     clock: Clock
 
     def ask(self, body: bytes, principal: Principal, version: Version) -> Ask:
-        """Raise what a request with this body would be answered with."""
+        """Raise the error that a request with this body would be answered with."""
         decoded, num_removed = decode_messages(body, self.bounds), 0
         if self.removes_nonces:
             decoded, num_removed = without_nonces(decoded)
@@ -97,7 +97,7 @@ def ranked(
 def _prefix_of(
     reader: RowReader, body: bytes, principal: Principal, version: Version
 ) -> tuple[list[str], str]:
-    """What rows are sorted by, the model and names of prefixes; and the name of what is shared."""
+    """The sort key of a row (model and names of prefixes), and the name of its shared prefix."""
     try:
         ask = reader.ask(body, principal, version)
     except GatewayError:

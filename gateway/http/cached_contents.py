@@ -84,7 +84,7 @@ class CachedContentsController(Controller):
         services = services_of(request)
         content, now = await _find(request, content_id), services.clock.wall()
         async with services.storing.taken(request.user.workspace):
-            # First the row: should the gateway die here, the sweep ends the lease.
+            # The row goes first: if the gateway dies here, the sweep ends the lease.
             await services.cached_contents.move_expiry(content, now, content.held_until, now)
             await services.sweep.end([content])
         return answered(caches.Nothing())
@@ -163,7 +163,7 @@ async def _create(request: KeyRequest, body: bytes) -> caches.CachedContent:
 
 
 async def _update(request: KeyRequest, content_id: str, body: bytes) -> caches.CachedContent:
-    """A later end is told to an engine at once. At an earlier one the sweep ends the lease."""
+    """Tell an engine of a later end at once. The sweep ends the lease at an earlier one."""
     services, workspace = services_of(request), request.user.workspace
     now = services.clock.wall()
     given = caches.decode_update(body, services.bounds)

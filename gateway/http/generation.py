@@ -1,5 +1,4 @@
-"""Shared by the generating calls of all dialects: read the body, wait for an engine, answer,
-end."""
+"""The steps that generating calls of all dialects share: read, wait for an engine, answer."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar

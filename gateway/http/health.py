@@ -33,7 +33,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`backlog` is turns that the ledger does not have yet, `set_aside` those that it can't get."""
+    """`backlog` counts turns that the ledger does not have yet, `set_aside` those it can't get."""
 
     backlog: int
     bytes: int
@@ -46,9 +46,9 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: the gateway was told to end.
 
     `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
-    database for good; there is neither while it is ready. `ledger_damage` lists what a look
-    through the ledger found: the first of it, which does not keep the gateway from serving. It is
-    null until the gateway has looked.
+    database for good; both are empty while the gateway is ready. `ledger_damage` lists the first
+    findings of the last look through the ledger. They do not keep the gateway from serving. It is
+    null until the first look is over.
     """
 
     ready: bool
@@ -92,11 +92,11 @@ class HealthController(Controller):
     async def readyz(
         self, state: State, services: NamedDependency[Services]
     ) -> Response[Readiness]:
-        """Ready while an engine is (or was until just now), the journal has room and no loop is
-        failing, until it is told to stop.
+        """Whether the gateway takes turns: an engine is ready (or was until just now), the journal
+        has room, no loop is failing, and the gateway was not told to stop.
 
-        No database is needed: one that is away may come back. One that is damaged or another one
-        than before does not by itself.
+        A database that is away does not count, since it may come back by itself. One that is
+        damaged, or another one than before, makes the gateway not ready.
 
         `/health` is vLLM's name, which GuideLLM asks for.
         """

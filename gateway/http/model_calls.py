@@ -1,6 +1,6 @@
 """The POSTs that run turns, in front of Litestar's routes.
 
-Litestar's routing, middlewares and injection cost a request 120 us of CPU, which is a third of what
+Litestar's routing, middlewares and injection cost a request 120 µs of CPU, which is a third of what
 a turn may cost. So these calls are taken out before them. Each still has its route there, which
 answers the other methods, and the spellings of a path that are not looked up here. Both ways call
 the same functions.

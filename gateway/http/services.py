@@ -90,7 +90,9 @@ class Services:
 
 
 def services_of(request: litestar.Request[Any, Any, Any]) -> Services:
-    """What the dependency `services` is, for calls that run turns: injecting it, and headers, would
-    cost each of them as much as reading its body does."""
+    """The application's services, for calls that run turns.
+
+    Injecting them, and headers, would cost such a call as much as reading its body.
+    """
     services: Services = request.app.state.services
     return services

@@ -1,4 +1,4 @@
-"""What a path or a method that is not served is told: the nearest one that is.
+"""Error messages for a path or a method that is not served: they name the nearest one that is.
 
 Most such requests come from a client whose base URL ends in `/v1` and should not, or should and
 does not.

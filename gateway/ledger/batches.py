@@ -59,9 +59,9 @@ _ANY_THAT_RUNS = select(BatchRow.id).where(_RUNS).limit(1)
 
 
 class Batches:
-    """Of a workspace's batches at most `most_running` have not ended.
+    """A workspace has at most `most_running` batches that have not ended.
 
-    The rows of those that have not been deleted have `most_bytes` together.
+    The rows of its batches that are not deleted have at most `most_bytes` together.
     """
 
     def __init__(self, ledger: Ledger, *, most_running: int, most_bytes: int) -> None:

@@ -88,7 +88,7 @@ async def stored_turns(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 async def _read(connection: AsyncConnection, query: Any) -> list[Any]:
-    """Rows as they are stored. Raise LedgerDamaged where a value is none of its column's."""
+    """Rows as they are stored. Raise LedgerDamaged if a value has not its column's type."""
     try:
         return list((await connection.execute(query)).mappings().all())
     except (ValueError, TypeError, UnicodeDecodeError, sqlite3.OperationalError) as error:

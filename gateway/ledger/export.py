@@ -33,7 +33,7 @@ _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _PAGE = 1000
 EXPORT_SECONDS = 300.0
-"""An export that takes longer is cut off, also if its client is what is slow."""
+"""An export that takes longer is cut off, also if only its client is slow."""
 _DAY_MS = DAY_SECONDS * 1000
 _WEEK_MS = 7 * _DAY_MS
 _SUMS = Totals.__struct_fields__

@@ -90,7 +90,7 @@ class Inspection:
 
 
 async def _tell(stopping: asyncio.Event, over: threading.Event) -> None:
-    """What runs in a thread hears of the end too."""
+    """Set `over`, which stops the work in a thread, once `stopping` is set or this is cancelled."""
     try:
         await stopping.wait()
     finally:

@@ -196,8 +196,8 @@ class Keys:
     async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
         """The newest keys that work, of workspaces that are not archived.
 
-        All rows are of one moment: of a key and its workspace that are made meanwhile both are
-        there or neither. The event loop runs between any two pages of keys.
+        All rows are of one moment: a key that is made meanwhile is there with its workspace, or
+        neither is. The event loop runs between any two pages of keys.
         """
         async with self._ledger.snapshot() as connection:
             version = await watermark.read(connection)

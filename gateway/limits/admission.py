@@ -3,10 +3,10 @@
 Pure, with injected clocks. A turn's tokens are known when it ends. So its beginning reserves an
 estimate, and `count_used` corrects it with the engine's counts:
 
-- the estimate is the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`), - times
-the share of their estimates that this workspace's turns lately used. Cache reads do not count, so a
-workspace that mostly reads reserves less, - and at most the whole bucket, so that a prompt of any
-length can start when the bucket is full.
+- The estimate begins as the prompt's bytes / 4 plus `max_tokens`, of which at most 1,024 (`Ask`).
+- It is multiplied by the share of their estimates that this workspace's turns lately used. Cache
+  reads do not count, so a workspace that mostly reads reserves less.
+- It is at most the whole bucket, so a prompt of any length can start when the bucket is full.
 
 A turn that used more than it reserved leaves the bucket in debt, and later turns wait for that. So
 one minute may see more than the limit, but the long run does not. Each gateway has its own buckets,
@@ -104,7 +104,7 @@ class _Reservation(NamedTuple):
 
 
 class Admitting(Protocol):
-    """What turns use of an admission, in this process or behind a link."""
+    """The methods of an admission that turns call, in this process or over a link."""
 
     @property
     def in_flight(self) -> int: ...
@@ -139,7 +139,7 @@ class Admission:
         return _Place(self, turn_id, principal, estimate, backlog)
 
     def check_room(self, backlog: int) -> None:
-        """Raise Overloaded where there is no room for another turn."""
+        """Raise Overloaded if the gateway has no room for another turn."""
         if self._in_flight >= MAX_ADMITTED or backlog >= MAX_BACKLOG:
             raise Overloaded
 

@@ -1,8 +1,9 @@
 """How many unanswered turns a workspace may have at engines, where its clients keep leaving early.
 
 A turn whose client leaves before the first token has cost an engine its prefill, and nobody has an
-answer of it. A workspace without such turns has no bound here. One with them has a *window*, which
-follows TCP's congestion control (RFC 5681: additive increase, multiplicative decrease):
+answer of it. A workspace without such turns has no bound here. A workspace with them has a
+*window*, which follows TCP's congestion control (RFC 5681: additive increase, multiplicative
+decrease):
 
 - a turn that its client left before the first token halves the window, down to its least,
 - a turn that reached its first token widens it by one,
@@ -11,8 +12,8 @@ follows TCP's congestion control (RFC 5681: additive increase, multiplicative de
 
 So at most half of the engines work for a workspace whose turns are all left early, and a workspace
 where one turn of a hundred is left keeps about two hundred. A turn that was left counts until its
-engine has been told to end it. The window holds nobody back who is alone: it binds while another
-workspace has had a turn within NEIGHBOUR_SECONDS.
+engine has been told to end it. A workspace that is alone is not bound by its window: the window
+binds while another workspace has had a turn within NEIGHBOUR_SECONDS.
 
 Pure, on a clock that is handed in. Each gateway has its own windows, which its workers share.
 """
@@ -47,7 +48,7 @@ class _Account:
 
 
 class Windows(Protocol):
-    """What becomes of a turn in its workspace's window."""
+    """The methods of windows that a turn's place calls."""
 
     def answered(self, workspace: str) -> None: ...
     def halve(self, workspace: str) -> None: ...
@@ -57,8 +58,8 @@ class Windows(Protocol):
 class Unanswered:
     """One turn in its workspace's window, until it is answered, or over.
 
-    The context is the turn's time at engines. It takes the turn out of the window at its end, but
-    one that was `abandoned`. `ended` does that, once its engine works on it no more.
+    The context is the turn's time at engines. It takes the turn out of the window at its end,
+    unless it was `abandoned`. Then `ended` does, once its engine works on it no more.
     """
 
     def __init__(self, windows: Windows, workspace: str) -> None:
@@ -107,7 +108,7 @@ class CongestionWindows:
     ) -> None:
         """`on_room` is called when a workspace with a window may have another turn at engines.
 
-        `least` gives what no window becomes smaller than.
+        `least` gives the least size of a window, in turns.
         """
         self._monotonic = monotonic
         self._on_room = on_room

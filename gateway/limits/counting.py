@@ -1,7 +1,6 @@
-"""What a workspace may have counted: `count_tokens` makes no turn, so no limit of turns bounds it.
+"""The limits of `count_tokens` for each workspace: requests and bytes a minute, calls at one time.
 
-Requests and bytes of a minute, and calls at one time, each apart from the workspace's turns. Pure
-but for the clock that is handed in.
+A count makes no turn, so no limit of turns bounds it. Pure but for the clock that is handed in.
 """
 
 import math
@@ -30,7 +29,7 @@ class _Account:
 
 
 class CountingCalls(Protocol):
-    """What handlers use of it, in this process or behind a link."""
+    """The method that handlers call, in this process or over a link."""
 
     async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]: ...
 

@@ -116,8 +116,11 @@ class KeyRing:
         return hmac.new(self._master, workspace.encode(), sha256).hexdigest()[:32]
 
     async def find(self, key: str, address: str = "") -> Principal | None:
-        """Raise LedgerUnavailable where only the database knows, Overloaded where too many ask it
-        at once, and TooManyUnknownKeys where this address does so too often."""
+        """The workspace and rights of a key; None for a key that does not work.
+
+        Raise LedgerUnavailable if the key is not in memory and the database is away, Overloaded if
+        too many look-ups run, and TooManyUnknownKeys if this address has made too many.
+        """
         digest = digest_of(key)
         known = self._in_memory(digest) or await self._look_up(digest, address)
         # The dictionary compares digests, which do not reveal how close a guess was. Still every

@@ -5,7 +5,7 @@ from gateway.dialects.openai.errors import status_of as openai_status_of
 from gateway.prompt.ask import Api
 
 ERROR_CHARACTERS = 300
-"""The ledger keeps so much of an error's message."""
+"""The most characters of an error's message that the ledger keeps."""
 
 
 def kept_text(error: GatewayError) -> str:

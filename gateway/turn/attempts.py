@@ -29,7 +29,7 @@ class Returning(Protocol):
 
 @dataclass(slots=True)
 class Attempts:
-    """`sent` counts by the engine's URL what it took, or may have taken.
+    """`sent` counts, by the engine's URL, the attempts that it took or may have taken.
 
     `lost` has the moment at which its connection broke last. `first_lost` is the first of all such
     moments. `num_lost` counts the connections that broke over the turn.

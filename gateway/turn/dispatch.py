@@ -9,9 +9,9 @@ queue. If that one does not come back, the client is told to come again (`NotSer
 A stream's first byte is the engine's first frame. After it a failure is the stream's error. An
 answer in one piece goes out when it is whole, so until then it can begin anew elsewhere.
 
-A turn on which an engine fell silent before it accepted it is not sent to a second one: its prompt
-may be what the engine can't cope with, and must not visit all of them. The client is told to come
-again, since the engine may be busy with what others sent.
+A turn on which an engine fell silent before it accepted it is not sent to a second one. Its prompt
+may be the cause, and must not stop one engine after another. The client is told to come again,
+since the engine may also be busy with other turns.
 """
 
 import asyncio
@@ -105,8 +105,8 @@ class Dispatcher:
         self.legs = FirstLegs(self.fleet, self.router, self.clock)
 
     def check_length(self, ask: Ask) -> None:
-        """Raise PromptTooLong where no ready engine could hold the prompt, were each of its tokens
-        the longest of the model. What engines do not tell refuses nothing."""
+        """Raise PromptTooLong if no ready engine could hold the prompt even if each of its tokens
+        were the longest of the model. An engine that does not tell its bounds refuses nothing."""
         longest = 0
         most = 0
         for engine in self.fleet.ready:

@@ -2,10 +2,11 @@
 
 The first leg is a request with `max_tokens` 0. Its frames are not passed on; the client gets
 heartbeats. When it has ended, and an engine that may answer has told that it can read the prefix,
-the turn goes on as at every next attempt. A first leg that fails, or takes too long, is given up:
-then the turn goes on as if it had not been. `routing/roles.py` says which turns have one.
+the turn goes on as at every next attempt. A first leg that fails, or takes too long, is given up,
+and the turn goes on without it. `routing/roles.py` says which turns have one.
 
-What the first leg wrote is written to the client, and not read: its usage has the turn's classes.
+The turn's usage is that of the first leg: the tokens that it wrote count as written, although the
+answering engine read them.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ class FirstLeg:
 
 @dataclass(slots=True)
 class FirstLegs:
-    """`resting`: epochs of engines whose last first leg came to nothing, and until when they get no
-    other."""
+    """`resting`: the epochs of engines whose last first leg failed, and the monotonic second until
+    which each gets no other."""
 
     fleet: Fleet
     router: Router
@@ -103,13 +104,13 @@ def _answers_for(engine: Engine, other: Engine) -> bool:
 
 
 def prefill_only(request: GenerateRequest) -> GenerateRequest:
-    """The same prompt, without an answer."""
+    """The request of a first leg: the same prompt with `max_tokens` 0."""
     sampling = msgspec.structs.replace(request.sampling, max_tokens=0, num_choices=1)
     return msgspec.structs.replace(request, sampling=sampling)
 
 
 def over_legs(frames: list[Frame], first: Started | None) -> list[Frame]:
-    """The answering engine's frames as the client gets them."""
+    """The answering engine's frames, with the first leg's usage and times in Started."""
     if first is None:
         return frames
     return [_joined(frame, first) if isinstance(frame, Started) else frame for frame in frames]

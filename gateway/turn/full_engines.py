@@ -34,11 +34,11 @@ class FullEngines(ABC):
 
     @abstractmethod
     async def enter(self, ask: Ask, *, is_first: bool = False, is_charged: bool = False) -> Passing:
-        """Wait until an engine has room and it is this turn's turn.
+        """Wait until an engine has room and this turn is next.
 
-        `is_first`: it has been let in before, and an engine refused it; `is_charged` is what was
-        told then. Its place in the window is the one that it got then. Raise Overloaded where the
-        queue is full, or its time is over.
+        `is_first`: the turn was let in before and an engine refused it, so it goes before its
+        workspace's other turns. Then `is_charged` is that of its earlier Passing, and it keeps its
+        place in the window. Raise Overloaded if the queue is full or the turn's time is over.
         """
 
     @abstractmethod
@@ -71,8 +71,8 @@ class FullEngines(ABC):
     def crowded(self, ask: Ask) -> list[str]:
         """URLs of engines that have a quarter more turns than they compute together.
 
-        Other engines are preferred then, whatever these hold. Below that a held prefix is worth a
-        short wait. For a row of a batch these are the engines without idle room.
+        Other engines are preferred, whatever prefixes these hold. Below that a held prefix is worth
+        a short wait. For a row of a batch these are the engines without idle room.
         """
         if ask.is_batch:
             return self._idle_room.without()
@@ -100,7 +100,7 @@ class FullEngines(ABC):
         )
 
     def _takes_turns(self, engine: Engine, model: str | None, now: float) -> bool:
-        """Whether the engine is ready for turns of the model, were it not for its room."""
+        """Whether the engine is ready for turns of the model, apart from its room."""
         description = engine.description
         return (
             description is not None

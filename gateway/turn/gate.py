@@ -3,8 +3,8 @@
 A turn that waits at an engine can't move to another engine that has room first. Engines like vLLM
 also serve in the order of arrival, without fairness between workspaces. So the engines' own queues
 are kept short. Each engine gets as many turns as it computes together and a few more, and at most
-`queue_tokens` of waiting prefill. Further turns wait here. The bound on prefill holds back nobody
-who has none at an engine: a workspace's first unanswered turn never waits for others' prompts.
+`queue_tokens` of waiting prefill. Further turns wait here. The bound on prefill does not hold
+back a workspace's first unanswered turn: it never waits for others' prompts.
 
 An engine may be full all the same: other gateways send to it too, or it does not say how many turns
 it takes. Its refusal counts until one of our turns moves on there, or for a second.
@@ -127,8 +127,8 @@ class Gate(FullEngines):
     def spare(self) -> tuple[int, int]:
         """Turns, and tokens of prefill, that may go to engines at once without a question.
 
-        Of the model whose engines have the least; none while turns wait or a workspace has a
-        window.
+        They are those of the model whose engines have the least room. There are none while turns
+        wait or a workspace has a window.
         """
         if self._queue or self._idle_room.queue or self._windows.is_any_bounded:
             return 0, 0
@@ -284,7 +284,7 @@ class Gate(FullEngines):
     def _goes_early(
         self, has_place: dict[str | None, bool], workspace: str, model: str | None
     ) -> bool:
-        """Whether the workspace has no unanswered turn, and an engine has a place, if no room.
+        """Whether the workspace has no unanswered turn, and an engine has a place, though no room.
 
         `has_place` keeps the answer about the engines for each model.
         """

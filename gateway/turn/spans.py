@@ -1,8 +1,8 @@
 """The spans of a turn: one for the turn, one below it for each engine that it was sent to.
 
-Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`); what these have no word for
-begins with `holdfast.`. The engine's own spans continue below its call. No attribute has a word
-that a client wrote, but the model's name and the workspace's.
+Names and attributes are OpenTelemetry's for generative AI (`gen_ai.*`); names that these lack
+begin with `holdfast.`. The engine's own spans continue below its call. The names of the model and
+of the workspace are the only words of a client in attributes.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Ends the leases of cached contents whose time is over or that were deleted.
 
-An engine lets a lease go by itself when the time is over that it was told. This is for the leases
-that end before it: after a deletion, or after an update to an earlier end.
+An engine ends a lease by itself at the end that it was told. The sweep ends leases before that:
+after a deletion, or after an update to an earlier end.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Sweep:
         if description is None:
             return
         scope = self._keyring.scope_of(content.workspace_id)
-        # An engine that is away loses the lease, or ends it at the time that it was told.
+        # An engine that is away has lost the lease, or ends it at the end that it was told.
         with suppress(GatewayError):
             model = self._catalogue.find(content.model, self._fleet.served)
             if not model.is_served_by(description.model):
