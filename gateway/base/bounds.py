@@ -112,8 +112,8 @@ class LoadBounds(BaseModel):
     connections: int = Field(
         default=0,
         ge=0,
-        description="Most connections of clients; 0 takes three quarters of the descriptors that"
-        " the process may have",
+        description="Most connections of clients; 0 is 16,384. Clients never get more than three"
+        " quarters of the descriptors that the process may have",
     )
     connections_per_address: int = Field(
         default=256,

@@ -95,7 +95,7 @@ def num_descriptors() -> int:
 
 
 def most_connections(wanted: int, descriptors: int) -> int:
-    """`wanted`, or three quarters of the descriptors if `wanted` is 0 or less."""
+    """`wanted`, or MAX_CONNECTIONS if that is 0; at most three quarters of the descriptors."""
     room = max(descriptors * 3 // 4, 1)
     return min(wanted or MAX_CONNECTIONS, room)
 
