@@ -8,7 +8,7 @@
 
 The seal covers the payload's checksum, so that header and payload can't be of two files. The
 checksum finds damage and is not keyed: who may write a store's files may read its secret as well.
-Files of version 1 have BLAKE2b of 256 bits in its place, and are read. Pure.
+Files of version 1 have a BLAKE2b digest of 256 bits as their checksum, and are read too. Pure.
 """
 
 import hmac
@@ -28,7 +28,7 @@ from engine.store.keys import StoreKeys
 MAGIC = b"HOLDFAST"
 VERSION = 2
 MAX_TOKENS = 1024
-"""As many as the largest block has."""
+"""The most token ids of one block."""
 _FIXED = struct.Struct("<8sIIIIQ16s16s16s16s")
 _SUM_BYTES = 32
 
@@ -60,7 +60,7 @@ DAMAGES: tuple[Damage, ...] = (
 
 
 class Damaged(Exception):
-    """A file is not what it must be."""
+    """A file has not the content that its key asks for. The message is one of the reasons above."""
 
     def __init__(self, reason: Damage) -> None:
         super().__init__(reason)
@@ -155,7 +155,7 @@ def _xxh3(payload: Payload) -> bytes:
 
 
 _CHECKSUMS: Mapping[int, Callable[[Payload], bytes]] = MappingProxyType({1: _blake2b, 2: _xxh3})
-"""By version."""
+"""The function that makes the checksum, by version."""
 
 
 def _seal(sealed: bytes | memoryview, keys: StoreKeys) -> bytes:

@@ -24,7 +24,7 @@ from engine.store.keys import SECRET_BYTES, StoreKeys
 
 _NAME_DIGITS = 32
 FORMAT = 2
-"""Engines of a lower number leave a directory alone."""
+"""The version of a directory. An engine that knows only lower versions leaves it alone."""
 _OWN = {"secret", "lock", "format", "journal", "blocks", "new", "lost+found"}
 MAX_JOURNAL_BYTES = 2**30
 

@@ -1,7 +1,7 @@
 """The journal of entries: one sealed line a record, so that a damaged line costs its record alone.
 
-A `put` tells an entry whole, a `touch` its times and lease, an `end` that it is no more. A record
-has the seconds that were left, and the moment at which they were. Pure.
+A `put` has a whole entry, a `touch` its times and lease, and an `end` says that the entry is gone.
+A record has the seconds that were left, and the moment at which they were left. Pure.
 """
 
 import hmac
@@ -21,7 +21,7 @@ _SEAL_DIGITS = 32
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `touch` tells anew. `idle` are the seconds since the last use, `age` since writing."""
+    """The times of a `touch`. `idle` are seconds since the last use, `age` those since writing."""
 
     at: Moment
     left: float
@@ -73,7 +73,7 @@ def encode_line(record: Record, keys: StoreKeys) -> bytes:
 
 
 def decode_line(line: bytes, keys: StoreKeys) -> Record | None:
-    """None for a line that is not whole."""
+    """The record of a line; None for a line that is not whole."""
     seal, blank, body = line.partition(b" ")
     if not blank or not hmac.compare_digest(seal, _seal(body, keys)):
         return None
@@ -84,7 +84,7 @@ def decode_line(line: bytes, keys: StoreKeys) -> Record | None:
 
 
 class Replayed(msgspec.Struct):
-    """What a journal tells in the end: the entries that had not ended, and its damages."""
+    """The result of a journal: the entries that had not ended, and the damages."""
 
     entries: dict[str, Put]
     damages: dict[LineDamage, int]

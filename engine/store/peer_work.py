@@ -1,4 +1,4 @@
-"""What the engine's thread does for the other members of a shared store, around each step."""
+"""The work of the engine's thread for other members of a shared store, around each step."""
 
 from collections import OrderedDict
 

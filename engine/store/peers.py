@@ -24,7 +24,7 @@ from engine.store.threads import READERS, Arrived, Missed, read_header
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 8 * 2**20
-"""Of one journal, at one look."""
+"""Bytes that one look reads of one journal."""
 _HEAD_BYTES = header_bytes(MAX_TOKENS)
 
 
@@ -42,7 +42,7 @@ class PeerEnd(NamedTuple):
 
 
 class PeerUnfit(NamedTuple):
-    """A file's header or a journal's line is not what it must be. Nothing was told of it."""
+    """A damaged header of a file, or line of a journal. The engine was not told of its entry."""
 
     reason: str
 
@@ -71,7 +71,7 @@ class _Journal:
         self.puts, self.waiting, self.doubtful = {}, {}, set()
 
     def take_gone(self) -> dict[str, PeerPut]:
-        """What the journal no longer tells."""
+        """The entries that the journal no longer has."""
         still = self.puts.keys() | self.waiting.keys()
         gone = {key: one for key, one in self.before.items() if key not in still}
         self.before = {key: one for key, one in self.before.items() if key in self.waiting}

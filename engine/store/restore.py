@@ -1,4 +1,4 @@
-"""The entries of an earlier epoch: what the journal tells, as far as the files bear it out."""
+"""The entries of an earlier epoch: those of the journal whose files are there."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ MAX_SECONDS = 4 * 3600.0
 
 @dataclass(slots=True)
 class Restored:
-    """What came of a start. `misses` count by reason.
+    """The result of a start. `misses` counts by reason.
 
-    `damaged` are files to delete, `dead` the keys of entries that the journal need not tell again.
+    `damaged` are files to delete, `dead` the keys of entries that the journal can leave out.
     """
 
     num_entries: int = 0

@@ -1,4 +1,4 @@
-"""The store at work: it tells the tier what became of files, and the threads what to do.
+"""The store at work: it tells the tier the results of file work, and gives the threads their work.
 
 All methods but `close` run on the engine's thread. None of them waits for a file.
 """
@@ -34,7 +34,7 @@ from engine.store.threads import (
 )
 
 RETRY_SECONDS = 30.0
-"""How long nothing is written after a write that failed."""
+"""Seconds without a write after a write that failed."""
 MAX_QUEUED_BYTES = 64 * 2**20
 """Bytes of blocks that may wait to be written."""
 BURST_SECONDS = 0.25
@@ -42,7 +42,7 @@ WORK_SECONDS = 0.02
 IDLE_SECONDS = 3600.0
 JOURNAL_GROWTH = 4
 JOURNAL_SLACK = 4 * 2**20
-"""The journal is written anew when it has this many times the bytes it had then, and these."""
+"""Bytes. The journal is rewritten above JOURNAL_GROWTH times its last rewritten size and this."""
 
 log = structlog.get_logger()
 
@@ -129,14 +129,14 @@ class DiskStore:
         return self._is_scanning
 
     def before_step(self, now: float) -> None:
-        """Take in what the threads did."""
+        """Take in the results of the threads."""
         for result in self._threads.take_results():
             self._take(result, now)
         if self._peers is not None:
             self._peers.before_step()
 
     def after_step(self, now: float) -> None:
-        """Give the threads what is to be done. The device's blocks hold what they say."""
+        """Give the threads their work. The device's blocks hold what their `tokens` say."""
         for key in self._tier.reads.take_asked():
             self._threads.read(key, self._bounds.payload_bytes)
         if self._peers is not None:
@@ -254,7 +254,7 @@ class DiskStore:
                 self._go_down(result.error)
 
     def _miss(self, missed: Missed, now: float) -> None:
-        """A file is not what it must be: nothing stands on it any more."""
+        """A file is damaged or gone: end what stands on it."""
         self._count_miss(missed)
         self._tier.reads.forget(missed.name)
         block = self._tier.files.block_of(missed.name)

@@ -39,7 +39,7 @@ class Arrived(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A file is not what it must be. It is deleted unless the engine knows another by its name."""
+    """A file is damaged or gone. It is deleted unless the engine knows another of its name."""
 
     name: str
     reason: Damage
@@ -91,7 +91,7 @@ class StoreThreads:
         self._writer.start()
 
     def take_results(self, timeout: float | None = None) -> list[Result]:
-        """What came since the last call. With a timeout it waits for the first."""
+        """The results since the last call. With a timeout in seconds this waits for the first."""
         results: list[Result] = []
         self._is_woken.clear()
         while True:
@@ -138,7 +138,7 @@ class StoreThreads:
         self._readers.submit(self._scan, known)
 
     def close(self, timeout: float) -> bool:
-        """Finish what was asked of the writer. False where that took too long."""
+        """Finish the writer's tasks. False if that took too long."""
         self._is_closed.set()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._tasks.put(None)
@@ -249,14 +249,14 @@ class StoreThreads:
         self._say(Scanned(keys, missed, is_last=True))
 
     def head(self, name: str) -> BlockKey | Missed:
-        """What a file's header says, or why it is none."""
+        """The key in a file's header, or why it is none."""
         return read_header(self._directory.read, name, self._fingerprint, self._directory.keys)
 
 
 def read_header(
     read: Callable[[str, int], tuple[bytes, int]], name: str, model: bytes, keys: StoreKeys
 ) -> BlockKey | Missed:
-    """What a file's header says, or why it is none. `read` takes a name and the most bytes."""
+    """The key in a file's header, or why it is none. `read` takes a name and the most bytes."""
     try:
         data, size = read(name, _HEAD_BYTES)
         return decode_header(data, name, size, model, keys)

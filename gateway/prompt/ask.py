@@ -71,8 +71,10 @@ NOT_COMPARED = Compared()
 
 
 def guarantees_calls(choice: ToolChoice, *, has_schema: bool) -> bool:
-    """Whether every call that an engine may make is held to its tool's schema (protocol, rules 10
-    and 11): with `auto` and no output schema the model writes calls freely."""
+    """Whether every call of an answer is held to its tool's schema (protocol, rules 10 and 11).
+
+    With `auto` and no output schema the model writes calls freely.
+    """
     return choice.mode != "auto" or has_schema
 
 
@@ -107,19 +109,21 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimated_tokens(self) -> int:
-        """What the turn may use, for its reservation: bytes / 4, and at most 1,024 of each answer,
-        since clients ask for far more than models write."""
+        """The tokens to reserve for the turn: bytes / 4, and at most 1,024 of each answer.
+
+        Clients ask for far more output than models write.
+        """
         longest = self.sampling.max_tokens
         output = _MAX_RESERVED_OUTPUT if longest is None else min(longest, _MAX_RESERVED_OUTPUT)
         return self.prompt_tokens + output * self.sampling.num_choices
 
     @property
     def prompt_tokens(self) -> int:
-        """What the prompt may have, at 4 bytes a token."""
+        """The estimated tokens of the prompt, at 4 bytes a token."""
         return self.plan.num_bytes // _BYTES_PER_TOKEN
 
     def fingerprint(self, num_tokens: int, name_tokens: Sequence[int] = ()) -> Fingerprint:
-        """What is kept of this turn's prompt, which has `num_tokens`.
+        """The fingerprint that is kept of this turn's prompt, which has `num_tokens`.
 
         `name_tokens` go with the plan's names, as in an engine's receipt. The fingerprint has all
         points where it is compared with an earlier one, else those that are kept.
@@ -149,7 +153,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def generate_request(
         self, request_id: str, now: float, capabilities: Collection[Capability]
     ) -> GenerateRequest:
-        """For an engine with these capabilities, at `now` on the monotonic clock."""
+        """The request for an engine with these capabilities, at `now` on the monotonic clock."""
         return GenerateRequest(
             request_id=request_id,
             scope=self.principal.scope,
@@ -171,7 +175,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         return CountRequest(self.principal.scope, self.plan.prompt, self._thinks(capabilities))
 
     def _sampling(self, capabilities: Collection[Capability]) -> Sampling:
-        """Without what this engine can't tell; where that is an error, routing has refused it."""
+        """The sampling, without `logprobs` if the engine lacks them.
+
+        Where that is an error, routing has refused the turn.
+        """
         if self.sampling.logprobs is None or "logprobs" in capabilities:
             return self.sampling
         return msgspec.structs.replace(self.sampling, logprobs=None)

@@ -32,7 +32,7 @@ _snapshot = msgspec.json.Decoder(_Snapshot)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some chains of a snapshot. `seq` is there in the last part: before it nothing is complete."""
+    """Some chains of a snapshot. Only the last part has `seq`: the snapshot is complete with it."""
 
     epoch: str
     chains: list[ChainHeld]

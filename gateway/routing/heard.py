@@ -38,7 +38,7 @@ def take_news(fleet: Fleet, news: News, now: float) -> Engine | None:
 
 
 def count_at_breaker(engine: Engine, news: News, now: float) -> None:
-    """What the news says of the engine itself. An answer that began counts as one here."""
+    """Tell the engine's breaker the news. An answer that began counts as a success here."""
     breaker = engine.breaker
     match news:
         case Assigned():

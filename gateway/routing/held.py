@@ -26,12 +26,12 @@ from engine.protocol import (
 from gateway.routing.event_lines import SnapshotPart
 
 MAX_NAMES = 500_000
-"""Of one engine, where no bound of memory is given."""
+"""The most names of one engine, if no bound of memory is given."""
 BYTES_PER_NAME = 320
-"""What a name takes here: 215 bytes measured for a name under a lease, and as much as half of that
-again while a dictionary grows."""
+"""The most memory of one name: 215 bytes were measured under a lease, and half as much again while
+a dictionary grows."""
 _MAX_DIGEST = 64
-"""Names have 16 digits; a longer one is nobody's."""
+"""The most digits of a name. Names have 16; a longer one is not a gateway's."""
 EXPECTED_SECONDS = 30.0
 """Seconds for which a sent prefix counts as held before the engine says so."""
 CONFIRM_SECONDS = 10.0
@@ -90,9 +90,9 @@ NOTHING = Coverage()
 class ResidencyIndex:
     """What one engine holds.
 
-    With events it is what they say, bounded by `max_names`, which is a bound of memory since a name
-    takes at most BYTES_PER_NAME. Without (`capacity_tokens` given) it is
-    learned from receipts alone and forgets by least recent use, as the engine presumably does.
+    With events it follows them, and has at most `max_names` names of BYTES_PER_NAME bytes each.
+    Without events (`capacity_tokens` is given) it is learned from receipts alone. Then it forgets
+    by least recent use, as the engine presumably does.
     """
 
     def __init__(self, *, capacity_tokens: int | None = None, max_names: int = MAX_NAMES) -> None:

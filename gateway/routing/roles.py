@@ -21,7 +21,7 @@ from gateway.routing.router import EngineT, Route, candidate_of
 MIN_TOKENS = 2048
 """A shorter prefill is not worth two requests."""
 HAND_OVER_TOKENS = 512.0
-"""What writing, telling and asking twice costs, about."""
+"""The cost of writing to the store, telling it and a second request, in tokens of prefill."""
 
 
 def marked_tokens(ask: Ask, ends: Sequence[PrefixEnd]) -> int:
@@ -34,7 +34,7 @@ def marked_tokens(ask: Ask, ends: Sequence[PrefixEnd]) -> int:
 def prefill_elsewhere(
     ask: Ask, route: Route[EngineT], ready: Iterable[EngineT], weights: Weights, now: float
 ) -> Route[EngineT] | None:
-    """The engine that prefills the prompt for the engine of `route`; None where that does it."""
+    """The engine that prefills for the engine of `route`; None if that one prefills it itself."""
     marked = marked_tokens(ask, route.ends)
     if ask.is_batch or marked - route.captured < MIN_TOKENS:
         return None
@@ -65,6 +65,6 @@ def _prefills_for(engine: EngineT, other: EngineT, now: float) -> bool:
     if mine is None or theirs is None or mine.role != "prefill" or theirs.role == "prefill":
         return False
     is_usable = not engine.is_draining and engine.breaker.allows(now)
-    # Only by events an engine tells that it can read what another wrote.
+    # An engine tells only by events that it can read what another wrote.
     is_usable = is_usable and other.holdings.source == "events"
     return is_usable and (mine.model, mine.kv_dtype) == (theirs.model, theirs.kv_dtype)

@@ -137,7 +137,7 @@ def candidate_of(engine: Routable) -> Candidate:
 
 
 def _answering(engines: list[EngineT]) -> list[EngineT]:
-    """Without those that prefill for others, unless there are no others."""
+    """The engines without those that prefill for others, unless there are no others."""
     others = [e for e in engines if e.description and e.description.role != "prefill"]
     return others or engines
 
@@ -184,7 +184,7 @@ def check_capabilities(ask: Ask, description: Description) -> None:
 
 
 def _check_for_server(ask: Ask) -> None:
-    """Refuse what a server that renders its prompts itself can't be told."""
+    """Raise InvalidRequest for a field that a server which renders prompts itself can't be told."""
     prompt = ask.plan.prompt
     turns = {"gemini": "contents", "responses": "input"}.get(ask.dialect, "messages")
     checks = (
