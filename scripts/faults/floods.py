@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
+from engine.backends.prepare.prepared import RequestLimits
 from scripts.faults.attacks import DAY_MS, Kind, Neighbour, get, post
 from scripts.faults.houses import text
 
@@ -25,6 +26,9 @@ _ADMIN_READS = (
     "refusals",
 )
 _QUIET_SECONDS = 20.0
+_NESTING = RequestLimits().schema_nesting
+# Of a schema, of each definition that is named, and of the last one.
+_ROOT_LEVELS, _LINK_LEVELS = 6, 3
 
 
 async def leave_the_queue(who: Neighbour, rng: random.Random) -> int:
@@ -134,6 +138,24 @@ async def counted_tools(who: Neighbour, rng: random.Random) -> int:
     return await post(who, "/v1/messages/count_tokens", body)
 
 
+async def chained_schemas(who: Neighbour, rng: random.Random) -> int:
+    """A schema whose definitions name one another nearly as deep as is allowed, never the same."""
+    name = f"{rng.getrandbits(48):x}"
+    num_links = (_NESTING - _ROOT_LEVELS) // _LINK_LEVELS
+    made: dict[str, object] = {
+        f"{name}{at}": {"properties": {f"p{at}": {"$ref": f"#/$defs/{name}{at + 1}"}}}
+        for at in range(num_links)
+    }
+    schema = {
+        "$ref": f"#/$defs/{name}0",
+        "$defs": {**made, f"{name}{num_links}": {"type": "string", "maxLength": 9}},
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    body = {"model": who.model, "max_tokens": 8, "response_format": form}
+    body["messages"] = [{"role": "user", "content": text(rng, 3)}]
+    return await post(who, "/v1/chat/completions", body)
+
+
 FLOODS: dict[str, Kind] = {
     "turns that leave the queue": Kind(leave_the_queue, 100),
     "heads at their bound": Kind(large_heads, 8),
@@ -143,4 +165,5 @@ FLOODS: dict[str, Kind] = {
     "batches that are cancelled": Kind(short_batches, 8),
     "upgrades": Kind(strange_protocols, 8),
     "tools, counted": Kind(counted_tools, 4),
+    "schemas in a chain": Kind(chained_schemas, 4),
 }

@@ -2,8 +2,8 @@
 
 llguidance (1.9) bounds most of its own work. Three things it does not bound:
 
-- It compiles what a `$ref` names inside of what names it, on the stack of its thread. From 2,200
-  levels on the stack ends, and the process with it.
+- It compiles what a `$ref` names inside of what names it, on the stack of its thread: 4 KB a level.
+  Where 8 MiB of stack end the process ends with it.
 - `multipleOf` becomes an automaton with a state for each remainder, in up to ten seconds and 400 MB
   at a million.
 - It compares each of an object's `patternProperties` with each of its other properties.

@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import time
+from bisect import bisect
 from typing import Any
 
 import msgspec
@@ -12,7 +13,6 @@ import pytest
 from engine.backends.prepare.prepared import Refused, RequestLimits
 from engine.backends.prepare.preparer import Preparer
 from engine.backends.prepare.schemas import check_schemas, depth_of
-from engine.backends.prepare.worker import STACK_BYTES
 from engine.errors import SchemaRefused
 from engine.protocol import Description, GenerateRequest, Message, Prompt, Sampling, TextPart
 from engine.settings import DEMO_MODEL
@@ -38,6 +38,14 @@ def chain(length: int, form: Any) -> Schema:
 
 def check(schema: Schema) -> None:
     check_schemas([("output_schema", schema)], RequestLimits())
+
+
+def _passes(schema: Schema) -> bool:
+    try:
+        check(schema)
+    except SchemaRefused:
+        return False
+    return True
 
 
 def request_of(schema: Schema) -> GenerateRequest:
@@ -106,17 +114,36 @@ def test_very_many_patterns_for_properties_are_refused() -> None:
         check({"patternProperties": {f"^a{at}$": {} for at in range(33)}})
 
 
-def test_a_worker_has_less_stack_than_the_engine(renderer: ChatRenderer) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds its stack on Linux alone")
+@pytest.mark.parametrize("soft, bound", [(8 << 20, 7 << 20), (resource.RLIM_INFINITY, 7 << 18)])
+def test_a_worker_has_less_stack_than_the_engines_threads(soft: int, bound: int) -> None:
     """What ends a worker never ends the engine: the stack that bounds it is the smaller one."""
-    assert STACK_BYTES <= 2 * 2**20
     code = (
-        "import resource, engine.backends.prepare.worker as w; w._bound_stack();"
-        "print(resource.getrlimit(resource.RLIMIT_STACK)[0])"
+        "import resource as r, engine.backends.prepare.worker as w;"
+        f"r.setrlimit(r.RLIMIT_STACK, ({soft}, r.getrlimit(r.RLIMIT_STACK)[1]));"
+        "w._bound_stack();"
+        "print(r.getrlimit(r.RLIMIT_STACK)[0])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    if sys.platform == "linux":
-        assert int(told.stdout) == STACK_BYTES
-    renderer.parser(request_of(chain(100, FORMS["property"])))
+    assert int(told.stdout) == bound
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds its stack on Linux alone")
+@pytest.mark.parametrize("form", FORMS)
+def test_the_deepest_chain_that_is_not_refused_is_compiled_on_a_workers_stack(form: str) -> None:
+    # The first one that is refused is one longer.
+    length = 99 + bisect(range(100, 1600), 0, key=lambda n: not _passes(chain(n, FORMS[form])))
+    code = (
+        "import resource as r; hard = r.getrlimit(r.RLIMIT_STACK)[1];"
+        "r.setrlimit(r.RLIMIT_STACK, (8 << 20, hard));"
+        "import engine.backends.prepare.worker as w; w._bound_stack();"
+        "from engine.text.renderer import ChatRenderer;"
+        "import tests.engine.backends.prepare.test_schemas as t;"
+        "renderer = ChatRenderer.from_model(t.DEMO_MODEL);"
+        f"renderer.parser(t.request_of(t.chain({length}, t.FORMS[{form!r}]))); print('compiled')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (told.returncode, told.stdout) == (0, "compiled\n"), told.stderr
 
 
 @pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "a{1000000}", "(a{1000}b){1000}"])
