@@ -47,7 +47,6 @@ from gateway.limits.admission import Admitting
 from gateway.limits.bodies import BodyBytes
 from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
 from gateway.limits.large_bodies import LargeBodies
-from gateway.limits.reading import EXPORT_REST, EXPORTS_PER_KEY, READS_PER_KEY, ReadLimit
 from gateway.limits.spend import SpendWatch
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
@@ -180,9 +179,11 @@ async def _start(
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
         inspection=inspection,
-        reading=ReadLimit(max(READS_PER_KEY // machine.num_workers, 1)),
-        exporting=ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
-        planners=Planners(),
+        reading=machine.reads("read"),
+        exporting=machine.reads("export"),
+        planning=machine.reads("plan"),
+        storing=machine.reads("store"),
+        planners=Planners(machine.reads("planner")),
         clock=clock,
         workers=runner.workers,
         counting=machine.counting,

@@ -1,6 +1,7 @@
 """The engines in the admin API: /admin/v1/engines. Changes hold until the gateway's next start."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,9 +15,9 @@ from gateway.admin.bodies import JsonBody
 from gateway.admin.controller import AdminController
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
-from gateway.http.others import EngineChange, remove_everywhere
+from gateway.http.others import EngineChange, breakers_of, remove_everywhere
 from gateway.http.services import Services
-from gateway.routing.breaker import BreakerState
+from gateway.routing.breaker import BreakerState, BreakerView
 from gateway.routing.engine import Engine, EngineStatus
 from gateway.routing.fleet import engine_url
 from gateway.routing.held import Source
@@ -70,7 +71,7 @@ class EnginesController(AdminController):
         summary="State, description and statistics of each engine, and what routing knows of it.",
     )
     async def list_engines(self, services: NamedDependency[Services]) -> list[EngineReport]:
-        return list(await asyncio.gather(*map(_report, services.fleet.engines)))
+        return await _reports(services, services.fleet.engines)
 
     @post(
         operation_id="addEngine",
@@ -85,7 +86,7 @@ class EnginesController(AdminController):
         engine = await services.fleet.add(engine_url(asked.url))
         await services.machine.spread("engines", EngineChange("add", engine.url))
         _log("engine_added", engine)
-        return await _report(engine)
+        return (await _reports(services, [engine]))[0]
 
     @post(
         "/{name:str}/drain",
@@ -99,7 +100,7 @@ class EnginesController(AdminController):
         engine.is_draining = True
         await services.machine.spread("engines", EngineChange("drain", name))
         _log("engine_drains", engine)
-        return await _report(engine)
+        return (await _reports(services, [engine]))[0]
 
     @post(
         "/{name:str}/resume",
@@ -114,7 +115,7 @@ class EnginesController(AdminController):
         engine.is_draining = False
         await services.machine.spread("engines", EngineChange("resume", name))
         _log("engine_resumed", engine)
-        return await _report(engine)
+        return (await _reports(services, [engine]))[0]
 
     @delete(
         "/{name:str}",
@@ -134,7 +135,12 @@ def _log(event: str, engine: Engine) -> None:
     get_logger("gateway").info(event, engine=engine.name, url=engine.url)
 
 
-async def _report(engine: Engine) -> EngineReport:
+async def _reports(services: Services, engines: Sequence[Engine]) -> list[EngineReport]:
+    breakers = await breakers_of(services)
+    return list(await asyncio.gather(*(_report(each, breakers) for each in engines)))
+
+
+async def _report(engine: Engine, breakers: Mapping[str, BreakerView]) -> EngineReport:
     stats = None
     if engine.is_ready:
         try:
@@ -142,13 +148,14 @@ async def _report(engine: Engine) -> EngineReport:
         except GatewayError:
             stats = None  # a slow answer says nothing of whether it takes turns
     now = engine.monotonic()
+    breaker = breakers.get(engine.name, engine.breaker.view(now))
     return EngineReport(
         name=engine.name,
         url=engine.url,
         status=engine.status,
         is_draining=engine.is_draining,
-        breaker=engine.breaker.state(now),
-        times_opened=engine.breaker.num_opened,
+        breaker=breaker.state,
+        times_opened=breaker.times_opened,
         detail=engine.readiness,
         description=engine.description,
         stats=stats,

@@ -44,6 +44,8 @@ from gateway.limits.admission import Admission
 from gateway.limits.counting import Counting
 from gateway.limits.desk import Seat
 from gateway.limits.keyring import KeyRing, look_at_database, make_keyring
+from gateway.limits.reading import read_limits
+from gateway.limits.shared_reading import ReadSeat
 from gateway.limits.spend import SpendWatch
 from gateway.prices.book import PriceBook
 from gateway.routing.opening import open_fleet
@@ -138,6 +140,8 @@ class Parent:
         self._counting = Counting(settings.load_bounds, self._clock.monotonic)
         self._seats: dict[int, Seat] = {}
         self._gate_seats: dict[int, GateSeat] = {}
+        self._read_limits = read_limits()
+        self._read_seats: dict[int, ReadSeat] = {}
         self._relay = Relay(lambda: self.processes.workers)
         self._inserting = asyncio.Lock()
         # Changes of the fleet, each once, where it came last: what a new worker must do too.
@@ -180,6 +184,7 @@ class Parent:
         )
         self._seats[worker.number] = seat
         gate_seat = self._gate_seats[worker.number] = GateSeat(self._desk, worker.number)
+        read_seat = self._read_seats[worker.number] = ReadSeat(self._read_limits)
         if worker.num_started > 1:
             self._metrics.worker_restarts.inc()
 
@@ -199,7 +204,9 @@ class Parent:
         return {
             **seat.handlers,
             **gate_seat.handlers,
+            **read_seat.handlers,
             "begun": begun,
+            "breakers": lambda _: self._desk.fleet.breakers(self._clock.monotonic()),
             "insert": self._insert,
             "gather": self._gather,
             "spread": spread,
@@ -209,6 +216,7 @@ class Parent:
     def _left(self, worker: Worker) -> None:
         self._seats[worker.number].lost()
         self._gate_seats[worker.number].lost()
+        self._read_seats[worker.number].lost()
         if (told := self._told.pop(worker.number, None)) is not None:
             self._gone = summed([self._gone, told], only_counts=True)
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +28,11 @@ from gateway.ledger.workspaces import Workspaces
 from gateway.limits.admission import Admission, Admitting
 from gateway.limits.counting import Counting, CountingCalls
 from gateway.limits.keyring import KeyRing
+from gateway.limits.reading import ReadKind, Reads, read_limits
 from gateway.limits.shared import SharedAdmission, SharedCounting
+from gateway.limits.shared_reading import ReadNumbers, SharedReadLimit
 from gateway.limits.spend import SpendWatch
+from gateway.routing.breaker import BreakerView
 from gateway.routing.news import News
 from gateway.turn.room import OwnRoom, Room
 
@@ -88,6 +91,7 @@ class Machine:
     num_workers: int
     admission: Admitting
     counting: CountingCalls
+    reads: Callable[[ReadKind], Reads]
     link: Link | None = None
     room: OwnRoom | None = None
     handlers: dict[str, Handler] = field(default_factory=dict)
@@ -141,6 +145,11 @@ class Machine:
         if self.link is not None:
             await self.link.ask("spread", (what, body), type(None), GATHER_SECONDS + 1)
 
+    async def breakers(self) -> Mapping[str, BreakerView]:
+        """The parent's breaker of each engine, by its name."""
+        assert self.link is not None
+        return await self.link.ask("breakers", None, dict[str, BreakerView], GATHER_SECONDS)
+
     async def parent_state(self) -> ParentState:
         assert self.link is not None
         return await self.link.ask("state", None, ParentState, GATHER_SECONDS)
@@ -156,7 +165,8 @@ async def join(
 ) -> Machine:
     if place is None:
         own = Admission(clock.monotonic, clock.wall)
-        return Machine(1, 1, own, Counting(settings.load_bounds, clock.monotonic), own=own)
+        counts = Counting(settings.load_bounds, clock.monotonic)
+        return Machine(1, 1, own, counts, read_limits().__getitem__, own=own)
     handlers: dict[str, Handler] = {}
     is_leaving = False
 
@@ -175,5 +185,8 @@ async def join(
     stack.callback(leave)
     admission = SharedAdmission(link, place.num_workers)
     counting = SharedCounting(link)
+    reads = partial(SharedReadLimit, link, ReadNumbers())
     room = OwnRoom(place.room, place.number)
-    return Machine(place.number, place.num_workers, admission, counting, link, room, handlers)
+    return Machine(
+        place.number, place.num_workers, admission, counting, reads, link, room, handlers
+    )

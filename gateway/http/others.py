@@ -1,5 +1,6 @@
 """What a worker answers and does when another worker of its gateway asks through their parent."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from gateway.http.health import exposition_of, readiness_of
 from gateway.http.machine import Machine
 from gateway.http.refusals import Refusal, Refusals
 from gateway.http.services import Services
+from gateway.routing.breaker import BreakerView
 from gateway.routing.fleet import TURNS_RUN, Fleet
 from gateway.routing.heard import take_news
 from gateway.routing.news import News
@@ -64,6 +66,16 @@ async def meet_others(machine: Machine, state: State) -> None:
     )
     for change in await machine.has_begun(EngineChange):
         await apply_change(services.fleet, change)
+
+
+async def breakers_of(services: Services) -> Mapping[str, BreakerView]:
+    """The breaker of each engine, by its name.
+
+    Those of the parent are told where there is one: it hears of all workers' turns.
+    """
+    if services.machine.link is not None:
+        return await services.machine.breakers()
+    return services.fleet.breakers(services.clock.monotonic())
 
 
 async def journal_backlog(services: Services) -> int:

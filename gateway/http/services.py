@@ -25,12 +25,7 @@ from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.counting import CountingCalls
 from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import (
-    PLANS_PER_KEY,
-    STORE_CALLS_PER_WORKSPACE,
-    STORE_REST,
-    ReadLimit,
-)
+from gateway.limits.reading import Reads
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
@@ -59,14 +54,10 @@ class Services:
     supervisor: Supervisor
     ledger: Identity
     inspection: Inspection
-    reading: ReadLimit
-    exporting: ReadLimit
-    planning: ReadLimit = field(default_factory=lambda: ReadLimit(PLANS_PER_KEY))
-    storing: ReadLimit = field(
-        default_factory=lambda: ReadLimit(
-            STORE_CALLS_PER_WORKSPACE, STORE_REST, "calls of batches and cached contents at once"
-        )
-    )
+    reading: Reads
+    exporting: Reads
+    planning: Reads
+    storing: Reads
     planners: Planners
     summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))
     clock: Clock

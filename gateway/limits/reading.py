@@ -1,6 +1,7 @@
 """How many reads of the admin API one key may have at once. Further reads of the key wait.
 
-The calls of batches and cached contents are bounded so for each workspace.
+The calls of batches and cached contents are bounded so for each workspace, and plans for all keys
+together. The workers of a gateway share the places of their parent (`shared_reading.py`).
 
 These reads have database connections of their own (`app.py`). One key could occupy all of them.
 They share the event loop with the turns. So a place rests after each read, in proportion to its
@@ -9,15 +10,19 @@ place only if all places of its key read or rest.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from gateway.base.errors import RateLimited
 
+ReadKind = Literal["read", "export", "plan", "planner", "store"]
+"""`plan` is a key's request for a plan, `planner` a process that makes one."""
 READS_PER_KEY = 6
 EXPORTS_PER_KEY = 1
 PLANS_PER_KEY = 1
+PLANNERS = 2
 READ_REST = 2.0
 EXPORT_REST = 6.0
 """How many times the time of a read its place rests."""
@@ -25,6 +30,13 @@ STORE_CALLS_PER_WORKSPACE = 3
 STORE_REST = 1.0
 MAX_REST_SECONDS = 1.0
 WAIT_SECONDS = 10.0
+PLANNER_WAIT_SECONDS = 60.0
+
+
+class Reads(Protocol):
+    """What handlers use of it, in this process or behind a link."""
+
+    def taken(self, key: str) -> AbstractAsyncContextManager[None]: ...
 
 
 @dataclass(slots=True)
@@ -41,8 +53,10 @@ class ReadLimit:
         per_key: int = READS_PER_KEY,
         rest: float = READ_REST,
         what: str = "reads at once",
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         """`what` is bounded, for the refusal."""
+        self.wait_seconds = wait_seconds
         self._per_key = per_key
         self._rest = rest
         self._what = what
@@ -58,7 +72,7 @@ class ReadLimit:
         loop, rest = asyncio.get_running_loop(), 0.0
         try:
             try:
-                async with asyncio.timeout(WAIT_SECONDS):
+                async with asyncio.timeout(self.wait_seconds):
                     await places.free.acquire()
             except TimeoutError:
                 raise RateLimited(self._what, self._per_key, 5) from None
@@ -75,3 +89,16 @@ class ReadLimit:
         places.num_users -= 1
         if not places.num_users:
             self._places.pop(key, None)
+
+
+def read_limits() -> Mapping[ReadKind, ReadLimit]:
+    """The limits of one gateway."""
+    return {
+        "read": ReadLimit(),
+        "export": ReadLimit(EXPORTS_PER_KEY, EXPORT_REST),
+        "plan": ReadLimit(PLANS_PER_KEY),
+        "planner": ReadLimit(PLANNERS, 0.0, "plans at once", PLANNER_WAIT_SECONDS),
+        "store": ReadLimit(
+            STORE_CALLS_PER_WORKSPACE, STORE_REST, "calls of batches and cached contents at once"
+        ),
+    }

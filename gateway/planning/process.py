@@ -8,18 +8,18 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from gateway.base.errors import InvalidRequest, Overloaded
+from gateway.base.errors import InvalidRequest, Overloaded, RateLimited
 from gateway.planning.report import Line, Plan, PlanFailed, Planned, Progress
 from gateway.planning.traffic import Job
 
 DEADLINE_SECONDS = 170.0
-MAX_PLANS = 2
-WAIT_SECONDS = 60.0
+_ALL_KEYS = ""
 _ROOT = Path(__file__).resolve().parents[2]
 _MAX_LINE = 16 * 2**20
 
@@ -30,30 +30,37 @@ class PlanTimeout(Overloaded):
     default = f"the plan took longer than {DEADLINE_SECONDS:.0f} seconds: give it less traffic"
 
 
-class Planners:
-    """At most MAX_PLANS plans run at one time. Others wait in order, WAIT_SECONDS at most."""
+class Places(Protocol):
+    """What bounds plans at one time. `taken` raises RateLimited where no place gets free."""
 
-    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        self._places = asyncio.Semaphore(MAX_PLANS)
+    def taken(self, key: str) -> AbstractAsyncContextManager[None]: ...
+
+
+class Planners:
+    """Each plan runs in a place of `places`, where there are any."""
+
+    def __init__(
+        self, places: Places | None = None, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> None:
+        self._places = places
         self._deadline_seconds = deadline_seconds
 
     async def lines(self, job: Job) -> AsyncGenerator[Progress | Planned, None]:
         """Progress, and the plan as the last. Raise InvalidRequest, Overloaded or PlanTimeout."""
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._places.acquire()
-        except TimeoutError:
-            raise Overloaded("too many plans are being made") from None
-        try:
-            async with _process(await asyncio.to_thread(_packed, job)) as output:
-                ends = asyncio.get_running_loop().time() + self._deadline_seconds
-                while True:
-                    line = await _line(output, ends)
-                    yield line
-                    if isinstance(line, Planned):
-                        return
-        finally:
-            self._places.release()
+        async with AsyncExitStack() as stack:
+            if self._places is not None:
+                try:
+                    await stack.enter_async_context(self._places.taken(_ALL_KEYS))
+                except RateLimited:
+                    raise Overloaded("too many plans are being made") from None
+            packed = await asyncio.to_thread(_packed, job)
+            output = await stack.enter_async_context(_process(packed))
+            ends = asyncio.get_running_loop().time() + self._deadline_seconds
+            while True:
+                line = await _line(output, ends)
+                yield line
+                if isinstance(line, Planned):
+                    return
 
     async def plan(self, job: Job) -> Plan:
         async for line in self.lines(job):

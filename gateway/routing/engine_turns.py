@@ -33,6 +33,7 @@ class EngineTurns:
         self._tell = tell
         # Of turns that were told: the names that were expected with them.
         self._told: dict[str, list[str]] = {}
+        self._succeeded: set[str] = set()
 
     def assign(
         self,
@@ -71,11 +72,16 @@ class EngineTurns:
             told = Answered(self.name, turn, computed, started.epoch, receipt, list(names[:held]))
         self._tell(told)
 
+    def succeeded(self, turn: str) -> None:
+        """The turn was completed, or refused because of its own content."""
+        self.breaker.succeeded()
+        if turn in self._told:
+            self._succeeded.add(turn)
+
     def returned(self, turn: str) -> None:
         """The engine refused the turn. It computed nothing of it."""
         self.load.returned(turn, self.monotonic())
-        if self._tell is not None and (expected := self._told.pop(turn, None)) is not None:
-            self._tell(Ended(self.name, turn, True, expected))
+        self._tell_end(turn, is_returned=True, has_started=False)
 
     def left(self, turn: str, ends: Sequence[PrefixEnd], *, has_started: bool) -> None:
         """The turn is over, in any way. A second call does nothing."""
@@ -83,11 +89,19 @@ class EngineTurns:
         self.breaker.left(turn)
         if not has_started:
             self.holdings.disappoint(ends)
-        if self._tell is not None and (expected := self._told.pop(turn, None)) is not None:
-            self._tell(Ended(self.name, turn, False, [] if has_started else expected))
+        self._tell_end(turn, is_returned=False, has_started=has_started)
 
     def broke(self, turn: str) -> None:
         """The engine was gone or silent for the turn."""
         self.breaker.failed(turn, self.monotonic())
         if self._tell is not None:
             self._tell(Broke(self.name, turn))
+
+    def _tell_end(self, turn: str, *, is_returned: bool, has_started: bool) -> None:
+        """Tell the others once that a turn is over that they were told of."""
+        if self._tell is None or (expected := self._told.pop(turn, None)) is None:
+            return
+        is_success = turn in self._succeeded
+        self._succeeded.discard(turn)
+        disappointed = [] if has_started else expected
+        self._tell(Ended(self.name, turn, is_returned, disappointed, is_success))

@@ -14,6 +14,7 @@ from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
 from gateway.base.settings import EnginePlace
 from gateway.base.supervisor import Loop, Supervisor
+from gateway.routing.breaker import BreakerView
 from gateway.routing.engine import Engine
 
 _POLL_SECONDS = 1.0
@@ -76,6 +77,10 @@ class Fleet:
             if engine.name == name:
                 return engine
         raise NotFound(f"engine: {name[:64]}")
+
+    def breakers(self, now: float) -> dict[str, BreakerView]:
+        """The breaker of each engine, by its name."""
+        return {engine.name: engine.breaker.view(now) for engine in self.engines}
 
     def epoch_of(self, name: str) -> str | None:
         """The last known epoch of the engine with that name."""

@@ -12,7 +12,7 @@ def take_news(fleet: Fleet, news: News, now: float) -> Engine | None:
         engine = fleet.find(news.engine)
     except NotFound:
         return None  # it was removed here, and there it will be
-    load, holdings = engine.load, engine.holdings
+    load, holdings, breaker = engine.load, engine.holdings, engine.breaker
     match news:
         case Assigned():
             load.assign(
@@ -22,30 +22,21 @@ def take_news(fleet: Fleet, news: News, now: float) -> Engine | None:
                 is_batch=news.is_batch,
                 workspace=news.workspace,
             )
+            breaker.sent(news.turn, now)
             holdings.expect_names(news.expected, now)
         case Answered():
             load.started(news.turn, news.computed, now)
+            breaker.answered()
             if news.receipt is not None:
                 holdings.learn_receipt(news.epoch, news.receipt, news.names, now)
         case Ended():
             if news.is_returned:
                 load.returned(news.turn, now)
             load.ended(news.turn)
+            if news.is_success:
+                breaker.succeeded()
+            breaker.left(news.turn)
             holdings.disappoint_names(news.disappointed)
         case Broke():
-            pass  # each worker has breakers of its own
-    return engine
-
-
-def count_at_breaker(engine: Engine, news: News, now: float) -> None:
-    """Tell the engine's breaker the news. An answer that began counts as a success here."""
-    breaker = engine.breaker
-    match news:
-        case Assigned():
-            breaker.sent(news.turn, now)
-        case Answered():
-            breaker.succeeded()
-        case Ended():
-            breaker.left(news.turn)
-        case Broke():
             breaker.failed(news.turn, now)
+    return engine

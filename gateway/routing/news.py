@@ -1,8 +1,8 @@
 """What the workers of a gateway tell each other of engines, through their parent.
 
 Each worker's knowledge for routing is then that of all: the turns that run at each engine, the
-prefixes that were sent there, and for an engine without events what its answers told. The parent
-counts the turns too, for the queue that all workers share.
+prefixes that were sent there, which turns failed there, and for an engine without events what its
+answers told. The parent counts the same, for the queue that all workers share.
 """
 
 from dataclasses import dataclass, field
@@ -43,12 +43,14 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A turn is over at an engine.
 
     `is_returned`: the engine computed nothing of it. It holds nothing of `disappointed`.
+    `is_success`: it was completed, or refused because of its own content.
     """
 
     engine: str
     turn: str
     is_returned: bool = False
     disappointed: list[str] = []
+    is_success: bool = False
 
 
 class Broke(msgspec.Struct, frozen=True, array_like=True, tag=4):

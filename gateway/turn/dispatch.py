@@ -164,7 +164,7 @@ class Dispatcher:
                         if isinstance(frame, Started):
                             self._started(dispatch, frame)
                         elif isinstance(frame, Done):
-                            dispatch.engine.breaker.succeeded()
+                            dispatch.engine.succeeded(dispatch.record.request_id)
                     yield over_legs(frames, dispatch.prefilled)
                 if dispatch.leg is None:
                     return
@@ -326,7 +326,7 @@ class Dispatcher:
                 names = [name.digest for name in dispatch.ask.plan.names]
                 engine.started(dispatch.record.request_id, frame, names)
             elif isinstance(frame, Done):
-                engine.breaker.succeeded()
+                engine.succeeded(dispatch.record.request_id)
         leg.check_time(now)
 
     def _end_leg(self, dispatch: Dispatch, prefilled: Started | None) -> None:
@@ -346,7 +346,7 @@ class Dispatcher:
             engine.broke(request_id)
         elif not isinstance(error, NoEngineReady):
             # Any other refusal is an answer. "Not ready" is neither an answer nor a failure.
-            engine.breaker.succeeded()
+            engine.succeeded(request_id)
         if not dispatch.may_run:
             engine.returned(request_id)
         if dispatch.leg is not None:

@@ -15,7 +15,7 @@ from gateway.base.errors import NotFound, Overloaded
 from gateway.base.link import Handler
 from gateway.limits.congestion import Unanswered
 from gateway.routing.fleet import Fleet
-from gateway.routing.heard import count_at_breaker, take_news
+from gateway.routing.heard import take_news
 from gateway.routing.news import Answered, Assigned, Ended, News, RunningTurns
 from gateway.turn.gate import Gate
 from gateway.turn.passing import Passing
@@ -76,7 +76,6 @@ class GateDesk:
         """Count what a worker told of an engine, and pass it on as it was told."""
         now = self.monotonic()
         if (engine := take_news(self.fleet, news, now)) is not None:
-            count_at_breaker(engine, news, now)
             match news:
                 case Assigned():
                     self.gate.assigned(news.to_prefill, news.tokens)

@@ -169,6 +169,17 @@ def test_a_change_at_one_worker_holds_at_the_other_when_it_is_answered(house: Ho
             assert seen == [what == "drain"] * 2
 
 
+def test_the_admin_api_says_the_same_of_engines_and_exports_at_both_workers(house: House) -> None:
+    span = {"since_ms": 0, "until_ms": 1, "rows": "days"}
+    with house.pair(ADMIN_KEY) as admins:
+        seen = [one.get("/admin/v1/engines").json()[0] for one in admins]
+        told = [(each["breaker"], each["times_opened"]) for each in seen]
+        assert told == [("closed", 0)] * 2
+        # The key's one place is the parent's: the second export has it after the first.
+        found = [one.get("/admin/v1/export.csv", params=span).status_code for one in admins]
+        assert found == [200, 200]
+
+
 def test_metrics_and_refusals_are_those_of_both_workers(house: House) -> None:
     with house.pair(house.key("counted", monthly_spend_nano=0)) as pair, ExitStack() as stack:
         name = f'holdfast_gateway_requests_total{{route="{PATH}",status="402"}}'

@@ -8,6 +8,7 @@ import pytest
 
 from engine.protocol import InputUsage, Receipt, Started
 from gateway.base.errors import Overloaded
+from gateway.routing.breaker import FAILURES, FIRST_PAUSE_SECONDS
 from gateway.turn.room import OwnRoom, Room, make_room
 from tests.gateway.turn.shared_house import ENDS, NAMES, PLACES, House, cancel, until
 
@@ -224,5 +225,47 @@ def test_an_engine_without_events_is_learned_from_answers_of_both() -> None:
             await until(lambda: len(other.engine.holdings) == 2)
             one.engine.left("t", ENDS, has_started=True)
             assert other.engine.holdings.coverage(ENDS, house.seconds + 3600).held == 200
+
+    asyncio.run(run())
+
+
+def test_turns_that_fail_at_any_worker_open_the_breaker_of_all() -> None:
+    async def run() -> None:
+        house = House()
+        async with house.running() as (one, other):
+            engines = [house.fleet.engines[0], one.engine, other.engine]
+            for number in range(FAILURES):
+                worker = (one, other)[number % 2]
+                await house.turn(worker.gate, worker.engine, "w", str(number))
+                worker.engine.broke(str(number))
+                house.end(worker, str(number))
+            await until(lambda: [each.breaker.num_opened for each in engines] == [1] * 3)
+            assert {each.breaker.state(house.seconds) for each in engines} == {"open"}
+            house.seconds += FIRST_PAUSE_SECONDS
+            await house.turn(one.gate, one.engine, "w", "probe")
+            await until(lambda: not other.engine.breaker.allows(house.seconds))
+            one.engine.succeeded("probe")
+            house.end(one, "probe")
+            states = [("closed", 1)] * 3
+            await until(lambda: [each.breaker.view(house.seconds) for each in engines] == states)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_an_engine_refuses_is_an_answer_of_it_for_all_workers() -> None:
+    async def run() -> None:
+        house = House()
+        async with house.running() as (one, other):
+            for number in range(2 * FAILURES):
+                await house.turn(one.gate, one.engine, "w", str(number))
+                if number % 2:
+                    one.engine.broke(str(number))
+                else:
+                    one.engine.succeeded(str(number))
+                one.engine.returned(str(number))
+                house.end(one, str(number))
+            for engine in (house.fleet.engines[0], other.engine):
+                await until(lambda: not engine.load.num_running)  # noqa: B023
+                assert engine.breaker.view(house.seconds) == ("closed", 0)
 
     asyncio.run(run())
