@@ -29,6 +29,7 @@ from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
 from gateway.ledger.keys import digest_of
 from gateway.limits.keyring import KeyRing
+from gateway.limits.reading import ReadKind
 from gateway.prompt.ask import Principal
 
 OWN_WORKSPACE = {"own_workspace": True}
@@ -141,12 +142,13 @@ class _Reading:
             return
         services = scope["litestar_app"].state.services
         viewer: Viewer = scope["user"]
-        limit, whose = services.reading, viewer.key_id
+        kind: ReadKind = "read"
+        whose = viewer.key_id
         if opt.get("is_export") or opt.get("is_plan"):
             # There are few places for all: the keys of a workspace share one.
-            limit = services.exporting if opt.get("is_export") else services.planning
+            kind = "export" if opt.get("is_export") else "plan"
             whose = viewer.workspace or viewer.key_id
-        async with limit.taken(whose):
+        async with services.reads(kind).taken(whose):
             await self._app(scope, receive, send)
 
 

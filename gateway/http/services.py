@@ -1,5 +1,6 @@
 """What handlers may use: built once by the composition root, the same for every request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
 from gateway.limits.counting import CountingCalls
 from gateway.limits.keyring import KeyRing
-from gateway.limits.reading import Reads
+from gateway.limits.reading import ReadKind, Reads
 from gateway.limits.workers import Workers
 from gateway.planning.process import Planners
 from gateway.prices.book import PriceBook
@@ -54,10 +55,7 @@ class Services:
     supervisor: Supervisor
     ledger: Identity
     inspection: Inspection
-    reading: Reads
-    exporting: Reads
-    planning: Reads
-    storing: Reads
+    reads: Callable[[ReadKind], Reads]
     planners: Planners
     summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))
     clock: Clock
