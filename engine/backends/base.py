@@ -81,8 +81,8 @@ class Renderer(Protocol):
 
     The render cache is kept apart by `scope`, so that its speed reveals nothing of other scopes.
     `parsers` makes one for each choice. It compiles what a request demands once, without the
-    interpreter's lock, and raises InvalidRequest. Where `writes_date`, `days` say which. `spelled`
-    says what a token stands for.
+    interpreter's lock, and raises InvalidRequest. If `writes_date`, `days` say which
+    date. `spelled` gives the text that a token stands for.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine keeps of the promises where blocks are its own, or leased inside vLLM."""
+"""The guarantees of engines whose blocks are their own, or are leased inside vLLM."""
 
 from collections.abc import Collection
 

@@ -57,11 +57,11 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 MAX_DROP_SECONDS = 10.0
-"""How long a drop waits until its files are deleted."""
+"""Seconds that a drop waits until its files are deleted."""
 MAX_THREADS = 4
-"""For what is bounded by the context."""
+"""Threads for work whose size the context bounds."""
 MAX_COMPILERS = 2
-"""For compiling grammars that a worker compiled before."""
+"""Threads for grammars that a worker has compiled before."""
 
 
 class Loop(Protocol):
@@ -289,7 +289,7 @@ class LoopedBackend:
         )
 
     def _whole(self, description: Description) -> Description:
-        """With this start's epoch, what the clock can do, and what of the promises is kept."""
+        """The description with this start's epoch, the clock's capability and the guarantees."""
         capabilities = list(description.capabilities)
         if isinstance(self._clock, ManualClock):
             capabilities.append("manual_clock")

@@ -9,7 +9,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.protocol import MAX_CELLS, BlockCell, BlockStats, Memory
 
 MAX_BLOCKS_A_STEP = 8192
-"""A step may wait for so many to be looked at: some milliseconds."""
+"""The most blocks that are looked at between two steps; it takes some milliseconds."""
 
 
 class MemoryScan:
@@ -68,7 +68,7 @@ def _look_at(pool: BlockPool, blocks: list[Block]) -> _Found:
 
 
 def state_of(block: Block) -> str:
-    """The field of `BlockStats` that counts it."""
+    """The field of `BlockStats` that counts the block."""
     if block.ref_count > block.lease_count:
         return "active"
     if block.lease_count:

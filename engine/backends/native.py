@@ -23,8 +23,8 @@ log = structlog.get_logger()
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 MEMORY_SHARE = 0.25
 DEFAULT_CONTEXTS = 8
-"""Where ENGINE_NUM_BLOCKS says nothing the pool has room for this many full contexts, but takes no
-more than this share of the free memory."""
+"""Without ENGINE_NUM_BLOCKS the pool has room for this many full contexts. It takes MEMORY_SHARE of
+the free memory at most."""
 
 
 def load_native(settings: Settings, progress: Progress) -> Parts:

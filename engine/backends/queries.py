@@ -125,7 +125,7 @@ def _check_tool_choice(request: GenerateRequest) -> None:
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Raise InvalidRequest for what is neither a conversation nor a raw text, but both."""
+    """Raise InvalidRequest for a prompt that is a conversation and a raw text at once."""
     if prompt.text is not None and (prompt.messages or prompt.callable_tools or prompt.system):
         raise InvalidRequest("prompt.text: excludes messages, tools and system")
 
@@ -150,7 +150,7 @@ def prepare(
     description: Description,
     kept: GenerateRequest,
 ) -> Prepared:
-    """What the engine needs of a rendered request; `kept` is as much of it as is read later.
+    """The parts of a rendered request that the engine needs; `kept` is the part that is read later.
 
     Raises InvalidRequest for no tokens, and PromptTooLong.
     """
@@ -201,7 +201,7 @@ def new_query(
     *,
     arrived_at: float,
 ) -> CacheQuery:
-    """Both in one; raises as `prepare`."""
+    """The query of a rendered request: `prepare` and `query_of` in one. Raises as `prepare`."""
     prepared = prepare(request, rendered, description, request)
     return query_of(request, prepared, cache, description, arrived_at=arrived_at)
 
@@ -212,7 +212,7 @@ def _min_tokens(request: GenerateRequest, description: Description) -> int:
 
 
 def new_segments(prompt: Prompt, spans: list[SegmentSpan], granularity: int) -> list[Segment]:
-    """Kinds and turns for the look-back; ends floored to what the engine can share."""
+    """The segments for the look-back, with ends floored to the granularity."""
     segments: list[Segment] = []
 
     def end() -> int | None:
@@ -254,7 +254,7 @@ def _held_names(request: GenerateRequest, rendered: RenderedPrompt) -> list[Held
 
 
 def new_samples(request: GenerateRequest, description: Description) -> list[SampleParams]:
-    """One choice's draws differ from another's by the seed; without one it is the request's own."""
+    """One a choice. Their seeds differ; without a seed they follow from the request's id."""
     sampling = request.sampling
     seed = crc32(request.request_id.encode()) if sampling.seed is None else sampling.seed
     return [

@@ -10,7 +10,7 @@ from engine.protocol import ChainHeld, EntryInfo, HeldName, Snapshot
 from engine.schedule.lifecycle import Lifecycle
 
 MAX_NAMES_A_STEP = 4096
-"""A step may wait for so many to be copied: some milliseconds."""
+"""The most names that are copied between two steps; it takes some milliseconds."""
 
 
 class SnapshotScan:

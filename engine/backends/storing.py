@@ -37,7 +37,7 @@ from engine.store.threads import StoreThreads
 
 MIN_BLOCKS = 8
 MAX_BLOCKS = 262_144
-"""Each takes some 600 bytes of the engine's memory."""
+"""The most blocks of a store. Each takes some 600 bytes of the engine's memory."""
 PAGE_BYTES = 4096
 
 log = structlog.get_logger()

@@ -43,12 +43,12 @@ GENERATION_TOKENS = 4
 STEP_TOKENS = 512
 DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
-"""Of Llama-3-8B in 16 bits: what a copy between device and host is taken to move."""
+"""Llama-3-8B's in 16 bits: the bytes that a copy between device and host is taken to move."""
 COPY_BYTES_PER_SECOND = 10e9
 NUM_LAYERS = 32
-"""Of Llama-3-8B too. A step that may be stopped ends at its next layer, as a model's does."""
+"""Llama-3-8B's too. A step that may be stopped ends at its next layer, as a model's does."""
 LEAST_PIECE_SECONDS = 0.0005
-"""What a thread can sleep for without being mostly late."""
+"""The shortest sleep of a thread that is not mostly late."""
 _SCAFFOLD = [0xFFFFFFF0 + i for i in range(GENERATION_TOKENS)]
 
 

@@ -1,4 +1,4 @@
-"""What a worker makes of a request's body, and how both sides of its pipe write it down.
+"""The result of a worker for a request's body, and the format of its pipe.
 
 A message is one kind byte and a body behind a length of 4 bytes, big-endian. Bodies of requests are
 the client's JSON as it came; everything else is msgpack.

@@ -67,7 +67,7 @@ class SessionDays:
         self._bound(kept)
 
     def _bound(self, kept: OrderedDict[bytes, _Kept]) -> None:
-        """Of the scope that was just used, then of the one that was not used for longest."""
+        """Forget what is beyond the bounds: of the scope just used, then of the longest unused."""
         if len(kept) > MAX_SCOPE_BEGINNINGS:
             kept.popitem(last=False)
             self._num_kept -= 1
