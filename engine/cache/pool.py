@@ -134,6 +134,16 @@ class BlockPool:
         for block in reversed(list(blocks)):
             self.release(block)
 
+    def touch(self, blocks: Sequence[Block]) -> None:
+        """Count a chain's blocks as used now. Those without a reference are reused later for it."""
+        for block in reversed(blocks):
+            if (queue := block.queue) is None or (share := block.share) is None:
+                continue
+            self._num_uses += 1
+            block.last_use = self._num_uses
+            queue.remove(block)
+            (share.best_effort if queue is share.best_effort else share.cached).append(block)
+
     def lease(self, blocks: Sequence[Block]) -> None:
         """Add a lease's reference to each block. The lease is not idle."""
         for block in blocks:
@@ -235,6 +245,10 @@ class BlockPool:
         """The block with this digest, if its tokens are these."""
         block = self._index.get(digest)
         return block if block is not None and block.tokens == packed else None
+
+    def peek(self, digest: Digest) -> Block | None:
+        """The block with this digest. Its tokens are not compared: for estimates only."""
+        return self._index.get(digest)
 
     def canonical(self, digest: Digest, block: Block) -> Block:
         """The block that is found for this digest.

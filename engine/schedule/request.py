@@ -112,6 +112,15 @@ class SequenceState:
         return self.parser.mask is None or self.parser.mask.is_ready
 
     @property
+    def is_new(self) -> bool:
+        """Whether its response has not begun, so that its read is not reported yet."""
+        return self.request.leader is self and self.request.started_at is None
+
+    @property
+    def lacks_look_up(self) -> bool:
+        return self.is_new and self.request.found is None
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.request.query.tokens)
 
@@ -138,8 +147,9 @@ class RequestState:
 
     `twin` is the sequence that it waits for, `raced` the most tokens of its prompt that it waited
     for. `spelled` says what a token stands for. `computed` are the positions of its prompt that
-    went through the model. `num_overtaken` later requests were admitted before it because it did
-    not fit: it needed `num_needed` free blocks then.
+    went through the model. `num_overtaken` later requests were admitted before it, because it did
+    not fit and needed `num_needed` free blocks then, or for what they reused: those computed
+    `overtaken_tokens` (`reuse_order.py`).
     """
 
     request: GenerateRequest
@@ -155,6 +165,7 @@ class RequestState:
     twin: Twin | None = None
     raced: int = 0
     num_overtaken: int = 0
+    overtaken_tokens: int = 0
     num_needed: int = 0
     sequences: list[SequenceState] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)

@@ -6,7 +6,8 @@ several share the engine a step is short (`pace.py`). So a long prompt of one sc
 another scope's short one. Batch sequences are planned behind all interactive ones (`classes.py`).
 
 If the first request in order does not fit, later ones may overtake it, MAX_OVERTAKEN times at most.
-After that it gets the blocks of the running sequences as they end. If a running sequence finds no
+After that it gets the blocks of the running sequences as they end. One of its scope may also pass
+it where it would evict what that one reuses (`reuse_order.py`). If a running sequence finds no
 block for its next token, the youngest sequence is preempted and recomputed later. Batch sequences
 are preempted before interactive ones, and for interactive requests that find no block or place.
 Leases are ended only when nothing else can run.
@@ -18,25 +19,20 @@ from itertools import islice
 
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.residency import MAX_OVERTAKEN, touch
 from engine.cache.table import BlockCopy
 from engine.schedule.arrivals import Arrivals, take_arrivals
 from engine.schedule.chunks import PrefillChunk, prefill_chunks
 from engine.schedule.classes import BatchShare, WaitingClasses
 from engine.schedule.pace import StepPace, StepRoom
 from engine.schedule.request import SequenceState, Twin
+from engine.schedule.reuse_order import MAX_LOOKED_AT, ReuseOrder
 from engine.schedule.speculation import Speculation
 from engine.schedule.twins import find_twin
 from engine.schedule.yielding import Yielding
 
-MAX_OVERTAKEN = 16
-"""How many requests may be admitted before one that is first in order and does not fit."""
 MAX_TRIED = 4
 """How many requests that do not fit one step tries. Each try reads its whole prompt."""
-MAX_LOOKED_AT = 64
-"""How many requests that may not fit one step looks at.
-
-A request that is known to need more blocks is not tried.
-"""
 SPARE_SHARE = 8
 """One in so many of `max_running` may run besides, each of a scope of which nothing else runs."""
 
@@ -55,6 +51,7 @@ class Scheduler:
         self.speculation = speculation
         self._pace = StepPace(max_step_tokens)
         self._yielding = Yielding(self._pace)
+        self._reuse_order = ReuseOrder(cache.pool, max_step_tokens)
         self._max_running = max_running
         self._batch_share = BatchShare()
         self.may_stop = False
@@ -73,6 +70,9 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: SequenceState) -> None:
+        if self.has_work:
+            # What it reuses must outlive its wait.
+            touch(self._cache.pool, sequence.request.query.digests)
         self.waiting.add(sequence)
 
     def add_fork(self, sequence: SequenceState) -> None:
@@ -163,17 +163,18 @@ class Scheduler:
         """
         for is_batch in (False, True):
             sequence = self._next_waiting(is_batch)
-            if sequence is not None and _lacks_look_up(sequence):
+            if sequence is not None and sequence.lacks_look_up:
                 request = sequence.request
                 request.found = self._cache.look_up(request.query)
 
     def _next_waiting(self, is_batch: bool) -> SequenceState | None:
-        """The first request of its class that does not wait for a twin's blocks.
+        """The next request of its class that does not wait for a twin's blocks.
 
         Those that wait keep their place.
         """
         line = self.waiting.of(is_batch=is_batch)
-        return next((waits for waits in line if not self._awaits_twin(waits)), None)
+        first = next((waits for waits in line if not self._awaits_twin(waits)), None)
+        return self._reuse_order.next(first, line, self._awaits_twin)
 
     def _next_behind(
         self, overtaken: Sequence[SequenceState], is_batch: bool
@@ -187,7 +188,7 @@ class Scheduler:
             return None
         free = self._cache.pool.num_reclaimable
         for waits in islice(self.waiting.of(is_batch=is_batch), MAX_LOOKED_AT):
-            if waits.request.num_needed > free or waits in overtaken or _lacks_look_up(waits):
+            if waits.request.num_needed > free or waits in overtaken or waits.lacks_look_up:
                 continue
             if waits.request.started_at is None and waits is not waits.request.leader:
                 continue  # a choice never begins before the first one
@@ -198,7 +199,7 @@ class Scheduler:
     def _awaits_twin(self, sequence: SequenceState) -> bool:
         """Whether a running sequence computes what this one would compute."""
         request = sequence.request
-        if not _is_new(sequence):
+        if not sequence.is_new:
             return False
         if request.twin is None or not self._is_computing(request.twin):
             request.twin = find_twin(request, self.running, self._cache.pool.block_size)
@@ -276,8 +277,7 @@ class Scheduler:
                 candidate = None
                 continue
             elif self._has_place(candidate) and self._admit(candidate, now):
-                for other in overtaken:
-                    other.request.num_overtaken += 1
+                self._reuse_order.admitted(candidate, overtaken)
                 sequence, candidate = candidate, self._next_behind(overtaken, is_batch)
                 self._yielding.admitted(sequence)
             else:
@@ -310,7 +310,7 @@ class Scheduler:
         return is_new_scope and left + self._max_running // SPARE_SHARE > 0
 
     def _admit(self, sequence: SequenceState, now: float) -> bool:
-        if _lacks_look_up(sequence) or not sequence.can_sample:
+        if sequence.lacks_look_up or not sequence.can_sample:
             return False
         while True:
             try:
@@ -337,7 +337,7 @@ class Scheduler:
 
     def _begin(self, sequence: SequenceState, now: float) -> list[BlockCopy]:
         request = sequence.request
-        if not _is_new(sequence):
+        if not sequence.is_new:
             return self._cache.resume(request.query.scope, sequence.tokens, sequence.table)
         assert request.found is not None
         request.found.raced = request.raced
@@ -372,12 +372,3 @@ class Scheduler:
                 sequence.request.found = None
                 return True
         return self._cache.entries.sacrifice()
-
-
-def _is_new(sequence: SequenceState) -> bool:
-    """Whether its response has not begun, so that its read is not reported yet."""
-    return sequence.request.leader is sequence and sequence.request.started_at is None
-
-
-def _lacks_look_up(sequence: SequenceState) -> bool:
-    return _is_new(sequence) and sequence.request.found is None

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
+from engine.cache.residency import touch
 from engine.protocol import Event
 from gateway.planner.lineup import Lineup, Piece, SimulatedTurn, Step
 from gateway.planner.memory import SimulatedMemory
@@ -21,6 +22,8 @@ __all__ = ["SimulatedEngine", "SimulatedTurn"]
 _UNBOUNDED = 2**31
 SHARED_SECONDS, LATELY_SECONDS, LEAST_SHARE = 0.02, 10.0, 16
 """Those of `engine/schedule/pace.py`."""
+STEP_TOKENS = 2048
+"""Of an engine whose steps are not told."""
 At = Callable[[float, Callable[[float], None]], None]
 
 
@@ -45,7 +48,8 @@ class SimulatedEngine:
         self._unit = unit_tokens
         self._is_exact = unit_tokens == 1
         running = capacities.max_running or _UNBOUNDED
-        self._lineup = Lineup(self._memory, running, is_exact=self._is_exact)
+        step_units = (self._costs.step_tokens or STEP_TOKENS) // unit_tokens
+        self._lineup = Lineup(self._memory, running, step_units, is_exact=self._is_exact)
         self._at = at
         self._inbox: deque[tuple[SimulatedRequest, float]] = deque()
         self._step: Step | None = None
@@ -123,6 +127,8 @@ class SimulatedEngine:
                 self._count_refused(turn, now)
                 continue
             turn.found = cache.look_up(query)
+            if self._lineup.has_work:
+                touch(self.pool, query.digests)
             if self._is_exact:
                 ends = {query.segments[point.segment].end for point in query.breakpoints}
                 turn.boundaries = sorted(end for end in ends if end and end < request.tokens)

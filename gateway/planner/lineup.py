@@ -1,10 +1,11 @@
 """Which turns of a simulated engine run, and what its next step computes.
 
 It decides as the engine's scheduler does (`engine/schedule`): decodes first, then prompts in order
-of arrival. A turn is admitted when all blocks of its prompt can be allocated. One that does not fit
-may be overtaken; one that waits for a twin's blocks keeps its place. The youngest turn is preempted
-where an answer finds no block. Holds of waiting turns and then leases go when nothing else can run.
-What it leaves out: fair turns of scopes, and classes.
+of arrival, or by what they reuse where they would evict each other's blocks. A turn is admitted if
+all blocks of its prompt can be allocated. One that does not fit may be overtaken; one that waits
+for a twin's blocks keeps its place. The youngest turn is preempted where an answer finds no block.
+Holds of waiting turns and then leases go when nothing else can run. What it leaves out: fair turns
+of scopes, and classes.
 """
 
 from collections import deque
@@ -16,11 +17,18 @@ from typing import NamedTuple
 from engine.cache.digests import common_blocks
 from engine.cache.pool import NoFreeBlocks
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Found
+from engine.cache.residency import (
+    MAX_COMPARED,
+    MAX_OVERTAKEN,
+    Waiting,
+    as_waiting,
+    next_by_reuse,
+)
 from engine.cache.table import BlockTable
 from gateway.planner.memory import Copied, SimulatedMemory
 from gateway.planner.simulated import SimulatedRequest
 
-MAX_OVERTAKEN, MAX_TRIED, MAX_LOOKED_AT, SPARE_SHARE = 16, 4, 64, 8
+MAX_TRIED, MAX_LOOKED_AT, SPARE_SHARE = 4, 64, 8
 """Those of `engine/schedule/scheduler.py`."""
 
 
@@ -38,6 +46,7 @@ class SimulatedTurn:
     num_output: int = 0
     num_answered: int = 0
     num_overtaken: int = 0
+    overtaken_tokens: int = 0
     num_needed: int = 0
     is_over: bool = False
     twin: "tuple[SimulatedTurn, int] | None" = None
@@ -53,6 +62,10 @@ class SimulatedTurn:
     @property
     def num_pending(self) -> int:
         return self.num_known - self.table.num_tokens
+
+    @property
+    def is_comparable(self) -> bool:
+        return self.written is None and self.found is not None
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -87,14 +100,23 @@ class Step:
 class Lineup:
     """`is_exact`: a step has so many units. Otherwise it computes one prompt to its end."""
 
-    def __init__(self, memory: SimulatedMemory, max_running: int, *, is_exact: bool) -> None:
+    def __init__(
+        self, memory: SimulatedMemory, max_running: int, step_units: int, *, is_exact: bool
+    ) -> None:
         self._memory = memory
+        self._step_units = step_units
+        self._next: SimulatedTurn | None = None
+        self._passed: list[SimulatedTurn] = []
         self._cache = memory.cache
         self._max_running = max_running
         self._is_exact = is_exact
         self.waiting: deque[SimulatedTurn] = deque()
         self.running: list[SimulatedTurn] = []
         self.num_preempted = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
 
     def remove(self, turn: SimulatedTurn) -> None:
         """A running turn has ended."""
@@ -128,8 +150,7 @@ class Lineup:
             if going:
                 turn = going.popleft()
             elif candidate is not None and self._admit(candidate, step):
-                for other in overtaken:
-                    other.num_overtaken += 1
+                self._admitted(candidate, overtaken)
                 turn, candidate = candidate, self._next_behind(overtaken)
             elif candidate is not None:
                 if not candidate.is_over:
@@ -161,7 +182,52 @@ class Lineup:
             turn.found = self._cache.look_up(turn.query)
 
     def _next_waiting(self) -> SimulatedTurn | None:
-        return next((turn for turn in self.waiting if not self._awaits_twin(turn)), None)
+        self._next, self._passed = None, []
+        first = next((turn for turn in self.waiting if not self._awaits_twin(turn)), None)
+        if first is None or not first.is_comparable:
+            return first
+        line = self._line(first)
+        while len(line) > 1:
+            waiting = [self._as_waiting(turn) for turn in line]
+            index = next_by_reuse(waiting, self._memory.pool, self._step_units)
+            if index == 0:
+                break
+            if not self._awaits_twin(line[index]):
+                self._next, self._passed = line[index], line[:index]
+                return self._next
+            del line[index]
+        return first
+
+    def _line(self, first: SimulatedTurn) -> list[SimulatedTurn]:
+        """A turn, and the next ones of its scope."""
+        pool, line = self._memory.pool, [first]
+        if pool.num_empty * pool.block_size >= first.num_pending:
+            return line
+        for turn in islice(self.waiting, MAX_LOOKED_AT):
+            if len(line) == MAX_COMPARED:
+                break
+            is_of_scope = turn.request.scope == first.request.scope
+            if is_of_scope and turn is not first and turn.is_comparable:
+                line.append(turn)
+        return line
+
+    def _as_waiting(self, turn: SimulatedTurn) -> Waiting:
+        assert turn.found is not None
+        return as_waiting(
+            self._memory.pool,
+            turn.query.digests,
+            turn.found.read,
+            num_overtaken=turn.num_overtaken,
+            overtaken=turn.overtaken_tokens,
+        )
+
+    def _admitted(self, turn: SimulatedTurn, overtaken: Sequence[SimulatedTurn]) -> None:
+        passed = self._passed if turn is self._next else []
+        for other in {*passed, *overtaken}:
+            other.num_overtaken += 1
+        for other in passed:
+            other.overtaken_tokens += turn.num_pending
+        self._next, self._passed = None, []
 
     def _next_behind(self, overtaken: Sequence[SimulatedTurn]) -> SimulatedTurn | None:
         if not overtaken:
