@@ -3,43 +3,21 @@
 A time model stands in for the computation and a fixed rule for the text. It is for load tests,
 simulation and the gateway's tests, and says `synthetic` wherever it shows.
 
-Tokens: one per 4 UTF-8 bytes of text, cut anew in each segment, so that counts can be worked out by
-hand. Rendering: the segments' text and, after a chat, GENERATION_TOKENS of scaffold. Answers: the
-words "synthetic 0 1 2 …" until `max_tokens`; no stop but that and stop sequences.
+`synthetic_renderer.py` says what its tokens and its answers are.
 """
 
 import time
-from array import array
 from collections.abc import Callable, Sequence
-
-import msgspec
 
 from engine.backends.base import Parts, Progress
 from engine.backends.prepare.prepared import WorkerSpec
+from engine.backends.synthetic_renderer import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.cache.ids import BlockId, TokenId
 from engine.cache.store_files import Payload
-from engine.protocol import (
-    Delta,
-    Description,
-    FinishReason,
-    GenerateRequest,
-    Prompt,
-    TextDelta,
-    TextPart,
-    ThinkingPart,
-    ToolResultPart,
-    ToolUsePart,
-)
-from engine.schedule.logprobs import Spelled, unspelled
-from engine.schedule.output import OutputParser
+from engine.protocol import Description
 from engine.schedule.runner import Stop, Work
 from engine.settings import Settings
-from engine.text.days import KnownDays
-from engine.text.formats.stops import StopFinder, StopStrings
-from engine.text.rendered import RenderedPrompt, SegmentSpan
 
-BYTES_PER_TOKEN = 4
-GENERATION_TOKENS = 4
 STEP_TOKENS = 512
 DEFAULT_NUM_BLOCKS = 65_536
 KV_BYTES_PER_TOKEN = 131_072
@@ -49,7 +27,6 @@ NUM_LAYERS = 32
 """Llama-3-8B's too. A step that may be stopped ends at its next layer, as a model's does."""
 LEAST_PIECE_SECONDS = 0.0005
 """The shortest sleep of a thread that is not mostly late."""
-_SCAFFOLD = [0xFFFFFFF0 + i for i in range(GENERATION_TOKENS)]
 
 
 def load_synthetic(
@@ -155,85 +132,3 @@ def _next_token(work: Work) -> TokenId:
     at = next((index for index, byte in enumerate(work.allowed) if byte), 0)
     byte = work.allowed[at] if work.allowed else 0
     return 8 * at + max((byte & -byte).bit_length() - 1, 0)
-
-
-class SyntheticRenderer:
-    writes_date = False
-
-    def render(
-        self, prompt: Prompt, *, thinking: bool, scope: str, days: KnownDays | None = None
-    ) -> RenderedPrompt:
-        tokens: list[TokenId] = []
-        spans: list[SegmentSpan] = []
-        for text in segment_texts(prompt):
-            start = len(tokens)
-            tokens.extend(_tokenize(text))
-            spans.append(SegmentSpan(len(tokens), start, _character_ends(text)))
-        scaffold = _SCAFFOLD if prompt.text is None else []
-        return RenderedPrompt(tokens + scaffold, spans)
-
-    def parser(self, request: GenerateRequest) -> "SyntheticParser":
-        return SyntheticParser(StopStrings(request.sampling.stop_sequences))
-
-    def spelled(self, token_id: TokenId) -> Spelled:
-        return unspelled(token_id)
-
-    def parsers(self, request: GenerateRequest) -> list[OutputParser]:
-        stops = StopStrings(request.sampling.stop_sequences)
-        return [SyntheticParser(stops) for _ in range(request.sampling.num_choices)]
-
-
-class SyntheticParser:
-    def __init__(self, stops: StopStrings) -> None:
-        self.finish: FinishReason | None = None
-        self.stop_sequence: str | None = None
-        self.thinking_tokens = 0
-        self.allowed: bytes | None = None
-        self.mask = None
-        self._stops = StopFinder(stops)
-        self._num_words = 0
-
-    def feed(self, token_id: TokenId) -> Sequence[Delta]:
-        word = f" {self._num_words - 1}" if self._num_words else "synthetic"
-        self._num_words += 1
-        text = self._stops.feed(word)
-        if self._stops.found is not None:
-            self.finish, self.stop_sequence = "stop_sequence", self._stops.found
-        return [TextDelta(text)] if text else []
-
-    def close(self) -> Sequence[Delta]:
-        text = self._stops.flush()
-        return [TextDelta(text)] if text else []
-
-
-def segment_texts(prompt: Prompt) -> list[str]:
-    """What each segment renders to, in order. Roles are part of the text, as in a template."""
-    if prompt.text is not None:
-        return [prompt.text]
-    texts = [msgspec.json.encode(tool).decode() for tool in prompt.tools]
-    texts += [part.text for part in prompt.system]
-    for message in prompt.messages:
-        for part in message.parts:
-            match part:
-                case TextPart(text) | ThinkingPart(text) | ToolResultPart(_, text):
-                    texts.append(text)
-                case ToolUsePart():
-                    texts.append(msgspec.json.encode(part).decode())
-    return texts
-
-
-def _tokenize(text: str) -> list[TokenId]:
-    """Four bytes are a token; 0xFF, which is in no UTF-8 text, fills the last one up."""
-    data = text.encode()
-    return array("I", data + b"\xff" * (-len(data) % BYTES_PER_TOKEN)).tolist()
-
-
-def _character_ends(text: str) -> Sequence[int]:
-    """Exact for ASCII; for other text the characters are counted per token."""
-    num_tokens = -(-len(text.encode()) // BYTES_PER_TOKEN)
-    if text.isascii():
-        return range(BYTES_PER_TOKEN, BYTES_PER_TOKEN * num_tokens + 1, BYTES_PER_TOKEN)
-    data = text.encode()
-    return [
-        len(data[: (i + 1) * BYTES_PER_TOKEN].decode(errors="ignore")) for i in range(num_tokens)
-    ]

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 
 from engine.cache.ids import TokenId
@@ -146,6 +144,14 @@ def _find_file(model: str, name: str) -> Path | None:
     if directory.is_dir():
         path = directory / name
         return path if path.is_file() else None
+    return _find_in_hub(model, name)
+
+
+def _find_in_hub(model: str, name: str) -> Path | None:
+    """huggingface_hub is imported here: that is a third of a worker's start."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
     try:
         return Path(hf_hub_download(model, name))
     except LocalEntryNotFoundError as error:

@@ -24,7 +24,7 @@ from engine import protocol
 from engine.__main__ import backend_factory
 from engine.backends.base import Backend
 from engine.backends.bodies import decoder_of
-from engine.backends.synthetic import SyntheticRenderer
+from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.errors import EngineError
 from engine.serve.health import ServedEngine
 from engine.serve.process import Server

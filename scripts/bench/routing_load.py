@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import httpx
 
-from engine.backends.synthetic import BYTES_PER_TOKEN, SyntheticRenderer
+from engine.backends.synthetic_renderer import BYTES_PER_TOKEN, SyntheticRenderer
 from engine.protocol import Message, Prompt, TextPart
 from scripts.bench.load import CHAT, Answer, ask, marked
 from scripts.bench.routing_scripts import Script, Workload

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from engine.backends.synthetic import BYTES_PER_TOKEN
+from engine.backends.synthetic_renderer import BYTES_PER_TOKEN
 from gateway.planner.simulated import SimulatedRequest
 from scripts.bench.routing_scripts import Workload
 

@@ -25,8 +25,8 @@ log = structlog.get_logger()
 class WorkerProcess:
     """Works on one message at a time. Nothing here is safe for two callers at once.
 
-    A start goes on when its request leaves. It costs half a second of processor, and clients that
-    leave early would cost a start each.
+    A start goes on when its request leaves. It costs a quarter of a second of processor, and
+    clients that leave early would cost a start each.
     """
 
     def __init__(self, start: Start) -> None:

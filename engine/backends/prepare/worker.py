@@ -25,8 +25,6 @@ from engine.backends.prepare.prepared import (
     WorkerSpec,
 )
 from engine.backends.prepare.preparer import Preparer, PromptRenderer
-from engine.backends.prepare.renderers import chat_renderer
-from engine.backends.synthetic import SyntheticRenderer
 from engine.text.days import KnownDays
 
 NICENESS = 5
@@ -90,8 +88,13 @@ def main() -> int:
 
 
 def new_renderer(spec: WorkerSpec) -> PromptRenderer:
+    """What only one kind needs is imported here: it is half of a worker's start."""
     if spec.kind == "synthetic":
+        from engine.backends.synthetic_renderer import SyntheticRenderer
+
         return SyntheticRenderer()
+    from engine.backends.prepare.renderers import chat_renderer
+
     return chat_renderer(spec)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.backends.queries import new_query, new_samples, new_segments
-from engine.backends.synthetic import SyntheticRenderer
+from engine.backends.synthetic_renderer import SyntheticRenderer
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.pool import BlockPool

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.backends.synthetic import SyntheticParser, SyntheticRunner
+from engine.backends.synthetic import SyntheticRunner
+from engine.backends.synthetic_renderer import SyntheticParser
 from engine.cache.digests import ChainHasher
 from engine.cache.entries import Entries
 from engine.cache.pool import BlockPool
