@@ -4,6 +4,7 @@ import functools
 import os
 import ssl
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
@@ -50,6 +51,18 @@ def servers_are_forked() -> Iterator[None]:
         patch.setattr(stack, "Popen", forked.ForkingPopen)
         yield
     forked.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gateways_share_what_they_begin_with() -> Iterator[None]:
+    """See tests/gateways.py. Beside vLLM there is no gateway."""
+    if find_spec("alembic") is None:
+        yield
+        return
+    from tests.gateways import described_once, migrated_once
+
+    with migrated_once(), described_once():
+        yield
 
 
 @pytest.fixture

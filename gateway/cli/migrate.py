@@ -29,15 +29,20 @@ def _migrate(_: argparse.Namespace) -> int:
 
 def migrate(settings: DatabaseSettings) -> None:
     """Upgrade to the newest schema. A second migrator waits and then finds nothing to do."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with _lock(settings.sqlite_path or settings.data / "migrate"), translated():
+        upgrade(settings)
+
+
+def upgrade(settings: DatabaseSettings) -> None:
+    """As `migrate`, where nobody else migrates. Raise SQLAlchemyError or OSError."""
     config = Config(toml_file=ROOT / "pyproject.toml")
     config.set_main_option("script_location", str(ROOT / "migrations"))
     config.attributes["url"] = settings.ledger_url
-    settings.data.mkdir(parents=True, exist_ok=True)
-    with _lock(settings.sqlite_path or settings.data / "migrate"), translated():
-        command.upgrade(config, "head")
-        if settings.sqlite_path is not None:
-            settings.sqlite_path.chmod(0o600)
-        asyncio.run(with_ledger(settings.ledger_url, sum_once))
+    command.upgrade(config, "head")
+    if settings.sqlite_path is not None:
+        settings.sqlite_path.chmod(0o600)
+    asyncio.run(with_ledger(settings.ledger_url, sum_once))
 
 
 @contextmanager
