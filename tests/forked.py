@@ -6,8 +6,11 @@ gateway takes one. Hundreds are started here. What a child does from then on is 
 
 A process that runs tests has one source of its own. The processes that tests/zygote.py forks come
 with one; any other process starts one.
+
+Whoever is forked dies with whom it was forked from, so that a run that is killed leaves nothing.
 """
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -44,7 +47,8 @@ PROGRAMS = ("engine", "gateway")
 OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_")
 # A request is one packet. A process's environment is most of it.
 PACKET_BYTES = 1 << 20
-CAN_FORK = hasattr(os, "pidfd_open")
+CAN_FORK = hasattr(os, "pidfd_open")  # Linux
+_PR_SET_PDEATHSIG = 1
 END_SECONDS = 300.0
 
 
@@ -66,7 +70,9 @@ class Source:
         The source closes the descriptors that it does not need.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
         if os.fork() == 0:
+            die_with(parent)
             ours.close()
             for descriptor in unneeded:
                 os.close(descriptor)
@@ -131,7 +137,7 @@ def serve(theirs: socket.socket) -> NoReturn:
             process.join()
             answer = process.exitcode
         else:
-            arguments = (theirs, *question, descriptors)
+            arguments = (os.getpid(), theirs, *question, descriptors)
             process = multiprocessing.get_context("fork").Process(target=child, args=arguments)
             process.start()
             answer = process.pid
@@ -143,6 +149,7 @@ def serve(theirs: socket.socket) -> NoReturn:
 
 
 def child(
+    parent: int,
     theirs: socket.socket,
     module: str,
     words: Sequence[str],
@@ -150,6 +157,7 @@ def child(
     outputs: Sequence[int],
 ) -> None:
     """In the child: be `python -m MODULE WORDS`."""
+    die_with(parent)
     theirs.close()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # what is imported stays: the collector need not look through it
@@ -162,6 +170,14 @@ def child(
     sys.argv = [module, *words]
     sys.modules.pop(f"{module}.__main__", None)  # runpy warns of a module that runs twice
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that forked it ends: that of `parent`."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != parent:  # it has ended meanwhile
+        os._exit(1)
 
 
 @cache

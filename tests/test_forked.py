@@ -1,6 +1,8 @@
 """A forked server is the process that was asked for: its words, environment, log and end."""
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -8,10 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from scripts.stack import python, serving_engine, start
-from tests.forked import ForkingPopen
+from scripts.stack import ROOT, python, serving_engine, start
+from tests.forked import CAN_FORK, ForkingPopen
 
 WAIT_SECONDS = 300
+# Forks a server, tells its id, and lives on.
+FORKS = """
+import os, sys
+from tests.forked import Source
+source = Source.forked()
+pid, _ = source.fork("http.server", ["--bind", "127.0.0.1", "0"], dict(os.environ), (2, 2))
+print(pid, flush=True)
+sys.stdin.read()
+"""
 
 
 def forked(*words: str, log: Path, **environment: str) -> subprocess.Popen[bytes]:
@@ -75,3 +86,17 @@ def test_so_is_one_where_the_test_itself_has_changed_such_a_setting(
 def test_other_programs_are_started_anew(tmp_path: Path) -> None:
     process = start([sys.executable, "-c", "raise SystemExit(3)"], {}, tmp_path / "log")
     assert process.wait(WAIT_SECONDS) == 3
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="this system has no pidfd_open")
+def test_servers_die_with_a_process_that_is_killed_while_they_run() -> None:
+    words = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(
+        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        server = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+    ended, _, _ = select.select([server], [], [], WAIT_SECONDS)
+    os.close(server)
+    assert ended

@@ -1,6 +1,8 @@
 """Processes that run tests are forked, and a launcher without a zygote starts plain Python."""
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from scripts.stack import ROOT
 from tests import forked
 
 WAIT_SECONDS = 300
+PR_GET_PDEATHSIG = 2
 LAUNCHER = [sys.executable, "-S", "-E", str(ROOT / "tests" / "launcher.py")]
 
 
@@ -21,6 +24,9 @@ def test_a_process_that_runs_tests_is_forked_and_so_is_what_its_servers_are_fork
     parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
     assert b"tests.zygote" in parent
     assert not forked.source().is_started
+    told = ctypes.c_int()
+    assert ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(told)) == 0
+    assert told.value == signal.SIGKILL, "it dies with the zygote"
 
 
 def test_a_launcher_without_a_zygote_becomes_the_command(tmp_path: Path) -> None:

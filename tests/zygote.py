@@ -4,7 +4,8 @@ Each of them would import torch, transformers, all packages and 400 files of tes
 seconds of CPU time, and 24 in a new clone. The zygote collects the tests once. Its children find
 all modules imported when they collect.
 
-A child forks the source of its servers (tests/forked.py) before it does anything else.
+A child forks the source of its servers (tests/forked.py) before it does anything else. The zygote
+ends with who started it, since that held its standard input, and all children die with the zygote.
 """
 
 import contextlib
@@ -81,7 +82,7 @@ def main(descriptor: int, arguments: Sequence[str]) -> NoReturn:
             launcher, _ = listener.accept()
             with launcher:
                 _, descriptors, _, _ = socket.recv_fds(launcher, 1, 2)
-                given = (listener, launcher, descriptors)
+                given = (os.getpid(), listener, launcher, descriptors)
                 multiprocessing.get_context("fork").Process(target=child, args=given).start()
             for one in descriptors:
                 os.close(one)
@@ -116,8 +117,11 @@ def what_is_said_is_dropped() -> Iterator[None]:
         os.close(null)
 
 
-def child(listener: socket.socket, launcher: socket.socket, descriptors: Sequence[int]) -> None:
+def child(
+    parent: int, listener: socket.socket, launcher: socket.socket, descriptors: Sequence[int]
+) -> None:
     """In a child: do what `python -u -c CODE` of execnet does. The launcher sees when it ends."""
+    forked.die_with(parent)
     listener.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     forked.use(forked.Source.forked(launcher.fileno(), *descriptors))
