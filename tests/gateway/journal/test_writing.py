@@ -168,6 +168,48 @@ def test_a_turn_whose_sync_failed_does_not_come_back(
     asyncio.run(check())
 
 
+def test_each_groups_segment_and_a_new_ones_name_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def noting(real: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(file: int) -> None:
+            real(file)
+            synced.append(os.readlink(f"/proc/self/fd/{file}"))
+
+        return sync
+
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(files.os, name, noting(getattr(os, name)))
+    opened = open_journal(tmp_path, MIB)
+    begun = set()
+    for number in range(20):
+        synced.clear()
+        opened.book.open(f"msg_{number}", bytes(6000))
+        is_new = opened.book.files.number not in begun and number > 0
+        begun.add(opened.book.files.number)
+        opened.book.commit()
+        path = segment_files(tmp_path)[opened.book.files.number]
+        assert synced == [str(path), *([str(tmp_path)] if is_new else [])]
+    assert len(begun) > 2
+    opened.ids.close()
+    opened.book.files.close()
+
+
+def test_damage_of_an_earlier_group_is_not_taken_for_what_a_crash_tore(tmp_path: Path) -> None:
+    opened = open_journal(tmp_path, MIB)
+    for number in range(3):
+        opened.book.open(f"msg_{number}", b"the record of %d" % number)
+        opened.book.commit()
+    opened.ids.close()
+    opened.book.files.close()
+    (path,) = segment_files(tmp_path).values()
+    path.write_bytes(path.read_bytes().replace(b"the record of 0", b"the record of X"))
+    found = read_journal(tmp_path)
+    assert set(found.broken) == {"msg_0"} and found.torn is None
+
+
 def test_a_disk_that_fails_for_a_while_loses_no_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
