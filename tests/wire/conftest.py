@@ -3,7 +3,9 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +15,8 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.serving import eventually, serve, serve_gateway
 
 BODY_LIMIT = 64 * 1024
-# Longer than any pause of this process within one send.
-REQUEST_SECONDS = 3.0
+# Of the gateway that the trickling ones are sent to; the other one waits longer than any pause.
+HASTY_SECONDS = 3.0
 WAIT_SECONDS = 120
 
 
@@ -74,13 +76,23 @@ def read_replies(raw: socket.socket) -> list[Reply]:
     return found
 
 
-@pytest.fixture(scope="module")
-def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+@contextmanager
+def wire_to(data: Path, request_seconds: float) -> Iterator[Wire]:
     engine = ScriptedEngine()
-    limits = {"body_limit_bytes": BODY_LIMIT, "request_seconds": REQUEST_SECONDS}
-    with (
-        serve(engine) as engine_url,
-        serve_gateway(tmp_path_factory.mktemp("wire"), engine_url, **limits) as url,
-    ):
+    limits = {"body_limit_bytes": BODY_LIMIT, "request_seconds": request_seconds}
+    with serve(engine) as engine_url, serve_gateway(data, engine_url, **limits) as url:
         eventually(lambda: httpx.get(f"{url}/readyz", timeout=120).status_code == 200)
         yield Wire(url, engine)
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    with wire_to(tmp_path_factory.mktemp("wire"), WAIT_SECONDS) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A gateway that soon gives up what does not arrive."""
+    with wire_to(tmp_path_factory.mktemp("hasty"), HASTY_SECONDS) as wire:
+        yield wire

@@ -217,41 +217,41 @@ def drip(wire: Wire, start: bytes, rest: bytes) -> list[Reply]:
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_that_trickles_is_408_and_the_connection_ends(
-    wire: Wire, path: str, is_chunked: bool
+    hasty: Wire, path: str, is_chunked: bool
 ) -> None:
     how = "transfer-encoding: chunked" if is_chunked else "content-length: 50000"
     start = request(how, first=f"POST {path} HTTP/1.1") + (b"5000\r\n" if is_chunked else b"")
-    asked = len(wire.engine.requests)
-    (reply,) = drip(wire, start, b"{" + b" " * 500)
+    asked = len(hasty.engine.requests)
+    (reply,) = drip(hasty, start, b"{" + b" " * 500)
     assert reply.status == 408 and reply.closed
     assert reply.error["message"] == "the request's body did not arrive in time"
-    assert len(wire.engine.requests) == asked
+    assert len(hasty.engine.requests) == asked
 
 
-def test_a_head_that_trickles_is_408_and_the_connection_ends(wire: Wire) -> None:
-    (reply,) = drip(wire, b"POST /v1/messages HTTP/1.1\r\nx-a: ", b"b" * 500)
+def test_a_head_that_trickles_is_408_and_the_connection_ends(hasty: Wire) -> None:
+    (reply,) = drip(hasty, b"POST /v1/messages HTTP/1.1\r\nx-a: ", b"b" * 500)
     check_envelope(reply, 408)
     assert reply.closed and reply.error["message"] == "the request's headers did not arrive in time"
 
 
-def test_a_second_head_on_a_connection_has_its_time_too(wire: Wire) -> None:
-    first, second = drip(wire, request(length(GOOD), content=GOOD) + b"POST /v", b"1" * 500)
+def test_a_second_head_on_a_connection_has_its_time_too(hasty: Wire) -> None:
+    first, second = drip(hasty, request(length(GOOD), content=GOOD) + b"POST /v", b"1" * 500)
     assert first.status == 200
     check_envelope(second, 408)
 
 
 @pytest.mark.parametrize("start", [b"", b"\r\n"])
-def test_a_connection_that_says_nothing_is_closed(wire: Wire, start: bytes) -> None:
-    with wire.connect() as raw:
+def test_a_connection_that_says_nothing_is_closed(hasty: Wire, start: bytes) -> None:
+    with hasty.connect() as raw:
         raw.sendall(start)
         replies = read_replies(raw)
     assert [reply.status for reply in replies] == ([408] if start else [])
 
 
-def test_an_answer_does_not_wait_for_a_body_nor_hold_its_connection_for_ever(wire: Wire) -> None:
+def test_an_answer_does_not_wait_for_a_body_nor_hold_its_connection_for_ever(hasty: Wire) -> None:
     """Without a key nobody reads the body; the answer is there at once, the rest is dropped."""
     sent = request("content-length: 60000").replace(API_KEY.encode(), b"wrong-key")
-    with wire.connect() as raw:
+    with hasty.connect() as raw:
         raw.sendall(sent + b"{")
         (reply,) = read_replies(raw)
     assert reply.status == 401 and reply.closed
