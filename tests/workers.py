@@ -11,6 +11,7 @@ import gc
 import os
 import time
 from collections import defaultdict
+from collections.abc import Generator
 
 import pytest
 from execnet import XSpec
@@ -142,10 +143,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(unit(item.nodeid), len(place)))
 
 
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the garbage collector need not look through it in every test."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: the garbage collector need not look through it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 class Controller:
