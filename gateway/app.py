@@ -18,6 +18,7 @@ from gateway.admin.routes import CONTROLLERS
 from gateway.base.background import Background
 from gateway.base.catalogue import Catalogue, load_catalogue
 from gateway.base.clock import Clock
+from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.settings import Settings
@@ -102,8 +103,12 @@ def create_app(
                 metrics.watch_spans(traces.count)
             machine = await join(stack, place, settings, clock)
             base = Foundation(metrics, supervisor, clock, traces, machine)
-            app.state.services = await _start(stack, settings, base, catalogue, prices)
-            await meet_others(machine, app.state)
+            try:
+                app.state.services = await _start(stack, settings, base, catalogue, prices)
+                await meet_others(machine, app.state)
+            except GatewayError as error:
+                app.state.start_failure = str(error)
+                raise
             yield
 
     held = BodyBytes(settings.bodies_bytes)

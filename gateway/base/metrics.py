@@ -208,11 +208,7 @@ class Metrics(QueueMetrics):
             ["loop"],
             registry=self.registry,
         )
-        self.loops_failing = Gauge(
-            "holdfast_gateway_loops_failing",
-            "Loops that stay down or end again and again; the gateway is not ready meanwhile",
-            registry=self.registry,
-        )
+        self.loops_failing = _loops_failing(self.registry)
         self.ledger_damage = Gauge(
             "holdfast_gateway_ledger_damage",
             "Damages that the last look through the ledger found",
@@ -260,6 +256,14 @@ class Metrics(QueueMetrics):
         return generate_latest(self.registry)
 
 
+def _loops_failing(registry: CollectorRegistry) -> Gauge:
+    return Gauge(
+        "holdfast_gateway_loops_failing",
+        "Loops that stay down or end again and again; the gateway is not ready meanwhile",
+        registry=registry,
+    )
+
+
 class ParentMetrics(QueueMetrics):
     """The metrics of the process beside the workers."""
 
@@ -282,6 +286,7 @@ class ParentMetrics(QueueMetrics):
             ["loop"],
             registry=self.registry,
         )
+        self.loops_failing = _loops_failing(self.registry)
 
     def count_loop_end(self, kind: str) -> None:
         self.loop_restarts.labels(kind).inc()

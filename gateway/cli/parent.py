@@ -34,7 +34,7 @@ from gateway.cli.left import left_journals
 from gateway.cli.processes import Processes, Worker
 from gateway.cli.relay import Relay
 from gateway.http.admitted import backlog_for, num_descriptors
-from gateway.http.machine import GATHER_SECONDS, ParentState
+from gateway.http.machine import GATHER_SECONDS, MetricParts, ParentState
 from gateway.http.others import apply_change, decode_change
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
@@ -60,6 +60,7 @@ _BUSY_PAUSE_SECONDS = 0.05
 
 _records = msgspec.msgpack.Decoder(list[TurnRecord]).decode
 _asked = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
+_encode = msgspec.msgpack.Encoder().encode
 _ids = msgspec.msgpack.Decoder(set[str]).decode
 
 
@@ -209,6 +210,7 @@ class Parent:
             "breakers": lambda _: self._desk.fleet.breakers(self._clock.monotonic()),
             "insert": self._insert,
             "gather": self._gather,
+            "gather_metrics": self._gather_metrics,
             "spread": spread,
             "state": lambda _: self._state(),
         }
@@ -232,14 +234,33 @@ class Parent:
 
     async def _gather(self, body: bytes) -> list[msgspec.Raw]:
         what, content = _asked(body)
+        found = await self._ask_all(what, content)
+        return [answer for _, answer in found if answer is not None]
+
+    async def _ask_all(
+        self, what: str, content: msgspec.Raw
+    ) -> list[tuple[Worker, msgspec.Raw | None]]:
         workers = self.processes.workers
         asked = [worker for worker in workers if worker.has_begun and not worker.is_silent]
         found = await asyncio.gather(*(self._ask(worker, what, content) for worker in asked))
-        if what == "metrics":
-            for worker, answer in zip(asked, found, strict=True):
-                if answer is not None and worker.has_begun:
-                    self._told[worker.number] = msgspec.msgpack.decode(answer, type=bytes)
-        return [answer for answer in found if answer is not None]
+        return list(zip(asked, found, strict=True))
+
+    async def _gather_metrics(self, _: bytes) -> MetricParts:
+        """The metrics of all processes at one moment, so that no count is lost or told twice."""
+        processes = {each.number: each.num_started for each in self.processes.workers}
+        answered = set[int]()
+        for worker, answer in await self._ask_all("metrics", msgspec.Raw(_encode(None))):
+            is_same = worker.has_begun and worker.num_started == processes[worker.number]
+            if answer is not None and is_same:
+                self._told[worker.number] = msgspec.msgpack.decode(answer, type=bytes)
+                answered.add(worker.number)
+        silent = [told for number, told in self._told.items() if number not in answered]
+        self._metrics.workers.set(sum(each.state.is_running for each in self.processes.workers))
+        self._metrics.loops_failing.set(len(self._supervisor.failing))
+        return MetricParts(
+            now=[self._metrics.exposition(), *(self._told[number] for number in answered)],
+            before=[self._gone, *silent],
+        )
 
     async def _spread(self, asking: Worker, what: str, content: msgspec.Raw) -> None:
         if what == "keys":
@@ -271,12 +292,7 @@ class Parent:
 
     def _state(self) -> ParentState:
         workers = [worker.state for worker in self.processes.workers]
-        self._metrics.workers.set(sum(each.is_running for each in workers))
-        return ParentState(
-            workers=workers,
-            loops=self._supervisor.failing,
-            metrics=summed([self._metrics.exposition(), self._gone]),
-        )
+        return ParentState(workers=workers, loops=self._supervisor.failing)
 
     async def _recover_left(self, stopping: asyncio.Event) -> None:
         """Settle the journals of workers that there are no more."""

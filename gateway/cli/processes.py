@@ -101,9 +101,9 @@ class Processes:
     async def _keep(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
-            since = loop.time()
+            since, status = loop.time(), None
             try:
-                await self._run(worker)
+                status = await self._run(worker)
             except OSError as error:  # no room for another process, or no descriptor
                 self._log.error("worker_not_started", worker=worker.number, error=str(error))
             if self._stopping.is_set():
@@ -113,11 +113,13 @@ class Processes:
                 return
             worker.num_ends = 1 if loop.time() - since >= STEADY_SECONDS else worker.num_ends + 1
             seconds = min(FIRST_PAUSE_SECONDS * 2 ** (worker.num_ends - 1), MAX_PAUSE_SECONDS)
-            self._log.error("worker_ended", worker=worker.number, retry_seconds=seconds)
+            self._log.error(
+                "worker_ended", worker=worker.number, status=status, retry_seconds=seconds
+            )
             await pause(self._stopping, seconds)
 
-    async def _run(self, worker: Worker) -> None:
-        """Run one process to its end."""
+    async def _run(self, worker: Worker) -> int:
+        """Run one process to its end. Return its exit status, below 0 for a signal."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             descriptors = self._listening.fileno(), theirs.fileno(), self._counts, self._room
@@ -146,6 +148,7 @@ class Processes:
             self._log.error("worker_never_served", worker=worker.number, status=status)
             if worker.num_started == 1 and status >= 0:
                 self.exit_status = status or os.EX_SOFTWARE
+        return status
 
     async def _watch(self, worker: Worker, process: Process, link: Link) -> None:
         """Kill the process when it stops answering, or reading."""

@@ -12,7 +12,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.base.metrics import EngineState, summed
 from gateway.base.supervisor import LoopHealth
-from gateway.http.machine import Machine, WorkerState
+from gateway.http.machine import Machine, MetricParts, WorkerState
 from gateway.http.services import Services
 from gateway.ledger.inspection import Inspection
 from gateway.routing.engine import Engine, EngineStatus
@@ -115,9 +115,12 @@ class HealthController(Controller):
         machine = services.machine
         if machine.link is None:
             return Response(exposition_of(services), media_type=_EXPOSITION)
-        parts = await machine.gather("metrics", None, bytes)
-        parts.append((await machine.parent_state()).metrics)
-        return Response(await asyncio.to_thread(summed, parts), media_type=_EXPOSITION)
+        content = await asyncio.to_thread(_of_processes, await machine.metric_parts())
+        return Response(content, media_type=_EXPOSITION)
+
+
+def _of_processes(parts: MetricParts) -> bytes:
+    return summed([*parts.now, summed(parts.before, only_counts=True)])
 
 
 def exposition_of(services: Services) -> bytes:

@@ -70,14 +70,21 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParentState(msgspec.Struct, frozen=True, kw_only=True):
-    """`loops` are the parent's loops that are failing.
-
-    `metrics` are the parent's own, and the counters of workers that are gone.
-    """
+    """`loops` are the parent's loops that are failing."""
 
     workers: list[WorkerState]
     loops: list[LoopHealth]
-    metrics: bytes
+
+
+class MetricParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Expositions of a gateway's processes.
+
+    `now` are those of the parent and of workers that answered. Of `before` only counts are true:
+    they are what other workers told last, and the sums of processes that have ended.
+    """
+
+    now: list[bytes]
+    before: list[bytes]
 
 
 @dataclass(slots=True)
@@ -149,6 +156,11 @@ class Machine:
         """The parent's breaker of each engine, by its name."""
         assert self.link is not None
         return await self.link.ask("breakers", None, dict[str, BreakerView], GATHER_SECONDS)
+
+    async def metric_parts(self) -> MetricParts:
+        """Raise Overloaded where the parent does not answer."""
+        assert self.link is not None
+        return await self.link.ask("gather_metrics", None, MetricParts, GATHER_SECONDS + 1)
 
     async def parent_state(self) -> ParentState:
         assert self.link is not None

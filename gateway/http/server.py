@@ -29,6 +29,7 @@ from gateway.http.admitted import (
 )
 from gateway.http.connections import ConnectionLimits, guarded
 from gateway.http.heads import answering_head
+from gateway.http.starts import telling_start
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep idle connections (the SDKs 5 s, nginx 60 s).
@@ -83,7 +84,7 @@ class Server(uvicorn.Server):
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
             "timeout_graceful_shutdown": settings.grace_seconds,
         }
-        served = answering_head(app)
+        served = telling_start(answering_head(app), app.state)
         if settings.access_log:
             served = AccessLog(served)
         super().__init__(uvicorn.Config(served, **{**options, **changes}))

@@ -72,9 +72,13 @@ class House:
 
     def metric(self, name: str) -> float:
         """Zero for one that nothing was counted of."""
-        text = httpx.get(f"{self.stack.gateway}/metrics", timeout=120, trust_env=False).text
-        found = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return float(found[0]) if found else 0.0
+        return metric_at(f"{self.stack.gateway}/metrics", name)
+
+
+def metric_at(url: str, name: str, client: httpx.Client | None = None) -> float:
+    get = httpx.get if client is None else client.get
+    found = re.findall(rf"^{re.escape(name)} (\S+)$", get(url, timeout=120).text, re.MULTILINE)
+    return float(found[0]) if found else 0.0
 
 
 def worker_of(client: httpx.Client) -> str:
@@ -170,7 +174,7 @@ def test_a_change_at_one_worker_holds_at_the_other_when_it_is_answered(house: Ho
 
 
 def test_the_admin_api_says_the_same_of_engines_and_exports_at_both_workers(house: House) -> None:
-    span = {"since_ms": 0, "until_ms": 1, "rows": "days"}
+    span: dict[str, str | int] = {"since_ms": 0, "until_ms": 1, "rows": "days"}
     with house.pair(ADMIN_KEY) as admins:
         seen = [one.get("/admin/v1/engines").json()[0] for one in admins]
         told = [(each["breaker"], each["times_opened"]) for each in seen]
@@ -196,9 +200,15 @@ def test_metrics_and_refusals_are_those_of_both_workers(house: House) -> None:
 def test_a_worker_that_stands_still_holds_up_nobody(house: House) -> None:
     with house.pair(house.key("still")) as (one, other):
         pid = int(worker_of(one))
+        name = f'holdfast_gateway_requests_total{{route="{PATH}",status="200"}}'
+        assert [status(client) for client in (one, other)] == [200, 200]
+        counted = [metric_at("/metrics", name, client) for client in (one, other)]
+        assert counted[0] == counted[1]
         try:
             os.kill(pid, signal.SIGSTOP)
             assert [status(other) for _ in range(3)] == [200] * 3
+            # What the one that stands still told last counts on.
+            assert metric_at("/metrics", name, other) == counted[0] + 3
             answer = other.get("/readyz")
             assert answer.status_code == 200, answer.text
             still = [one for one in answer.json()["workers"] if one["is_silent"]]
