@@ -123,15 +123,20 @@ class Generation:
 
 def are_sane(told: Frame | FinalCounts) -> bool:
     """Whether all counts are from 0 to MAX_COUNT."""
-    usage = told.usage if isinstance(told, Started | FinalCounts) else None
-    counts = [] if usage is None else list(msgspec.structs.astuple(usage))
-    if isinstance(told, Done | Finished | FinalCounts):
-        counts.append(told.output_tokens)
-    if isinstance(told, Finished | FinalCounts):
-        counts.append(told.thinking_tokens)
-    if isinstance(told, FinalCounts):
-        counts.append(told.prefilled_tokens)
-    return all(0 <= count <= MAX_COUNT for count in counts)
+    counts: tuple[int, ...]
+    match told:
+        case Started():
+            counts = msgspec.structs.astuple(told.usage)
+        case Finished():
+            counts = told.output_tokens, told.thinking_tokens
+        case Done():
+            counts = (told.output_tokens,)
+        case FinalCounts():
+            own = told.output_tokens, told.thinking_tokens, told.prefilled_tokens
+            counts = (*own, *(() if told.usage is None else msgspec.structs.astuple(told.usage)))
+        case _:
+            return True
+    return min(counts) >= 0 and max(counts) <= MAX_COUNT
 
 
 def refusal(reply: ErrorReply) -> GatewayError:

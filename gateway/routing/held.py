@@ -274,11 +274,15 @@ class ResidencyIndex:
         for index in range(len(names) - 1, -1, -1):
             digest = names[index].digest
             self._expected.pop(digest, None)
-            before = self._names.get(digest)
             leased_until = until if index < chain.num_leased else 0.0
-            if before is not None:
-                leased_until = max(leased_until, before.leased_until)
-            self._put(digest, HeldChain(chain.tier, leased_until))
+            holding = self._names.get(digest)
+            if holding is None:
+                self._put(digest, HeldChain(chain.tier, leased_until))
+                continue
+            # Most names of an event were held before, since turns share their beginnings.
+            holding.tier = chain.tier
+            holding.leased_until = max(leased_until, holding.leased_until)
+            self._names.move_to_end(digest)
         while len(self._names) > self._max_names:
             self._names.popitem(last=False)
             self.num_forgotten += 1
