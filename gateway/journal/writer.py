@@ -47,6 +47,11 @@ class Journal:
         return self._store.num_turns
 
     @property
+    def num_closed(self) -> int:
+        """The number of closed turns that the ledger does not have yet, as of the last group."""
+        return self._store.num_turns - self._store.num_open
+
+    @property
     def num_set_aside(self) -> int:
         """Turns that are not in the ledger and can't be drained; the CLI lists them."""
         return self._store.num_set_aside

@@ -240,6 +240,47 @@ def test_a_turn_is_forgotten_only_after_the_ledger_has_it(tmp_path: Path) -> Non
     asyncio.run(check())
 
 
+def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_for_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last close was handed in and is not on disk when the drain is told to stop."""
+    monkeypatch.setattr("gateway.journal.drain._IDLE_SECONDS", 0.01)
+
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        ledger: list[str] = []
+        looks = 0
+        look = journal.closed_turns
+
+        async def counted(limit: int) -> list[TurnRecord]:
+            nonlocal looks
+            looks += 1
+            return await look(limit)
+
+        async def insert(turns: Sequence[TurnRecord]) -> None:
+            ledger.extend(turn.id for turn in turns)
+
+        async def acknowledge(_engine: str, _turn_ids: list[str]) -> None:
+            pass
+
+        monkeypatch.setattr(journal, "closed_turns", counted)
+        stopping = asyncio.Event()
+        running = asyncio.create_task(Drain(journal, insert, acknowledge, Metrics()).run(stopping))
+        while not looks:
+            await asyncio.sleep(0.01)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        await asyncio.sleep(0.2)
+        assert looks == 1
+        journal.close_soon(turn)
+        stopping.set()
+        await running
+        assert ledger == [turn.id] and journal.backlog == 0
+        await journal.stop()
+
+    asyncio.run(check())
+
+
 def test_closing_twice_keeps_the_first_close(tmp_path: Path) -> None:
     async def check() -> None:
         journal = Journal(tmp_path)
