@@ -27,8 +27,7 @@ from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKe
 from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
 from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
-from gateway.prompt.recent import Recent
-from gateway.prompt.sketch import Sketched
+from gateway.prompt.plan_memory import PlanMemory
 
 POLL_SECONDS = 2.0
 # The time until a change counts on every gateway whose database answers: one pause and two queries.
@@ -44,8 +43,6 @@ _MAX_LOOKUPS = 32
 LOOKUPS_PER_MINUTE = 1200
 """For each address."""
 # The resolution of a key's last use. Each interval may cost the database one write.
-_MAX_SKETCHED = 10_000
-"""Segments of all workspaces whose sketches are kept, at some 500 bytes each."""
 _LAST_USE_SECONDS = 60.0
 
 
@@ -57,7 +54,7 @@ class _Grant(NamedTuple):
     limits: Limits
     lease_share: float | None
     auto_cache: AutoCache
-    sketched: Recent[Sketched]
+    plan_memory: PlanMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class KeyRing:
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._refreshing = asyncio.Lock()
         self._log = get_logger("keys")
-        self._sketched: Recent[Sketched] = Recent(_MAX_SKETCHED)
+        self._plan_memory = PlanMemory()
         self._version = -1
         self._generation = 0
         self._confirmed = self._loaded = clock.monotonic()
@@ -197,7 +194,7 @@ class KeyRing:
             workspace.limits,
             workspace.lease_share,
             self._auto_cache.but(workspace.auto_cache, workspace.auto_cache_ttl),
-            self._sketched,
+            self._plan_memory,
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -251,7 +248,7 @@ class KeyRing:
             limits=grant.limits,
             lease_share=grant.lease_share,
             auto_cache=grant.auto_cache.but(key.auto_cache, key.auto_cache_ttl),
-            sketched=grant.sketched,
+            plan_memory=grant.plan_memory,
         )
         return _Known(principal, key.digest, key.expires_at, grant)
 
@@ -260,7 +257,7 @@ class KeyRing:
         scope, found = self.scope_of(workspace), self.workspaces.get(workspace)
         if found is None:
             return Principal(
-                workspace, key_id, scope, auto_cache=self._auto_cache, sketched=self._sketched
+                workspace, key_id, scope, auto_cache=self._auto_cache, plan_memory=self._plan_memory
             )
         grant = self._grant(found)
         return Principal(
@@ -270,7 +267,7 @@ class KeyRing:
             limits=grant.limits,
             lease_share=grant.lease_share,
             auto_cache=grant.auto_cache,
-            sketched=grant.sketched,
+            plan_memory=grant.plan_memory,
         )
 
     def _note_use(self, key_id: str) -> None:

@@ -27,8 +27,7 @@ from gateway.prompt.fingerprint import (
 from gateway.prompt.ignored import NO_NOTES, Notes
 from gateway.prompt.names import NAMES_RULE
 from gateway.prompt.plan import Plan
-from gateway.prompt.recent import Recent
-from gateway.prompt.sketch import Sketched
+from gateway.prompt.plan_memory import PlanMemory
 
 TurnId = NewType("TurnId", str)
 Dialect = Literal["anthropic", "openai", "gemini"]
@@ -44,8 +43,8 @@ class Principal:
     """Who asks: a key of a workspace. `scope` is the workspace's cache salt.
 
     `lease_share` is the part, 0 to 1, of an engine's lease budget that the workspace may take;
-    None is no bound of its own. `auto_cache` is for requests without markers. `sketched` is what
-    plans made lately (`sketch.py`), the same for all who ask.
+    None is no bound of its own. `auto_cache` is for requests without markers. `plan_memory` is
+    the same for all who ask.
     """
 
     workspace: str
@@ -55,7 +54,7 @@ class Principal:
     limits: Limits = NO_LIMITS
     lease_share: float | None = None
     auto_cache: AutoCache = DEFAULT_AUTO_CACHE
-    sketched: Recent[Sketched] | None = field(default=None, compare=False, repr=False)
+    plan_memory: PlanMemory | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

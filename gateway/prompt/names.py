@@ -17,10 +17,10 @@ secret, can't tell a text by its name.
 
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
 from engine.protocol import (
     MAX_NAMES,
@@ -32,6 +32,7 @@ from engine.protocol import (
     ToolResultPart,
     ToolUsePart,
 )
+from gateway.prompt.recent import Recent
 
 NAMES_RULE = 2
 """The version of this rule. Names by different versions have nothing in common."""
@@ -44,12 +45,16 @@ _DIGEST_BYTES = 8
 # takes longer than hashing them.
 _UPDATE_BYTES = 2047
 _SEGMENT_END = b"\x02"
+# Shorter texts are named as fast as they are found again. Longer ones are not read whole at once.
+_LEAST_KNOWN, _MOST_KNOWN = 2048, 1 << 18
 _encode = msgspec.json.Encoder().encode
 
 
 class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
+    def digest(self) -> bytes: ...
     def hexdigest(self) -> str: ...
+    def copy(self) -> Self: ...
 
 
 class Prefix(NamedTuple):
@@ -59,18 +64,42 @@ class Prefix(NamedTuple):
     num_bytes: int
 
 
+class NamedText(NamedTuple):
+    """The prefixes that end in one long text, and what is true behind it: the chain, the bytes of
+    content and the characters of text."""
+
+    prefixes: list[Prefix]
+    chain: _Hash
+    num_bytes: int
+    depth: int
+
+
 def name_prefixes(prompt: Prompt, scope: str, keep: Collection[int] = ()) -> list[Name]:
     """The names that go out with a request: see `find_prefixes` and `trim_names`."""
     return [prefix.name for prefix in trim_names(find_prefixes(prompt, scope), keep)]
 
 
-def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
-    """All prefixes of the prompt that have a name, shallowest first."""
-    chain = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
+def find_prefixes(
+    prompt: Prompt, scope: str, known: Recent[NamedText] | None = None
+) -> list[Prefix]:
+    """All prefixes of the prompt that have a name, shallowest first.
+
+    `known` has what was made of long texts, by the scope and all content up to their ends.
+    """
+    chain: _Hash = blake2b(scope.encode(), digest_size=_DIGEST_BYTES, person=b"holdfast")
     seed = int.from_bytes(chain.digest())
     prefixes: list[Prefix] = []
     num_bytes = depth = 0
     for segment, (header, text) in enumerate(_segments(prompt)):
+        key, first = None, len(prefixes)
+        if known is not None and _LEAST_KNOWN <= len(text) <= _MOST_KNOWN:
+            # The chain stands for the scope and all content before.
+            content = b"%d:%b%b" % (len(header), header, text.encode())
+            key = chain.hexdigest() + xxh3_128_hexdigest(content, seed)
+            if (found := known.get(key)) is not None:
+                prefixes += found.prefixes
+                chain, num_bytes, depth = found.chain.copy(), found.num_bytes, found.depth
+                continue
         # What the chain takes in next. Of a short text all goes in with one call.
         taken = b"\x01%d:%b" % (len(header), header)
         num_bytes += len(header)
@@ -90,6 +119,8 @@ def find_prefixes(prompt: Prompt, scope: str) -> list[Prefix]:
         depth += length
         _update(chain, taken + _SEGMENT_END)
         prefixes.append(Prefix(Name(chain.hexdigest(), segment), num_bytes))
+        if known is not None and key is not None:
+            known.put(key, NamedText(prefixes[first:], chain.copy(), num_bytes, depth))
     return prefixes
 
 

@@ -11,8 +11,8 @@ from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.breakpoints import find_breakpoints, leave_out
 from gateway.prompt.layout import Layout, Slot
 from gateway.prompt.names import Prefix, find_prefixes, trim_names
-from gateway.prompt.recent import Recent
-from gateway.prompt.sketch import CALL, RESULT, Sketch, Sketched, kinds_of, sketch_of
+from gateway.prompt.plan_memory import PlanMemory
+from gateway.prompt.sketch import CALL, RESULT, Sketch, kinds_of, sketch_of
 
 _TOOL = re.compile(r"tools\[(\d{1,6})\]")
 _OWN = re.compile(r"tools[.\[](\d+)\]?$")
@@ -82,11 +82,11 @@ def make_plan(
     automatic: Ttl | None,
     scope: str,
     policy: AutoCache | None = None,
-    sketched: Recent[Sketched] | None = None,
+    memory: PlanMemory | None = None,
 ) -> Plan:
     """Raise InvalidRequest where the markers break a rule; `automatic` marks the last slot.
 
-    `sketched` has what earlier plans made of the same prefixes.
+    `memory` has what earlier plans made of the same prefixes.
 
     With a `policy` there may be more breakpoints than the client's (`auto_cache.py`).
     """
@@ -95,7 +95,7 @@ def make_plan(
     if policy is not None:
         breakpoints = add_automatic(layout.prompt, slots, breakpoints, policy)
     marked = {breakpoint_.segment for breakpoint_ in breakpoints}
-    prefixes = find_prefixes(layout.prompt, scope)
+    prefixes = find_prefixes(layout.prompt, scope, memory.texts if memory else None)
     named = trim_names(prefixes, marked)
     ends = [name.digest for name, _ in prefixes if name.characters is None]
     return Plan(
@@ -108,7 +108,7 @@ def make_plan(
         automatic=policy if len(breakpoints) > num_given else None,
         sure_bytes=sure_bytes(layout.prompt),
         kinds=kinds_of(layout.prompt),
-        sketch=sketch_of(layout.prompt, scope, ends, sketched),
+        sketch=sketch_of(layout.prompt, scope, ends, memory.sketched if memory else None),
     )
 
 

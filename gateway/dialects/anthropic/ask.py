@@ -107,7 +107,7 @@ def prepare(
 ) -> Plan:
     _check_shared(request, principal)
     note_features(request, notepad)
-    plan = plan_of(request, principal.scope, notepad, unreadable, principal.sketched)
+    plan = plan_of(request, principal.scope, notepad, unreadable, principal.plan_memory)
     if version == "2026-10-21":
         _check_version_2026_10_21(request)
     return plan

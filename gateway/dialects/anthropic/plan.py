@@ -8,8 +8,7 @@ from gateway.dialects.anthropic.segments import lay_out
 from gateway.prompt.ignored import Notepad
 from gateway.prompt.media import Unreadable
 from gateway.prompt.plan import Plan, make_plan
-from gateway.prompt.recent import Recent
-from gateway.prompt.sketch import Sketched
+from gateway.prompt.plan_memory import PlanMemory
 
 
 def plan_of(
@@ -17,17 +16,17 @@ def plan_of(
     scope: str,
     notepad: Notepad | None = None,
     unreadable: Unreadable = "placeholder",
-    sketched: Recent[Sketched] | None = None,
+    memory: PlanMemory | None = None,
 ) -> Plan:
     """Raise InvalidRequest for content that can't be sent to an engine.
 
-    `sketched` has what earlier plans made of the same prefixes.
+    `memory` has what earlier plans made of the same prefixes.
     """
     if not request.messages:
         raise InvalidRequest("messages: at least one message is required")
     layout = lay_out(request, notepad, unreadable)
     automatic = request.cache_control.ttl if request.cache_control else None
-    plan = make_plan(layout, automatic, scope, None, sketched)
+    plan = make_plan(layout, automatic, scope, None, memory)
     _check_roles(layout.prompt.messages)
     if plan.has_calls:
         _check_tool_results(layout.prompt.messages)

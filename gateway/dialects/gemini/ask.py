@@ -83,7 +83,7 @@ def ask_of(
         None if held is None else held.ttl,
     )
     policy = asked.principal.auto_cache if held is None else None
-    plan = make_plan(layout, None, asked.principal.scope, policy, asked.principal.sketched)
+    plan = make_plan(layout, None, asked.principal.scope, policy, asked.principal.plan_memory)
     if held is not None:
         points = [Breakpoint(p.segment, p.ttl, held.seconds) for p in plan.breakpoints]
         plan = msgspec.structs.replace(plan, breakpoints=points)

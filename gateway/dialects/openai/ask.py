@@ -54,7 +54,7 @@ def chat_ask_of(
     policy = None if automatic or request.prompt_cache_options else principal.auto_cache
     _note_fields(request, notepad)
     layout, policy = lay_out(request, automatic, notepad, unreadable, policy)
-    plan = make_plan(layout, automatic, principal.scope, policy, principal.sketched)
+    plan = make_plan(layout, automatic, principal.scope, policy, principal.plan_memory)
     if not plan.prompt.num_segments:
         raise InvalidRequest("messages: there must be more than a client's billing line")
     return _ask(request, principal, model, arrived, plan, max_tokens, notepad, chat=request)
@@ -65,7 +65,7 @@ def completion_ask_of(
 ) -> Ask:
     prompt = Prompt([], text=_text(request.prompt))
     plan = make_plan(
-        Layout(prompt, [Slot(path="prompt")]), None, principal.scope, None, principal.sketched
+        Layout(prompt, [Slot(path="prompt")]), None, principal.scope, None, principal.plan_memory
     )
     max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     return _ask(request, principal, model, arrived, plan, max_tokens, Notepad())

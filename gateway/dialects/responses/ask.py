@@ -69,7 +69,7 @@ def prepare(
             "input: must not end with an item of the assistant, which is not continued", "input"
         )
     plan = make_plan(
-        layout, NATIVE_TTL if is_implicit else None, principal.scope, policy, principal.sketched
+        layout, NATIVE_TTL if is_implicit else None, principal.scope, policy, principal.plan_memory
     )
     _note_without_effect(request, notepad)
     for name in unechoed(given.fields):

@@ -1,3 +1,4 @@
+import random
 from typing import Any
 
 import msgspec
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 from engine.protocol import MAX_NAMES, Message, Name, Prompt, TextPart, Tool, ToolUsePart
 from gateway.dialects.anthropic.decode import decode_messages
 from gateway.dialects.anthropic.segments import lay_out
-from gateway.prompt.names import MAX_STEP, NAMES_RULE, name_prefixes
+from gateway.prompt.names import MAX_STEP, NAMES_RULE, NamedText, find_prefixes, name_prefixes
+from gateway.prompt.recent import Recent
 from tests.gateway.bodies import LONG, body, conversation, text, tool
 
 
@@ -124,3 +126,30 @@ def test_where_blocks_divide_is_part_of_the_name(texts: list[str]) -> None:
     joined = name_prefixes(prompt("".join(texts)), "s")
     apart = name_prefixes(prompt(*texts), "s")
     assert joined[-1].digest != apart[-1].digest
+
+
+def test_a_long_text_that_is_known_has_the_names_that_would_be_made_anew() -> None:
+    """Conversations that grow, are edited in the middle and share texts, in two scopes."""
+    chance, known = random.Random(7), Recent[NamedText](40)
+    texts = ["short", "é" * 2047, "é" * 2048, "x" * 2500, "word " * 9000, "y" * (1 << 18), ""]
+    num_found = 0
+    for _ in range(200):
+        scope = chance.choice(["one", "another"])
+        said = Prompt(
+            [
+                Message(
+                    chance.choice(("user", "assistant")),
+                    [TextPart(chance.choice(texts)) for _ in range(chance.randrange(1, 4))],
+                )
+                for _ in range(chance.randrange(1, 6))
+            ],
+            [Tool("look", {"a": chance.randrange(2)})],
+            [TextPart(chance.choice(texts)) for _ in range(chance.randrange(3))],
+        )
+        before = len(known)
+        found = find_prefixes(said, scope, known)
+        assert found == find_prefixes(said, scope)
+        assert found == find_prefixes(said, scope, known)
+        num_found += len(known) == before
+        assert len(known) <= 80
+    assert 0 < num_found < 200
