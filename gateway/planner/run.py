@@ -35,8 +35,7 @@ class Outcome:
 
 
 class Run:
-    """`requests` are in order of time. `tell` hears how many more were sent, `watch` of each turn
-    when its answer begins."""
+    """`requests` are in order of time. `tell` hears how many more were sent."""
 
     def __init__(
         self, num_engines: int, capacities: Capacities, costs: Costs, unit: int, tell: Tell
@@ -52,7 +51,6 @@ class Run:
         self._names: dict[int, str] = {}
         self._num_sent = 0
         self.outcome = Outcome()
-        self.watch: Callable[[SimulatedTurn, float], None] | None = None
         for number, engine in enumerate(self._engines):
             engine.started = partial(self._on_started, number)
             engine.ended = partial(self._on_ended, number)
@@ -103,8 +101,6 @@ class Run:
         request = job.request
         assert isinstance(request, PlannedRequest) and job.written is not None
         assert job.found is not None
-        if self.watch is not None:
-            self.watch(job, now)
         reused = request.tokens_of(0, min(job.found.reused, len(request.units)))
         if self._gateway is not None:
             computed = request.tokens - reused

@@ -6,7 +6,7 @@ same size. What both say is compared: hit rate and promise kept within 3 points,
 p95 within 25 %. `--turns` plans a sample month.
 
     python -m scripts.bench.plan --backend synthetic
-    python -m scripts.bench.plan --backend synthetic --blocks 1400 --turn-by-turn
+    python -m scripts.bench.plan --backend synthetic --blocks 1400
     python -m scripts.bench.plan --backend native
     python -m scripts.bench.plan --turns 60000
 """
@@ -18,7 +18,6 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from gateway.admin.plan import TrafficGathering
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
-from gateway.planner.engine import SimulatedTurn
 from gateway.planner.plan import plan
 from gateway.planner.points import Bench, asked_fleet, timing_of
 from gateway.planner.requests import BLOCK_TOKENS, exact_unit_for
@@ -99,7 +97,6 @@ def main() -> int:
         turns=0,
         seed=1,
         blocks=(0, "of the engine's pool; 0: those of the bounds"),
-        turn_by_turn=(False, "print every turn, as measured and as simulated"),
     )
     if options.turns:
         return month(options.turns)
@@ -120,9 +117,7 @@ def main() -> int:
             counters, least = counters_of(stack), described.min_cache_tokens
         job = asyncio.run(with_ledger(f"sqlite+aiosqlite:///{data}/ledger.db", gathered))
         measured = figures_of(data / "ledger.db", counters)
-        outcome, each = simulated(replace_least(job, least), size)
-        if options.turn_by_turn:
-            print_turns(data / "ledger.db", each)
+        outcome = simulated(replace_least(job, least), size)
     said = Figures(
         outcome.read / max(outcome.prompt, 1),
         outcome.promise_kept,
@@ -221,15 +216,7 @@ def figures_of(ledger: Path, counters: dict[str, int]) -> Figures:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedFigures:
-    at: float
-    read: int
-    computed: int
-    seconds: float
-
-
-def simulated(job: Job, size: Size) -> tuple[Outcome, list[SimulatedFigures]]:
+def simulated(job: Job, size: Size) -> Outcome:
     """An engine of the same blocks. Its times are the ledger's."""
     asked = PlanRequest(weights_gib=0.0, device_gib=1.0)
     per_token = sizes_of(asked).bytes_per_token
@@ -240,35 +227,7 @@ def simulated(job: Job, size: Size) -> tuple[Outcome, list[SimulatedFigures]]:
     fleet = asked_fleet(asked)
     capacities = replace(bench.capacities(fleet), ttl_scale=TTL_SCALE)
     run = Run(1, capacities, bench.costs(fleet), unit, lambda count: None)
-    each: list[SimulatedFigures] = []
-
-    def watch(turn: SimulatedTurn, now: float) -> None:
-        assert turn.found is not None
-        request, found = turn.request, turn.found
-        read, reused = (request.tokens_of(0, units) for units in (found.read, found.reused))
-        waited = now - turn.arrived_at + timing.overhead
-        each.append(SimulatedFigures(request.at, read, request.tokens - reused, waited))
-
-    run.watch = watch
-    outcome = run.run(bench.requests(job.turns, is_warmed=False))
-    return outcome, sorted(each, key=lambda turn: turn.at)
-
-
-def print_turns(ledger: Path, each: Sequence[SimulatedFigures]) -> None:
-    """Tokens read and computed and seconds to the first token, measured and simulated."""
-    with sqlite3.connect(ledger) as database:
-        rows = database.execute(
-            "select opened_ms, cache_read_tokens, computed_tokens, first_token_seconds,"
-            " queue_seconds, prefill_seconds, decode_seconds from turns"
-            " where first_token_seconds is not null order by opened_ms, id"
-        ).fetchall()
-    print("  at s     read         computed     first token s    queue  prefill  decode")
-    for row, told in zip(rows, each, strict=False):
-        print(
-            f"  {(row[0] - rows[0][0]) / 1e3:6.2f}  {row[1]:5} {told.read:5}  {row[2]:5}"
-            f" {told.computed:5}  {row[3]:6.3f} {told.seconds:6.3f}"
-            f"    {row[4]:.3f}   {row[5]:.3f}   {row[6] or 0:.3f}"
-        )
+    return run.run(bench.requests(job.turns, is_warmed=False))
 
 
 def replace_least(job: Job, min_cache_tokens: int) -> Job:
