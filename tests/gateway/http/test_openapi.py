@@ -94,10 +94,15 @@ def test_what_openais_bodies_may_hold_besides_is_described() -> None:
     assert {"type": "null"} in fields["n"]["anyOf"]
 
 
+@pytest.fixture(scope="module")
+def schema(shared: Stack) -> Any:
+    """Read once: what it has made of the components' schemas serves every operation."""
+    return schemathesis.openapi.from_url(f"{shared.url}/openapi.json")
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
-def test_what_is_answered_is_what_is_described(stack: Stack, operation: Any) -> None:
+def test_what_is_answered_is_what_is_described(stack: Stack, schema: Any, operation: Any) -> None:
     """Generated from the description: status, content type, headers and body conform to it."""
-    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
     (found,) = schema.include(operation_id=operation.id).get_all_operations()
     key = ADMIN_KEY if {"adminKey": []} in operation.security else API_KEY
 
@@ -125,8 +130,9 @@ def test_what_is_answered_is_what_is_described(stack: Stack, operation: Any) -> 
     "path, stream",
     [(p, s) for p in ("/v1/chat/completions", "/v1/completions") for s in (False, True)],
 )
-def test_a_whole_answer_of_openais_conforms_too(stack: Stack, path: str, stream: bool) -> None:
-    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+def test_a_whole_answer_of_openais_conforms_too(
+    stack: Stack, schema: Any, path: str, stream: bool
+) -> None:
     asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once"}
     case = schema[path]["POST"].Case(
         body={"model": "holdfast-demo", **asked, "stream": stream, "user": "u", "logprobs": None},
@@ -137,8 +143,7 @@ def test_a_whole_answer_of_openais_conforms_too(stack: Stack, path: str, stream:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_whole_answer_conforms_too(stack: Stack, stream: bool) -> None:
-    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+def test_a_whole_answer_conforms_too(stack: Stack, schema: Any, stream: bool) -> None:
     asked = {**conversation(), "diagnostics": {"previous_message_id": "msg_none"}}
     headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
     case = schema["/v1/messages"]["POST"].Case(
