@@ -26,6 +26,7 @@ from engine.backends.prepare.session_days import SessionDays
 from engine.backends.queries import new_samples, query_of
 from engine.backends.reports import SnapshotScan, entry_infos
 from engine.backends.scheduling import new_scheduler
+from engine.backends.scope_threads import ScopeThreads
 from engine.backends.storing import EngineMemory, OpenStore, new_memory
 from engine.cache.ids import Digest
 from engine.cache.prefix_cache import PrefixCache
@@ -40,6 +41,7 @@ from engine.protocol import (
     EntryInfo,
     EventFrame,
     FinalCounts,
+    GenerateRequest,
     Memory,
     Snapshot,
     Stats,
@@ -48,6 +50,7 @@ from engine.schedule.books import Books, block_stats, lease_stats
 from engine.schedule.lifecycle import Lifecycle, Publish, SequenceQueue
 from engine.schedule.loop import EngineLoop
 from engine.schedule.masks import step_back
+from engine.schedule.output import OutputParser
 from engine.schedule.request import RequestState
 from engine.schedule.runner import SampleParams
 from engine.schedule.scheduler import Scheduler
@@ -93,9 +96,7 @@ class LoopedBackend:
         self._events = EventLog(epoch=uuid4().hex)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="request")
         # Compiling takes a tenth of a second of processor. It yields to the model's step.
-        self._compilers = ThreadPoolExecutor(
-            MAX_COMPILERS, thread_name_prefix="compile", initializer=step_back
-        )
+        self._compilers = ScopeThreads(MAX_COMPILERS, "compile", step_back)
         self._event_loop = asyncio.get_running_loop()
         self._born_at = clock.now()
         longest = TTL_SECONDS["1h"] * settings.ttl_scale + settings.arrival_grace_seconds
@@ -111,8 +112,8 @@ class LoopedBackend:
         self._loaded.loop.start(self._on_crash)
 
     async def stop(self) -> None:
-        for threads in (self._threads, self._compilers):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._compilers.close()
         if self._loaded is not None:
             await self._loaded.preparation.close()
             await asyncio.to_thread(self._loaded.loop.stop)
@@ -144,10 +145,7 @@ class LoopedBackend:
         state = RequestState(
             request=request,
             query=query,
-            parsers=await self._event_loop.run_in_executor(
-                self._compilers if may_compile(request) else self._threads,
-                partial(loaded.renderer.parsers, request),
-            ),
+            parsers=await self._parsers(loaded, request),
             emit=generation.emit,
             submitted_at=received_at,
             spelled=loaded.renderer.spelled,
@@ -158,6 +156,12 @@ class LoopedBackend:
         await self._submit(loaded, state, new_samples(request, loaded.description))
         generation.is_open = True
         return generation
+
+    async def _parsers(self, loaded: "Loaded", request: GenerateRequest) -> Sequence[OutputParser]:
+        make = partial(loaded.renderer.parsers, request)
+        if may_compile(request):
+            return await self._compilers.run(request.scope, make)
+        return await self._in_thread(make)
 
     async def cancel(self, request_id: str) -> bool:
         loaded = self._ready()
