@@ -38,11 +38,13 @@ class RunningRouter:
 class Ours:
     """`marks` are what the client sends, `events` whether routing follows the engines' events.
 
-    There are `gateways` with a journal and a ledger each, and `workers` of each gateway.
+    A client that marks nothing gets leases by the gateway's policy where `leases`. There are
+    `gateways` with a journal and a ledger each, and `workers` of each gateway.
     """
 
     marks: Marks
     events: bool = True
+    leases: bool = True
     gateways: int = 1
     workers: int = 1
     is_ours: bool = True
@@ -52,6 +54,7 @@ class Ours:
         settings = {
             "HOLDFAST_ROUTING_EVENTS": str(self.events).lower(),
             "HOLDFAST_LOG_LEVEL": "warning",
+            **({} if self.leases else {"HOLDFAST_AUTO_CACHE": "off"}),
             "HOLDFAST_WORKERS": str(self.workers),
         }
         with ExitStack() as stack:
@@ -116,6 +119,7 @@ def _litellm(marks: Marks = "none", **settings: object) -> Peer:
 SUBJECTS: dict[str, Ours | Peer] = {
     "ours, events": Ours("none"),
     "ours, events, marked": Ours("conversation"),
+    "ours, events, no leases": Ours("none", leases=False),
     "ours, learned": Ours("none", events=False),
     "ours, learned, marked": Ours("conversation", events=False),
     "sglang-router": _router("sglang-router"),
