@@ -45,6 +45,7 @@ BENCHMARKS = {
     "roles": Benchmark("time between tokens while long new prompts arrive, with and without roles",
                        SYSTEM),
     "routing": Benchmark("prefix-aware routing, ours and other people's", SYSTEM),
+    "shared_store": Benchmark("hit rate of traffic that alternates between two engines", SYSTEM),
     "speculation": Benchmark("whether speculation answers alike, and how much faster",
                              ("engine", "test")),
     "step": Benchmark("time of the native engine's step on a CPU, by each way of attention",
