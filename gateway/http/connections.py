@@ -2,7 +2,8 @@
 
 uvicorn bounds none of this, and an ASGI application is called only after a whole head. So the
 protocol (`guarded`) bounds heads and ends connections whose client has stopped reading. Bodies are
-bounded where they are read (`bodies.py`).
+bounded where they are read (`bodies.py`). A request that is wrong is refused behind the answers to
+those before it, and a client that has ended its side still gets them (`half_closed.py`).
 """
 
 import asyncio
@@ -28,6 +29,9 @@ from gateway.base.errors import (
 )
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
+from gateway.http.framing import check_head
+from gateway.http.half_closed import CONTINUE, FILLER, HalfClosed
+from gateway.http.old_http import Unchunked
 from gateway.http.parser import RequestParser
 from gateway.http.presence import WHEN_GONE
 
@@ -92,13 +96,18 @@ class _GuardedProtocol(HttpToolsProtocol):
         self.parser = RequestParser(self)
         self._is_admitted = True
         # The request that is answered. uvicorn knows the one that came last.
-        self._answered: RequestResponseCycle | None = None
+        self._answered: RequestResponseCycle = None  # type: ignore[assignment]
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._is_in_body = False
         self._pieces: list[bytes] = []
         self._num_pieces = self._body_bytes = 0
         self._refusal: GatewayError | None = None
+        # A refusal that waits for the answers before it.
+        self._last_words: GatewayError | None = None
+        # Nothing that comes from now on is a request.
+        self._is_deaf = False
+        self._half_closed: HalfClosed | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._is_gone = False
         self._when_gone: list[Callable[[], object]] = []
@@ -129,7 +138,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def when_gone(self, tell: Callable[[], object]) -> Callable[[], None]:
         """Call `tell` once the client has left, or now if it has. The result takes that back."""
-        if self._is_gone:
+        if self._is_gone or (self._half_closed is not None and self._is_beyond_probes):
             tell()
             return lambda: None
         # Behind a long body reading is paused, and then nobody would see the connection's end.
@@ -140,6 +149,8 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
         self._disarm_stall()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         self.bounds.connections.leave(self)
         answered = self._answered
         if answered is not None and not answered.response_complete:
@@ -150,12 +161,52 @@ class _GuardedProtocol(HttpToolsProtocol):
         for tell in tuple(self._when_gone):
             tell()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open, for answers that are still to be sent."""
+        if self.is_idle or self._is_in_body or self.transport.is_closing():
+            return False
+        if self._half_closed is None:
+            self._is_deaf = True
+            self._disarm_head()
+            self.cycle.keep_alive = False
+            self._half_closed = HalfClosed(self.transport, self.loop, self._probe)
+            if self._is_beyond_probes:
+                for tell in tuple(self._when_gone):
+                    tell()
+        return True
+
+    @property
+    def _is_beyond_probes(self) -> bool:
+        """Whether nothing may be sent now to a client that has ended its side."""
+        answered = self._answered
+        return (
+            answered is not None
+            and not answered.response_started
+            and answered.scope["http_version"] == "1.0"
+        )
+
+    def _probe(self) -> bytes:
+        """Bytes that mean nothing to the client where its answer stands; none if there are none."""
+        answered = self._answered
+        if answered is None or answered.response_complete or self._is_beyond_probes:
+            return b""
+        if not answered.response_started:
+            return CONTINUE
+        filler: bytes = answered.scope["state"].get(FILLER, b"")
+        if filler and answered.chunked_encoding:
+            return b"%x\r\n%b\r\n" % (len(filler), filler)
+        return filler
+
     def data_received(self, data: bytes) -> None:
         if not self._is_admitted:
             return
         self._loose_bytes += len(data)
+        if self._is_deaf:
+            if self._loose_bytes > MAX_HEAD_BYTES:
+                self.transport.close()
+            return
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._is_deaf or self.transport.is_closing():
             return
         try:
             self._pass_body_on()
@@ -171,7 +222,6 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.is_repeated = True
             return
         self._disarm_head()
-        self._is_in_body = True
         self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_pipelined()
@@ -179,7 +229,16 @@ class _GuardedProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS or size + len(self.url) > MAX_HEAD_BYTES:
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
+        version = self.parser.get_http_version()
+        try:
+            check_head(self.parser.get_method(), version, self.headers)
+        except InvalidRequest as refusal:
+            self._refusal = refusal
+            raise httptools.HttpParserError from None
+        if version == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
         super().on_headers_complete()
+        self._is_in_body = True
         # Trailers arrive as headers too. A list of their own keeps them out of the request's
         # headers.
         self.headers = []
@@ -190,6 +249,8 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
@@ -222,6 +283,8 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError
         self._loose_bytes, self._is_in_body = 0, False
+        if not self.cycle.keep_alive:
+            self._is_deaf = True  # RFC 9112, 9.6
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -230,6 +293,9 @@ class _GuardedProtocol(HttpToolsProtocol):
             # The answer did not wait for the body. The rest is read and dropped, until the
             # deadline.
             self._later(self._still_in_body)
+        is_last = self.cycle.response_complete and not self.pipeline
+        if is_last and self._last_words is not None and not self.transport.is_closing():
+            self._say(self._last_words, is_heard=True)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -241,10 +307,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or InvalidRequest("the request is not valid HTTP"))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: a line for each CONNECT would fill the log."""
+        if not self._is_deaf:
+            self._refuse(self._refusal or InvalidRequest("the request is not valid HTTP"))
 
     def _refuse_pipelined(self) -> NoReturn:
         self._refusal = Overloaded("too much is sent at once on a connection")
@@ -280,12 +344,28 @@ class _GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, failure: GatewayError) -> None:
-        """Answer on the bare connection and close it, unless other answers come before this one."""
+        """Answer on the bare connection and close it, behind the answers that come before."""
+        self._is_deaf = True
+        self._disarm_head()
+        if self._is_in_body and self.pipeline:
+            # The request that is refused waits behind another one.
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
+            self._is_in_body = False
+        if self._is_in_body:
+            self._say(failure, is_heard=not self.cycle.response_started)
+        elif self.is_idle or isinstance(failure, Overloaded):
+            self._say(failure, is_heard=self.is_idle)
+        else:
+            self._last_words = failure
+
+    def _say(self, failure: GatewayError, *, is_heard: bool) -> None:
         reason, made = _REASONS.get(type(failure), "malformed"), None
-        is_next = self.cycle is None or self.cycle.response_complete
-        if is_next or not (self.cycle.response_started or self.pipeline):
+        if is_heard:
             url = getattr(self, "url", b"").decode("latin-1")
             made, headers, body = reply_without_route(failure, url)
+            for name, value in self.server_state.default_headers:
+                headers[name.decode()] = value.decode()
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             # The other dialect's 529 is no status that a proxy knows.
             status = STATUS_LINE[503 if isinstance(failure, Overloaded) else failure.status]

@@ -16,6 +16,7 @@ class RequestCallbacks(Protocol):
     """The part of a connection that the parser needs, beside the callbacks of httptools.
 
     `is_repeated`: the head that is complete now comes once more, so nothing is done about it yet.
+    A CONNECT must be refused when its head is complete: it has no body, and nothing follows it.
     """
 
     is_repeated: bool
@@ -31,13 +32,11 @@ class RequestParser:
         self._parser = httptools.HttpRequestParser(callbacks)
 
     def feed_data(self, data: bytes) -> None:
-        """Raise HttpParserError, or HttpParserUpgrade behind a CONNECT."""
+        """Raise HttpParserError."""
         while True:
             try:
                 return self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                if not self._callbacks.is_repeated:
-                    raise
                 data = self._head_again() + data[upgrade.args[0] :]
 
     @property

@@ -11,6 +11,8 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from gateway.base.errors import ClientGone
+from gateway.dialects import sse
+from gateway.http.half_closed import FILLER
 from gateway.http.presence import while_received
 
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -49,6 +51,7 @@ class Streamed(ASGIResponse):
         if media_type.startswith(b"text/"):
             media_type += b"; charset=utf-8"
         headers = [(b"content-type", media_type), *_STREAM_HEADERS]
+        scope["state"][FILLER] = sse.BLANK  # it may stand in a list of JSON as well
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await while_received(scope, receive, self._send(send))

@@ -59,6 +59,20 @@ CASES: dict[str, tuple[bytes, int]] = {
     ),
     "te_obfuscated": (request("transfer-encoding: xchunked", content=chunked(GOOD)), 400),
     "te_twice_in_one": (request("transfer-encoding: chunked, identity", content=GOOD), 400),
+    "te_gzip_chunked": (
+        request("transfer-encoding: gzip, chunked", content=chunked(GOOD)),
+        400,
+    ),
+    "te_gzip_and_te_chunked": (
+        request("transfer-encoding: gzip", "transfer-encoding: chunked", content=chunked(GOOD)),
+        400,
+    ),
+    "te_without_a_length": (request("transfer-encoding: identity", content=GOOD), 400),
+    "te_empty_element": (request("transfer-encoding: , chunked", content=chunked(GOOD)), 400),
+    "te_of_http_1_0": (
+        request("transfer-encoding: chunked", content=chunked(GOOD), first=FIRST[:-1] + "0"),
+        400,
+    ),
     "te_space_before_colon": (request("transfer-encoding : chunked", content=chunked(GOOD)), 400),
     "cl_twice": (request(length(GOOD), length(GOOD + b"x"), content=GOOD), 400),
     "cl_plus": (request(f"content-length: +{len(GOOD)}", content=GOOD), 400),
@@ -87,6 +101,22 @@ CASES: dict[str, tuple[bytes, int]] = {
     ),
     "no_http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20, 400),
     "http_2_preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "no_host": (request(length(GOOD), content=GOOD).replace(b"host: gateway\r\n", b""), 400),
+    "two_hosts": (request("host: other", length(GOOD), content=GOOD), 400),
+    "the_same_host_twice": (request("Host: gateway", length(GOOD), content=GOOD), 400),
+    "two_hosts_of_http_1_0": (
+        request("host: other", length(GOOD), content=GOOD, first=FIRST[:-1] + "0"),
+        400,
+    ),
+    **{
+        f"host_{number}": (
+            request(length(GOOD), content=GOOD).replace(b"host: gateway", b"host: " + host),
+            400,
+        )
+        for number, host in enumerate((b"a/b", b"a b", b"a, b", b"u@a", b"a:b", b"[::1", b"a?b"))
+    },
+    "http_0_9": (b"GET /v1/models\r\n\r\n", 400),
+    "http_2_0": (request(length(GOOD), content=GOOD, first=FIRST[:-3] + "2.0"), 400),
     "unknown_version": (request(length(GOOD), content=GOOD, first=FIRST[:-3] + "9.9"), 400),
     "url_with_a_space": (request(length(GOOD), content=GOOD, first="POST /v1/ m HTTP/1.1"), 400),
     "10k_headers": (
@@ -155,6 +185,11 @@ def test_what_is_unusual_but_right_is_served(wire: Wire) -> None:
         request(*(f"x-{n}: 1" for n in range(100)), length(GOOD), content=GOOD),
         request(f"x-a: {'b' * (MAX_HEAD_BYTES // 2)}", length(GOOD), content=GOOD),
         request("expect: 100-continue", length(GOOD), content=GOOD, first=FIRST),
+        *(
+            request(length(GOOD), content=GOOD).replace(b"host: gateway", b"Host: " + host)
+            for host in (b"", b"a_b.c:8080", b"127.0.0.1:", b"[::1]:80", b"xn--bcher-kva.example")
+        ),
+        request(length(GOOD), content=GOOD, first="POST http://any/v1/messages HTTP/1.1"),
     ]
     for sent in fine:
         *interim, reply, last = wire.replies(sent + LAST)

@@ -1,0 +1,45 @@
+"""What a request's head must say so that no proxy reads it otherwise than we do (RFC 9112).
+
+llhttp, the parser, accepts more than that: no `Host` and several, any transfer coding before
+`chunked`, versions that are not HTTP/1.
+"""
+
+import re
+from collections.abc import Iterable
+
+from gateway.base.errors import InvalidRequest
+
+_VERSIONS = frozenset({"1.0", "1.1"})
+# RFC 3986, 3.2.2, and a port: a name, an IPv4 address or an IPv6 address in brackets; or nothing.
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?\Z")
+
+
+def check_head(method: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise InvalidRequest for a head that must not be served. Names of headers are in lower case.
+
+    `version` is that of HTTP, such as `1.1`.
+    """
+    if version not in _VERSIONS:
+        raise InvalidRequest("HTTP/1.1 and HTTP/1.0 are served, and no other version")
+    if method == b"CONNECT":
+        raise InvalidRequest("CONNECT: this is no proxy")
+    hosts, codings = [], []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            codings.append(value)
+    _check_host(hosts, version)
+    if codings and version == "1.0":
+        raise InvalidRequest("transfer-encoding: HTTP/1.0 has none")
+    if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+        raise InvalidRequest("transfer-encoding: must be chunked, once, and nothing else")
+
+
+def _check_host(hosts: list[bytes], version: str) -> None:
+    if len(hosts) > 1:
+        raise InvalidRequest("host: must be there once")
+    if not hosts and version != "1.0":
+        raise InvalidRequest("host: header is required")
+    if hosts and not _HOST.match(hosts[0].strip()):
+        raise InvalidRequest("host: must be a name or an address, with a port or without")

@@ -1,0 +1,93 @@
+"""Several requests on one connection, some of them wrong: each answer belongs to its request."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway.bodies import body
+from tests.gateway.serving import eventually
+from tests.wire.conftest import REQUEST_SECONDS, Wire
+from tests.wire.test_wire import GOOD, HIDDEN, chunked, length, request
+
+TURN = request(length(GOOD), content=GOOD)
+LAST_TURN = request(length(GOOD), "connection: close", content=GOOD)
+WRONG: dict[str, bytes] = {
+    "no HTTP": b"\x16\x03\x01\x02\x00",
+    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "a coding": request("transfer-encoding: gzip, chunked", content=chunked(GOOD)),
+    "a wrong body": request("transfer-encoding: chunked", content=b"zz\r\n"),
+}
+
+
+@pytest.fixture
+def slow(wire: Wire) -> Iterator[Wire]:
+    """An engine that is not done when the next request is there."""
+    wire.engine.wait_seconds = 1.0
+    yield wire
+    wire.engine.wait_seconds = 0.0
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("num_before", [1, 2])
+def test_a_wrong_request_is_refused_behind_the_answers_before_it(
+    slow: Wire, kind: str, num_before: int
+) -> None:
+    """Or the refusal would be taken for the answer of the first, whose turn would end."""
+    *answers, refusal = slow.replies(TURN * num_before + WRONG[kind])
+    assert [reply.status for reply in answers] == [200] * num_before
+    assert refusal.status == 400 and refusal.headers["connection"] == "close" and refusal.closed
+
+
+def test_what_comes_behind_the_last_request_of_a_connection_is_not_read(slow: Wire) -> None:
+    """RFC 9112, 9.6. It was a 400 in place of the turn's answer."""
+    for behind in (HIDDEN, TURN, b"\r\n", b"\x16\x03\x01"):
+        asked = len(slow.engine.requests)
+        (reply,) = slow.replies(LAST_TURN + behind)
+        assert reply.status == 200 and reply.closed
+        assert len(slow.engine.requests) == asked + 1
+
+
+def test_a_line_break_behind_a_body_does_not_end_the_turn(wire: Wire) -> None:
+    """Some old clients send one (RFC 9112, 2.2). It was taken for a head that does not go on."""
+    wire.engine.wait_seconds = 2 * REQUEST_SECONDS
+    try:
+        first = wire.replies(TURN + b"\r\n")[0]
+    finally:
+        wire.engine.wait_seconds = 0.0
+    assert first.status == 200 and json.loads(first.body)["stop_reason"] == "end_turn"
+
+
+def test_what_is_sent_behind_a_wrong_request_is_bounded(wire: Wire) -> None:
+    wire.engine.wait_seconds = 300.0
+    try:
+        assert wire.replies(TURN + WRONG["no HTTP"], b"x" * 1_000_000) == []
+        eventually(lambda: not wire.engine.running)
+    finally:
+        wire.engine.wait_seconds = 0.0
+
+
+def test_a_connect_ends_the_connection(wire: Wire) -> None:
+    """A request behind it is not answered, and the client is told that none will be."""
+    for target in ("x:443", "http://x/"):
+        sent = f"CONNECT {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        (reply,) = wire.replies(sent + HIDDEN)
+        assert reply.status == 400 and reply.headers["connection"] == "close"
+        assert reply.error["message"] == "CONNECT: this is no proxy"
+
+
+def test_an_old_client_is_answered_without_chunks_and_without_100_continue(wire: Wire) -> None:
+    """RFC 9112, 6.1: HTTP/1.0 has no transfer codings; its stream ends with the connection."""
+    content = json.dumps(body(stream=True)).encode()
+    old = "POST /v1/messages HTTP/1.0"
+    sent = request(length(content), "expect: 100-continue", content=content, first=old)
+    with wire.connect() as raw:
+        raw.sendall(sent)
+        received = b""
+        while piece := raw.recv(65536):
+            received += piece
+    head, _, answer = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head
+    events = answer.replace(b": \n\n", b"")  # heartbeats
+    assert events.startswith(b"event: message_start\n")
+    assert events.endswith(b'data: {"type":"message_stop"}\n\n')
