@@ -169,6 +169,7 @@ async def _start(
     inspection = Inspection(ledgers.inspection, metrics.ledger_damage.set)
     once = {"cached_contents": sweep.run, "batches": runner.run, "inspect": inspection.run}
     _run_on_first(stack, base, once)
+    stack.callback(ledgers.hurry)  # before any loop is stopped
     return Services(
         turns=turns,
         fleet=fleet,

@@ -10,6 +10,7 @@ import uvicorn
 from litestar import Litestar
 
 from engine.serve.calls import AccessLog
+from engine.serve.connections import BoundedProtocol
 from engine.serve.health import ServedEngine
 from engine.settings import Settings
 
@@ -30,6 +31,7 @@ class Server(uvicorn.Server):
                 AccessLog(app) if settings.access_log else app,
                 host=settings.host,
                 port=settings.port,
+                http=BoundedProtocol,
                 log_level="warning",
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,

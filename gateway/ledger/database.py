@@ -34,6 +34,7 @@ from gateway.base.errors import (
 )
 from gateway.base.record import TurnRecord
 from gateway.ledger.identity import Identity, is_damage
+from gateway.ledger.locks import LockPatience
 from gateway.ledger.patience import PatientTimer
 from gateway.ledger.schema import TurnRow
 from gateway.ledger.turn_rows import insert_closed
@@ -71,7 +72,8 @@ class Ledger:
         """`identity` is that of another pool on the same database."""
         self._deadline_seconds = deadline_seconds
         self._statement_ms = int(deadline_seconds * 1000 * _STATEMENT_SHARE)
-        self.engine = make_engine(url, self._statement_ms, pool_size)
+        self._locks = LockPatience(self._statement_ms / 1000)
+        self.engine = make_engine(url, self._statement_ms, pool_size, self._locks)
         self.identity = identity or Identity()
         self.identity.watch(self.engine.sync_engine)
         self._writing = None
@@ -213,6 +215,13 @@ class Ledger:
                 raise self._translated(error) from error
         self.identity.check_file()
 
+    def hurry(self) -> None:
+        """Wait a quarter of a second at most for an SQLite file that another program has locked.
+
+        For a process that is about to end: the journal keeps what could not be inserted.
+        """
+        self._locks.hurry()
+
     async def known(self, turn_ids: Sequence[str]) -> set[str]:
         """The turns of these that the ledger has."""
         found: set[str] = set()
@@ -244,6 +253,7 @@ class Ledger:
             connect_args={"timeout": self._statement_ms / 1000},
         )
         event.listen(made, "connect", _prepare_sqlite)
+        self._locks.watch(made)
         self.identity.watch(made)
         return made
 
@@ -324,7 +334,12 @@ async def with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> 
         await ledger.close()
 
 
-def make_engine(url: str, statement_ms: int = 4000, pool_size: int = 10) -> AsyncEngine:
+def make_engine(
+    url: str,
+    statement_ms: int = 4000,
+    pool_size: int = 10,
+    locks: LockPatience | None = None,
+) -> AsyncEngine:
     if url.startswith("postgresql"):
         return create_async_engine(
             url,
@@ -344,6 +359,8 @@ def make_engine(url: str, statement_ms: int = 4000, pool_size: int = 10) -> Asyn
         url, hide_parameters=True, connect_args={"timeout": statement_ms / 1000}, **sizes
     )
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    if locks is not None:
+        locks.watch(engine.sync_engine)
     return engine
 
 

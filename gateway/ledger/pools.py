@@ -27,6 +27,11 @@ class Ledgers:
     reads: Ledger
     inspection: Ledger
 
+    def hurry(self) -> None:
+        """The process is about to end: no pool waits long for a locked file any more."""
+        for ledger in (self.drain, self.access, self.store, self.reads, self.inspection):
+            ledger.hurry()
+
 
 def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
     """Open all pools; the stack closes them."""

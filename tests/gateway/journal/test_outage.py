@@ -146,6 +146,30 @@ def test_a_frozen_database_does_not_hold_up_the_stop_and_the_next_start_drains(
             eventually(lambda: outage.rows() == [answer.json()["id"]])
 
 
+def test_a_locked_file_does_not_hold_up_the_stop_and_the_next_start_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a deadline of an hour, so that nobody waits for it by chance."""
+    monkeypatch.setattr("gateway.ledger.pools.DEADLINE_SECONDS", 3600.0)
+    engine, outage, told = ScriptedEngine(), Outage("locked", tmp_path, ""), []
+    with serve(engine) as engine_url:
+        with ExitStack() as locked:
+            with serve_gateway(tmp_path, engine_url) as url:
+                locked.enter_context(outage())
+                for _ in range(3):
+                    answer = httpx.post(
+                        f"{url}/v1/messages", json=body(), headers=HEADERS, timeout=120
+                    )
+                    told.append(answer.json()["id"])
+                time.sleep(1)  # the drain has begun to wait for the lock
+                began = time.monotonic()
+            # Leaving the block stopped it: `serve` fails where that takes very long.
+            print(f"ended {time.monotonic() - began:.1f} s after it was told to")
+        assert outage.rows() == []
+        with serve_gateway(tmp_path, engine_url):
+            eventually(lambda: sorted(outage.rows()) == sorted(told))
+
+
 @pytest.mark.postgres
 def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
     tmp_path: Path, postgres: str

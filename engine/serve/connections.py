@@ -1,0 +1,69 @@
+"""Bounds on what a connection may bring, before any call of the protocol sees it.
+
+uvicorn bounds neither heads nor the number of a body's chunks, and does not ask for the secret. A
+chunk of one byte costs the event loop as much as one of a thousand.
+"""
+
+import asyncio
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from engine.protocol import ErrorReply
+
+MAX_HEAD_BYTES = 64 * 1024
+FREE_PIECES = 1024
+LEAST_PIECE_BYTES = 16
+"""A body may come in so many pieces of any size; beyond that they have so many bytes on average."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """For uvicorn's `http` setting."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Bytes since the last complete part: of a head, of trailers, or of nothing.
+        self._loose_bytes = 0
+        self._num_pieces = self._body_bytes = 0
+        self._refusal = ""
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self._loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refusal = f"the headers have more than {MAX_HEAD_BYTES} bytes"
+            self.send_400_response("")
+
+    def on_headers_complete(self) -> None:
+        self._num_pieces = self._body_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        self._num_pieces += 1
+        self._body_bytes += len(body)
+        if self._num_pieces > FREE_PIECES + self._body_bytes // LEAST_PIECE_BYTES:
+            self._refusal = (
+                f"the body comes in more than {FREE_PIECES} chunks of less than "
+                f"{LEAST_PIECE_BYTES} bytes on average"
+            )
+            raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._loose_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer in the protocol's envelope, unless the request has an answer, and close."""
+        if self.cycle is None or not self.cycle.response_started:
+            reply = ErrorReply("invalid_request", self._refusal or "the request is not valid HTTP")
+            body = msgspec.json.encode(reply)
+            head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+            self.transport.write(
+                STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + body,
+            )
+        self.transport.close()

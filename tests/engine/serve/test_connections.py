@@ -1,0 +1,93 @@
+"""What a connection may bring to an engine, with the secret and without it."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from engine.serve.connections import FREE_PIECES, LEAST_PIECE_BYTES, MAX_HEAD_BYTES
+from tests.conformance.engines import SECRET, Engine, running_engine
+
+PATIENCE = 180
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with running_engine("synthetic", {"SYNTHETIC_PREFILL_US": 0}) as running:
+        yield running
+
+
+def told(engine: Engine, *sent: bytes) -> bytes:
+    """All that comes back until the engine closes the connection."""
+    host, port = engine.url.removeprefix("http://").split(":")
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as raw:
+        with suppress(OSError):  # it may be refused while it is still sent
+            for each in sent:
+                raw.sendall(each)
+        with suppress(ConnectionResetError):
+            while piece := raw.recv(65536):
+                received += piece
+    return received
+
+
+def head(secret: str = SECRET, *further: str) -> bytes:
+    lines = [
+        "POST /v1/count HTTP/1.1",
+        "host: x",
+        f"authorization: Bearer {secret}",
+        "content-type: application/json",
+        "transfer-encoding: chunked",
+        "connection: close",
+        *further,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def chunked(content: bytes, size: int) -> bytes:
+    parts = [content[at : at + size] for at in range(0, len(content), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size"), [(10, 1), (200_000, LEAST_PIECE_BYTES), (2_000_000, 65_536)]
+)
+def test_a_body_in_chunks_reaches_its_call(engine: Engine, num_bytes: int, size: int) -> None:
+    content = b"{" + b" " * num_bytes
+    answer = told(engine, head(), chunked(content, size))
+    assert answer.startswith(b"HTTP/1.1 400") and b"chunks" not in answer, answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("secret", [SECRET, "wrong"])
+@pytest.mark.parametrize("size", [1, LEAST_PIECE_BYTES - 2])
+def test_a_body_in_very_many_tiny_chunks_ends_its_connection(
+    engine: Engine, secret: str, size: int
+) -> None:
+    """Of two million pieces almost none are looked at, and the next call is served."""
+    content = b" " * (FREE_PIECES + 1_000_000 * size)
+    answer = told(engine, head(secret), chunked(content, size))
+    if secret == SECRET:
+        assert answer.startswith(b"HTTP/1.1 400") and b"chunks of less than" in answer
+    else:
+        assert answer.count(b"HTTP/1.1 ") == 1
+    assert engine.client.get("/v1/describe").status_code == 200
+
+
+def test_endless_headers_and_trailers_end_their_connection(engine: Engine) -> None:
+    endless = b"x-a: " + b"b" * (4 * MAX_HEAD_BYTES)
+    answer = told(engine, head()[:-2] + endless)
+    assert answer.startswith(b"HTTP/1.1 400") and b"the headers have more than" in answer
+    answer = told(engine, head(), b"0\r\n" + endless)
+    assert answer.count(b"HTTP/1.1 400") == 1
+    assert engine.client.get("/v1/describe").status_code == 200
+
+
+def test_what_is_no_http_is_told_in_the_protocols_envelope(engine: Engine) -> None:
+    answer = told(engine, b"\x16\x03\x01\x02\x00\x01\x00")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {
+        "code": "invalid_request",
+        "message": "the request is not valid HTTP",
+    }
