@@ -7,7 +7,7 @@ import pytest
 
 from tests.gateway.bodies import body
 from tests.gateway.serving import eventually
-from tests.wire.conftest import REQUEST_SECONDS, Wire
+from tests.wire.conftest import HASTY_SECONDS, Wire
 from tests.wire.test_wire import GOOD, HIDDEN, chunked, length, request
 
 TURN = request(length(GOOD), content=GOOD)
@@ -48,13 +48,10 @@ def test_what_comes_behind_the_last_request_of_a_connection_is_not_read(slow: Wi
         assert len(slow.engine.requests) == asked + 1
 
 
-def test_a_line_break_behind_a_body_does_not_end_the_turn(wire: Wire) -> None:
+def test_a_line_break_behind_a_body_does_not_end_the_turn(hasty: Wire) -> None:
     """Some old clients send one (RFC 9112, 2.2). It was taken for a head that does not go on."""
-    wire.engine.wait_seconds = 2 * REQUEST_SECONDS
-    try:
-        first = wire.replies(TURN + b"\r\n")[0]
-    finally:
-        wire.engine.wait_seconds = 0.0
+    hasty.engine.wait_seconds = 2 * HASTY_SECONDS
+    first = hasty.replies(TURN + b"\r\n")[0]
     assert first.status == 200 and json.loads(first.body)["stop_reason"] == "end_turn"
 
 
