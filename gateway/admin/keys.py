@@ -1,7 +1,7 @@
 """API keys in the admin API: /admin/v1/keys. A key is only in the answer that makes it."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -114,12 +114,11 @@ class KeysController(AdminController):
         self, asked: NamedDependency[NewKey], services: NamedDependency[Services]
     ) -> MadeKey:
         now = services.clock.wall()
-        if asked.expires_at is not None and asked.expires_at <= now:
-            raise InvalidRequest("expires_at: must be in the future")
+        expires_at = _checked_end(asked.expires_at, now)
         await services.workspaces.get(asked.workspace)
         key = new_key()
         key_id = await services.keys.create(
-            key, asked.workspace, asked.name, now, scope=asked.scope, expires_at=asked.expires_at
+            key, asked.workspace, asked.name, now, scope=asked.scope, expires_at=expires_at
         )
         policy = given_values(asked)
         await services.keys.change(
@@ -186,6 +185,18 @@ async def _get(services: Services, key_id: str) -> ApiKey:
     if found is None:
         raise NotFound(f"key: no key `{key_id}`")
     return found
+
+
+def _checked_end(moment: datetime | None, now: datetime) -> datetime | None:
+    """Raise InvalidRequest for a moment that is over or has no date in UTC."""
+    if moment is None:
+        return None
+    if moment <= now:
+        raise InvalidRequest("expires_at: must be in the future")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise InvalidRequest("expires_at: must be before the year 10000 in UTC") from None
 
 
 def _check_id(key_id: str) -> None:

@@ -5,6 +5,7 @@ Names come from clients, so cells that a spreadsheet would read as a formula are
 
 import csv
 import io
+import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,8 +30,9 @@ from gateway.ledger.schema import TurnRollupRow
 from gateway.ledger.sums.rollups import DAY_SECONDS
 
 _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
-# The first characters that make a cell a formula in some spreadsheet.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# What makes a cell a formula in some spreadsheet: at its beginning, and behind what begins another
+# cell where the list separator is not a comma. The full-width forms count as the others do.
+_FORMULA = re.compile("(^|[;\t\r\n])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 _PAGE = 1000
 EXPORT_SECONDS = 300.0
 """An export that takes longer is cut off, also if only its client is slow."""
@@ -40,10 +42,8 @@ _SUMS = Totals.__struct_fields__
 
 
 def safe_cell(value: object) -> object:
-    """A text that begins like a formula gets an apostrophe in front; numbers stay numbers."""
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    """A text gets an apostrophe in front of what could begin a formula; numbers stay numbers."""
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
 def line(cells: Iterable[object]) -> str:

@@ -17,7 +17,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -38,11 +38,16 @@ MAX_ADMITTED = MAX_IN_FLIGHT + MAX_TURNS
 MAX_BACKLOG = 1_000_000
 MAX_ACCOUNTS = 10_000
 _LEARNING = 0.25
+_MAX_MONTHS = 3
+"""A wall clock that jumps ahead and back, or to and fro at a month's end, forgets no cost."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """One workspace: its buckets, its turns in flight, and the cost of `month` so far."""
+    """One workspace: its buckets, its turns in flight, and the cost of `month` so far.
+
+    `other_months` has the costs of months that the wall clock told before.
+    """
 
     limits: Limits = NO_LIMITS
     requests: TokenBucket | None = None
@@ -52,6 +57,7 @@ class _Account:
     counted_share: float = 1.0
     month: datetime | None = None
     spent: int = 0
+    other_months: dict[datetime, int] = field(default_factory=dict)
 
     def take_over(self, limits: Limits, now: float) -> None:
         if limits != self.limits:
@@ -60,8 +66,13 @@ class _Account:
             self.tokens = _resized(self.tokens, limits.tokens_per_minute, now)
 
     def turn_to(self, month: datetime) -> None:
-        if self.month is None or month > self.month:
-            self.month, self.spent = month, 0
+        if month == self.month:
+            return
+        if self.month is not None:
+            self.other_months[self.month] = self.spent
+        self.month, self.spent = month, self.other_months.pop(month, 0)
+        while len(self.other_months) >= _MAX_MONTHS:
+            del self.other_months[next(iter(self.other_months))]
 
     def is_idle(self, now: float) -> bool:
         """Whether a new account would be equal."""

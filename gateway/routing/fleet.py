@@ -5,9 +5,11 @@ HOLDFAST_ENGINES decides again.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from urllib.parse import urlsplit
 
 from gateway.base.background import pause
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
@@ -25,6 +27,10 @@ _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
 
 MAX_ENGINES = 256
+# ASCII without blanks; the path without a query.
+_URL = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(?::[0-9]{1,5})?(?:/[!\"$->@-~]*)?"
+)
 TURNS_RUN = "engine: turns run there; drain it, and remove it when they ended"
 
 MakeEngine = Callable[[str, str], Engine]
@@ -191,8 +197,18 @@ class Fleet:
 
 
 def engine_url(text: str) -> str:
-    """Check an engine's URL. Raise InvalidRequest for a wrong one."""
+    """Check an engine's URL. Raise InvalidRequest for a wrong one.
+
+    Its path goes into request lines, and it is logged.
+    """
     url = text.strip().rstrip("/")
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
-        raise InvalidRequest("url: must be an http(s) URL")
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:  # brackets, a port above 65,535, a label above 63 characters
+        host, port = b"", None
+    if _URL.fullmatch(url) is None or not host or port == 0:
+        raise InvalidRequest(
+            "url: must be http:// or https://, a host, and no more than a port and a path"
+        )
     return url

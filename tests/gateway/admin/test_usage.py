@@ -15,6 +15,7 @@ from gateway.base.record import TurnRecord
 from gateway.cli.migrate import migrate
 from gateway.journal.charge import charge
 from gateway.ledger.database import Ledger, with_ledger
+from gateway.ledger.export import line
 from gateway.prices.files import load_prices
 from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
 
@@ -307,6 +308,24 @@ def test_an_export_holds_no_formula(http: httpx.Client, rows: str, lines: int) -
     assert len(table) == lines
     assert {row["model"] for row in table} == {"m", "'=1+1"}
     assert sum(int(row["cache_read_tokens"]) for row in table) == 152_000
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("agent/1.0 (X11; Linux)", "agent/1.0 (X11; Linux)"),
+        ("a-b=c@d+e", "a-b=c@d+e"),
+        ("=1+1", "'=1+1"),
+        ("\uff1d1+1", "'\uff1d1+1"),
+        ("x;=1+1", "x;'=1+1"),
+        ("x\n@SUM(A1)", "x\n'@SUM(A1)"),
+        ("\t=1+1", "'\t'=1+1"),
+        ('"=1+1', '"=1+1'),
+    ],
+)
+def test_a_cell_begins_no_formula_with_any_list_separator(text: str, cell: str) -> None:
+    (row,) = csv.reader(io.StringIO(line([text, -1]), newline=""))
+    assert row == [cell, "-1"]
 
 
 @pytest.fixture(scope="module")

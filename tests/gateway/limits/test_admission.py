@@ -167,6 +167,35 @@ def test_the_month_ends_a_spend_limit() -> None:
     gate.turn(cost=1)
 
 
+@pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365), timedelta(hours=1)])
+def test_a_wall_clock_that_jumps_and_comes_back_keeps_the_spend_limit(jump: timedelta) -> None:
+    """A jump ahead had the month that came later: no cost counted until then."""
+    gate = Gate(Limits(monthly_spend=100))
+    gate.turn(cost=60)
+    for _ in range(5):
+        gate.seconds += jump.total_seconds()
+        gate.turn(cost=1)
+        gate.seconds -= jump.total_seconds()
+        gate.turn(cost=1)
+    gate.turn(cost=35)
+    with pytest.raises(SpendLimitReached):
+        gate.turn()
+
+
+def test_an_account_keeps_few_months() -> None:
+    """Of a clock that never stands still, and the ledger still tells what this month cost."""
+    gate = Gate(Limits(monthly_spend=100))
+    gate.turn(cost=60)
+    for month in range(1, 10):
+        gate.seconds = month * 31 * 86_400.0
+        gate.turn(cost=1)
+    gate.seconds = 0.0
+    gate.turn()
+    gate.admission.learn_spend(module.month_of(START), {"w": 100})
+    with pytest.raises(SpendLimitReached):
+        gate.turn()
+
+
 def test_unpriced_turns_cost_nothing() -> None:
     gate = Gate(Limits(monthly_spend=1))
     for _ in range(3):
