@@ -42,6 +42,7 @@ from engine.protocol import (
     EventFrame,
     FinalCounts,
     GenerateRequest,
+    KeptRecord,
     Memory,
     Snapshot,
     Stats,
@@ -231,6 +232,10 @@ class LoopedBackend:
         loaded = self._ready()
         await self._call(loaded, partial(loaded.books.acknowledge, request_ids))
 
+    async def records(self, request_ids: Sequence[str]) -> list[KeptRecord]:
+        loaded = self._ready()
+        return await self._call(loaded, partial(loaded.books.records, request_ids))
+
     async def advance_clock(self, seconds: float) -> float:
         clock = self._clock
         if not isinstance(clock, ManualClock):
@@ -302,6 +307,7 @@ class LoopedBackend:
             epoch=self._events.epoch,
             capabilities=capabilities,
             role=self._settings.role,
+            keeps_records=True,
             guarantees=description.guarantees or own_guarantees(capabilities),
         )
 

@@ -15,6 +15,7 @@ from engine.protocol import (
     MAX_BREAKPOINTS,
     MAX_LOGPROBS,
     MAX_NAMES,
+    MAX_RECORD_BYTES,
     Capability,
     Description,
     GenerateRequest,
@@ -53,6 +54,10 @@ def check_request(request: GenerateRequest, description: Description) -> None:
         (num_segments > 0, "prompt: must not be empty"),
         (len(request.breakpoints) <= MAX_BREAKPOINTS, "breakpoints: at most 4"),
         (len(request.names) <= MAX_NAMES, f"names: at most {MAX_NAMES}"),
+        (
+            len(request.record.encode()) <= MAX_RECORD_BYTES,
+            f"record: at most {MAX_RECORD_BYTES} bytes",
+        ),
         (0 <= request.age_seconds < 86_400, "age_seconds: must be 0 to 86,400"),
         (
             sampling.max_tokens is None or sampling.max_tokens >= 0,

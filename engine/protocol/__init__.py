@@ -16,6 +16,8 @@ from engine.protocol.control import (
     DropRequest,
     ErrorReply,
     FinalCounts,
+    KeptRecord,
+    RecordsRequest,
 )
 from engine.protocol.description import Description, EngineRole, Guarantee
 from engine.protocol.events import (
@@ -83,6 +85,7 @@ from engine.protocol.values import (
     MAX_CELLS,
     MAX_LOGPROBS,
     MAX_NAMES,
+    MAX_RECORD_BYTES,
     PROTOCOL_VERSION,
     STATUS_OF,
     TTL_SECONDS,
@@ -104,6 +107,7 @@ __all__ = [
     "MAX_CELLS",
     "MAX_LOGPROBS",
     "MAX_NAMES",
+    "MAX_RECORD_BYTES",
     "PROTOCOL_VERSION",
     "SECONDS_PER_TOKEN",
     "STATUS_OF",
@@ -152,6 +156,7 @@ __all__ = [
     "HeldName",
     "Histogram",
     "InputUsage",
+    "KeptRecord",
     "LeaseEnded",
     "LeaseStats",
     "Lifetimes",
@@ -162,6 +167,7 @@ __all__ = [
     "Part",
     "Prompt",
     "Receipt",
+    "RecordsRequest",
     "Role",
     "Sampling",
     "ServiceClass",

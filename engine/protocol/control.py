@@ -20,6 +20,19 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_ids: list[str]
 
 
+class RecordsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for the records of requests whose final counts are not acknowledged."""
+
+    request_ids: list[str]
+
+
+class KeptRecord(msgspec.Struct, frozen=True):
+    """What the gateway sent as `record` with a request."""
+
+    request_id: str
+    record: str
+
+
 class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one request used, kept until acknowledged. `usage` is None if it ended before `Started`.
 

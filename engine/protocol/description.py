@@ -39,7 +39,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     `sdpa` (torch's own functions), `triton`, or `cpp` and the processor's level that the kernel was
     built for (`cpp x86-64-v4`, `cpp native`); empty where the engine does not tell.
     `guarantees` has each name once. An engine with a `role` shares a store with the others of its
-    model.
+    model. Requests may carry a `record` where it `keeps_records`.
     """
 
     backend: Literal["native", "vllm", "synthetic", "upstream"]
@@ -66,4 +66,5 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     upstream: str | None = None
     guarantees: list[Guarantee] = []
     role: EngineRole = "both"
+    keeps_records: bool = False
     protocol_version: int = PROTOCOL_VERSION

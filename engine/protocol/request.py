@@ -95,7 +95,9 @@ class GenerateRequest(
     needs the capability `structured_output`) the text is JSON of that schema. `lease_share` is the
     part (0 to 1) of the lease budget that the scope gets even where others have it all, from this
     request on; None is the engine's own. A `service_class` of `batch` needs the capability
-    `service_class`: the engine computes the request behind the interactive ones.
+    `service_class`: the engine computes the request behind the interactive ones. `record` is the
+    gateway's own, `MAX_RECORD_BYTES` of UTF-8 at most: an engine that `keeps_records` gives it back
+    until the request's final counts are acknowledged.
     """
 
     request_id: str
@@ -111,6 +113,7 @@ class GenerateRequest(
     output_schema: dict[str, Any] | None = None
     lease_share: float | None = None
     service_class: ServiceClass = "interactive"
+    record: str = ""
 
 
 class CountRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ MAX_NAMES = 512
 MAX_BREAKPOINTS = 4
 MAX_CELLS = 2048
 MAX_LOGPROBS = 20
+MAX_RECORD_BYTES = 4096
 
 Ttl = Literal["5m", "1h"]
 TTL_SECONDS: dict[Ttl, int] = {"5m": 300, "1h": 3600}

@@ -1,15 +1,20 @@
-"""The engine's totals, and every request's final counts until they are acknowledged."""
+"""The engine's totals, and every request's final counts until they are acknowledged.
+
+A request's record is kept as long as its counts. The records together have a bound of their own;
+beyond it the oldest are dropped and their counts stay.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.cache.lease_budget import EndReason
 from engine.cache.prefix_cache import PrefixCache
-from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, LeaseStats
+from engine.protocol import BlockStats, Counters, FinalCounts, InputUsage, KeptRecord, LeaseStats
 from engine.schedule.distributions import RequestDistributions
 from engine.schedule.scheduler import Scheduler
 
 MAX_UNACKNOWLEDGED = 65_536
+MAX_RECORDS_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -22,6 +27,8 @@ class Books:
     distributions: RequestDistributions = field(default_factory=RequestDistributions)
     _awaited: set[str] = field(default_factory=set)
     _unacknowledged: dict[str, FinalCounts] = field(default_factory=dict)
+    _records: dict[str, bytes] = field(default_factory=dict)
+    _records_bytes: int = 0
 
     @property
     def num_unacknowledged(self) -> int:
@@ -58,7 +65,8 @@ class Books:
         """The request has ended, and `ended` is called when its counts are known."""
         self._awaited.add(request_id)
 
-    def ended(self, counts: FinalCounts) -> None:
+    def ended(self, counts: FinalCounts, record: str = "") -> None:
+        """`record` is the gateway's, which came with the request."""
         self._awaited.discard(counts.request_id)
         self._add("output_tokens", counts.output_tokens)
         if counts.usage is not None:
@@ -68,12 +76,28 @@ class Books:
         self._add("prefilled_tokens", counts.prefilled_tokens)
         self._unacknowledged[counts.request_id] = counts
         if len(self._unacknowledged) > MAX_UNACKNOWLEDGED:
-            del self._unacknowledged[next(iter(self._unacknowledged))]
+            oldest = next(iter(self._unacknowledged))
+            del self._unacknowledged[oldest]
+            self._drop_record(oldest)
             self.num_forgotten += 1
+        if record:
+            self._records[counts.request_id] = kept = record.encode()
+            self._records_bytes += len(kept)
+        while self._records_bytes > MAX_RECORDS_BYTES:
+            self._drop_record(next(iter(self._records)))
 
     def acknowledge(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._unacknowledged.pop(request_id, None)
+            self._drop_record(request_id)
+
+    def records(self, request_ids: Iterable[str]) -> list[KeptRecord]:
+        """Those of these requests' records that are kept."""
+        return [
+            KeptRecord(request_id, self._records[request_id].decode())
+            for request_id in dict.fromkeys(request_ids)
+            if request_id in self._records
+        ]
 
     def unacknowledged(self) -> list[FinalCounts]:
         return list(self._unacknowledged.values())
@@ -90,6 +114,9 @@ class Books:
             demoted_blocks=cache.host.num_demoted if cache.host is not None else 0,
             promoted_blocks=cache.host.num_promoted if cache.host is not None else 0,
         )
+
+    def _drop_record(self, request_id: str) -> None:
+        self._records_bytes -= len(self._records.pop(request_id, b""))
 
     def _add(self, name: str, amount: int) -> None:
         self.totals[name] = self.totals.get(name, 0) + amount

@@ -337,7 +337,8 @@ class Lifecycle:
                     output_tokens=request.output_tokens,
                     thinking_tokens=request.thinking_tokens,
                     scope=request.request.scope,
-                )
+                ),
+                request.request.record,
             )
 
         if request.usage is not None:

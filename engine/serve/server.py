@@ -39,7 +39,9 @@ from engine.protocol import (
     EventFrame,
     Failed,
     FinalCounts,
+    KeptRecord,
     Memory,
+    RecordsRequest,
     Snapshot,
     Stats,
 )
@@ -60,6 +62,7 @@ REFUSAL_LEVELS = {"overloaded": logging.DEBUG, "not_ready": logging.DEBUG}
 
 decode_cancel = decoder_of(CancelRequest)
 decode_ack = decoder_of(AckRequest)
+decode_records = decoder_of(RecordsRequest)
 decode_drop = decoder_of(DropRequest)
 decode_advance = decoder_of(ClockAdvance)
 
@@ -103,6 +106,11 @@ async def unacknowledged(backend: EngineBackend) -> list[FinalCounts]:
 @post("/ack", status_code=204)
 async def acknowledge(body: RawBody, backend: EngineBackend) -> None:
     await backend.acknowledge(decode_ack(body).request_ids)
+
+
+@post("/records", status_code=200)
+async def records(body: RawBody, backend: EngineBackend) -> list[KeptRecord]:
+    return await backend.records(decode_records(body).request_ids)
 
 
 @get("/events")
@@ -296,6 +304,7 @@ def create_app(
         describe,
         unacknowledged,
         acknowledge,
+        records,
         events,
         snapshot,
         entries,

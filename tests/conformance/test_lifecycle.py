@@ -3,9 +3,10 @@
 import time
 from contextlib import ExitStack
 
+import msgspec
 import pytest
 
-from engine.protocol import Done, Failed, Finished
+from engine.protocol import MAX_RECORD_BYTES, Done, Failed, Finished, KeptRecord
 from tests.conformance.conftest import settings_of
 from tests.conformance.engines import Engine, Refused, prompt, running_engine
 
@@ -244,3 +245,29 @@ def test_a_restart_is_a_new_epoch_and_holds_nothing(backend: str) -> None:
             assert answer.usage.cache_read_tokens == 0
             assert engine.snapshot().epoch == answer.started.epoch == epochs[-1]
     assert epochs[0] != epochs[1]
+
+
+def test_a_record_is_kept_as_long_as_its_requests_counts(engine: Engine) -> None:
+    asked, scope = prompt(engine.text(20)), engine.scope()
+    assert engine.description.keeps_records
+    mine, bare = (engine.request(asked, scope) for _ in range(2))
+    mine = msgspec.structs.replace(mine, record='{"of": "ours, ü"}')
+    for request in (mine, bare):
+        with engine.stream(request) as stream:
+            stream.rest()
+    ids = [mine.request_id, bare.request_id, "unknown"]
+
+    def kept() -> list[KeptRecord]:
+        return engine.post("records", {"request_ids": ids}, list[KeptRecord])
+
+    assert kept() == [KeptRecord(mine.request_id, mine.record)]
+    assert mine.request_id in engine.unacknowledged()
+    engine.acknowledge(*ids)
+    assert kept() == []
+
+
+def test_a_record_that_is_too_long_is_refused_by_name(engine: Engine) -> None:
+    request = engine.request(prompt(engine.text(20)), engine.scope())
+    request = msgspec.structs.replace(request, record="ü" * (MAX_RECORD_BYTES // 2) + "x")
+    with pytest.raises(Refused, match="record: at most 4096 bytes"), engine.stream(request):
+        pass
