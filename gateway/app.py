@@ -35,6 +35,7 @@ from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
+from gateway.journal.orphans import Orphans
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.cached_contents import CachedContents
@@ -157,7 +158,7 @@ async def _start(
     router = Router(weights_of(settings))
     fleet = await _open_fleet(stack, settings, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
-    reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
+    reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing, keyring)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
     await look_at_database(keyring, keys, settings, clock)
@@ -240,13 +241,21 @@ def _sweep(
 
 
 async def _settlers(
-    journal: Journal, ledger: Ledger, fleet: Fleet, base: Foundation, billing: Billing
+    journal: Journal,
+    ledger: Ledger,
+    fleet: Fleet,
+    base: Foundation,
+    billing: Billing,
+    keyring: KeyRing,
 ) -> tuple[Reconciler, Drain]:
     """What closes turns, with those that the journal has open, and what drains them."""
     metrics, known, monotonic = base.metrics, ledger.known, base.clock.monotonic
     insert = base.machine.insert(ledger.insert_turns)
     drain = Drain(journal, insert, fleet.acknowledge, metrics, known)
-    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
+    orphans = Orphans(keyring.scope_of, Keys(ledger).workspaces, base.clock.wall)
+    reconciler = Reconciler(
+        journal, fleet.engines, metrics, billing.charge, monotonic, known, orphans
+    )
     await reconciler.recover()
     base.machine.recovered = reconciler.pending
     return reconciler, drain

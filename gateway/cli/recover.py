@@ -9,7 +9,7 @@ workspace and the tokens, but without the key and the exact time.
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.files import segment_files
 from gateway.journal.old_file import has_old
+from gateway.journal.orphans import Orphans
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.database import Ledger
@@ -86,10 +87,14 @@ async def recover_journal(settings: Settings, directory: Path) -> Recovered:
         async with _parts(settings) as (fleet, ledger):
             prices = PriceBook(settings.prices, settings.hosted_prices)
             charge = Billing(prices, metrics).charge
+            keys = Keys(ledger)
+            orphans = Orphans(_scope_of(keys, settings), keys.workspaces, clock.wall)
             reconciler = Reconciler(
-                journal, fleet.engines, metrics, charge, clock.monotonic, ledger.known
+                journal, fleet.engines, metrics, charge, clock.monotonic, ledger.known, orphans
             )
-            turns, closed = journal.backlog, await reconciler.recover()
+            await reconciler.step(is_sweep=True)
+            closed = await reconciler.recover()
+            turns = journal.backlog
             while reconciler.num_pending:
                 await reconciler.step()
                 await asyncio.sleep(_POLL_SECONDS)
@@ -119,8 +124,8 @@ async def recover_instance(settings: Settings, instance: str) -> int:
     num_counts = 0
     async with _parts(settings) as (fleet, ledger):
         keys = Keys(ledger)
-        ring = KeyRing(keys, settings.master_secret, Clock(), None, settings.keys_stale_seconds)
-        workspaces = {ring.scope_of(name): name for name in await keys.workspaces()}
+        scope_of = _scope_of(keys, settings)
+        workspaces = {scope_of(name): name for name in await keys.workspaces()}
         billing = Billing(prices, Metrics())
         found = [
             (engine, final)
@@ -146,6 +151,11 @@ async def recover_instance(settings: Settings, instance: str) -> int:
                 await engine.ack([final.request_id for final in counts])
             num_counts += len(counts)
     return num_counts
+
+
+def _scope_of(keys: Keys, settings: Settings) -> Callable[[str], str]:
+    ring = KeyRing(keys, settings.master_secret, Clock(), None, settings.keys_stale_seconds)
+    return ring.scope_of
 
 
 def _last_attempts(request_ids: list[str]) -> set[str]:

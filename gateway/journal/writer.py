@@ -12,7 +12,8 @@ from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import JOURNAL_MAX_BYTES
-from gateway.journal.book import Book, Refused
+from gateway.journal.book import Book
+from gateway.journal.pending import FAILURES, PendingOpen
 from gateway.journal.state import BROKEN
 from gateway.journal.store import Guard, Kind, Store, Work, unguarded
 
@@ -76,16 +77,18 @@ class Journal:
 
     async def open(self, record: TurnRecord) -> None:
         """Raise JournalFull where there is no room for new turns."""
+        await self.begin(record).wait()
+
+    def begin(self, record: TurnRecord) -> PendingOpen:
+        """Hand over the opening of a turn. Raise JournalFull where there is no room for it.
+
+        Whatever is handed over later is done later.
+        """
         if not self._store.has_room:
             raise JournalFull
         content = _encode(record)
-        try:
-            await self._wait(lambda book: book.open(record.id, content), "open", (record.id,))
-        except JournalUnavailable:
-            # Full disks have more than one error.
-            if not self._store.has_room:
-                raise JournalFull from None
-            raise
+        future = self._submit(lambda book: book.open(record.id, content), "open", (record.id,))
+        return PendingOpen(future, lambda: self._store.has_room)
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
@@ -176,17 +179,20 @@ class Journal:
         kind: Kind = "other",
         turn_ids: Sequence[str] = (),
     ) -> Result:
+        try:
+            result: Result = await self._submit(work, kind, turn_ids)
+        except FAILURES:
+            raise JournalUnavailable from None
+        return result
+
+    def _submit(self, work: Work, kind: Kind, turn_ids: Sequence[str] = ()) -> asyncio.Future[Any]:
+        """Hand work over. The future has an end after 5 s, whatever comes of the work."""
         future = self._store.submit(work, kind, turn_ids)
         # A timer is cheaper than `asyncio.timeout`, nothing must be cancelled, and this runs twice
         # a turn.
         deadline = future.get_loop().call_later(_DEADLINE_SECONDS, _expire, future)
-        try:
-            result: Result = await future
-        except (OSError, Refused, ValueError):
-            raise JournalUnavailable from None
-        finally:
-            deadline.cancel()
-        return result
+        future.add_done_callback(lambda _: deadline.cancel())
+        return future
 
 
 def _expire(future: asyncio.Future[Any]) -> None:

@@ -150,9 +150,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def generate_request(
-        self, request_id: str, now: float, capabilities: Collection[Capability]
+        self, request_id: str, now: float, capabilities: Collection[Capability], record: str = ""
     ) -> GenerateRequest:
-        """The request for an engine with these capabilities, at `now` on the monotonic clock."""
+        """The request for an engine with these capabilities, at `now` on the monotonic clock.
+
+        The engine keeps `record` for us.
+        """
         return GenerateRequest(
             request_id=request_id,
             scope=self.principal.scope,
@@ -168,6 +171,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             output_schema=self.output_schema,
             lease_share=self.principal.lease_share,
             service_class=self._class(capabilities),
+            record=record,
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:

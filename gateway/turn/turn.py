@@ -2,11 +2,11 @@
 
 `_run` is the whole of it, in the order of the design: admit, wait until an engine has room
 (`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
+The opening is written while the turn is sent, and is on disk before the client gets anything.
 Every turn's record is closed, however the turn ends. On the last frame the record is closed before
 the frame is passed on. Otherwise the reconciler closes it, with the engine's own counts.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -152,13 +152,14 @@ class TurnService:
                     passing = entering.enter_context(await gate.enter(ask))
                 if passing.unanswered is not None:
                     admitted.enter_context(passing.unanswered)
-                turn = await self._open(ask, turn_id, origin, trace)
+                turn = self._open(ask, turn_id, origin, trace)
                 turn.dispatch.is_charged = passing.is_charged
                 turn.dispatch.unanswered = passing.unanswered
             place.is_open = True
             try:
                 turn.comparison = self.diagnostics.begin(ask)
                 await self.dispatcher.send(turn.dispatch)
+                await turn.dispatch.opened()
                 # The head of a stream goes out next.
                 turn.is_streaming = ask.stream
                 yield Taken(turn.findings)
@@ -177,10 +178,13 @@ class TurnService:
                 if whole:
                     yield whole
             except GatewayError as error:
-                turn.outcome = error.type
-                turn.record.error = kept_text(error)
-                turn.record.status = _OK if turn.is_streaming else status_of(error, ask.dialect)
-                raise
+                failure = await _told_after(turn, error)
+                turn.outcome = failure.type
+                turn.record.error = kept_text(failure)
+                turn.record.status = _OK if turn.is_streaming else status_of(failure, ask.dialect)
+                if failure is error:
+                    raise
+                raise failure from None
             finally:
                 self._leave(turn)
 
@@ -188,9 +192,11 @@ class TurnService:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
 
-    async def _open(
-        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
-    ) -> RunningTurn:
+    def _open(self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace) -> RunningTurn:
+        """Hand the opening over to the journal. Raise JournalFull.
+
+        The engine is called meanwhile. Nothing goes out to the client before the record is on disk.
+        """
         now = self.clock.wall()
         record = TurnRecord(
             id=turn_id,
@@ -210,17 +216,10 @@ class TurnService:
         trace.opened(record)
         if (marked := ask.plan.deepest_marked()) is not None:
             record.prefix, record.prefix_ttl = marked
-        try:
-            await self.journal.open(record)
-        except (asyncio.CancelledError, JournalUnavailable) as error:
-            # The record may be on disk all the same, and nothing else would close it.
-            record.outcome = getattr(error, "type", CLIENT_LEFT)
-            if isinstance(error, JournalUnavailable):
-                record.error, record.status = kept_text(error), status_of(error, ask.dialect)
-            self.billing.charge(record)
-            self.journal.close_soon(record)
-            raise
-        return RunningTurn(turn_id, ask, Meter(record), Dispatch(ask, record, trace=trace))
+        opening = self.journal.begin(record)
+        self.reconciler.begun(turn_id)
+        dispatch = Dispatch(ask, record, trace=trace, opening=opening)
+        return RunningTurn(turn_id, ask, Meter(record), dispatch)
 
     def _note(self, turn: RunningTurn, frame: Frame) -> None:
         match frame:
@@ -279,6 +278,7 @@ class TurnService:
         This never awaits: it may run while the client's task is cancelled.
         """
         self.dispatcher.leave(turn.dispatch)
+        self.reconciler.left(turn.id)
         if turn.is_closed:
             return
         record = turn.record
@@ -295,7 +295,7 @@ class TurnService:
             unanswered.abandoned()
         cancelling = self._cancel(turn.dispatch.engine, record.request_id, unanswered)
         self.background.spawn(cancelling, "cancel")
-        self.reconciler.take_over(record)
+        self.reconciler.take_over(record, turn.dispatch.opening)
 
     async def _cancel(self, engine: Engine, request_id: str, unanswered: Unanswered | None) -> None:
         try:
@@ -309,6 +309,15 @@ class TurnService:
 
     def _seconds(self, turn: RunningTurn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
+
+
+async def _told_after(turn: RunningTurn, error: GatewayError) -> GatewayError:
+    """What the client is told once the turn's record is on disk: that it can't be, or the error."""
+    try:
+        await turn.dispatch.opened()
+    except JournalUnavailable as unavailable:
+        return unavailable
+    return error
 
 
 def _storable(model: str) -> str:

@@ -243,6 +243,7 @@ def _description() -> protocol.Description:
         granularity=1,
         min_cache_tokens=16,
         capabilities=["copy_on_write", "tools"],
+        keeps_records=True,
     )
 
 

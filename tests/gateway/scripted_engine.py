@@ -29,8 +29,10 @@ from engine.protocol import (
     Frame,
     GenerateRequest,
     InputUsage,
+    KeptRecord,
     Prompt,
     Receipt,
+    RecordsRequest,
     Started,
     Stats,
     TextDelta,
@@ -91,6 +93,8 @@ class ScriptedEngine:
     folded: list[int] = field(default_factory=list)
     inexact: list[int] = field(default_factory=list)
     upstream: str | None = None
+    keeps_records: bool = True
+    records: dict[str, str] = field(default_factory=dict)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -110,6 +114,7 @@ class ScriptedEngine:
             "/v1/cancel": self._cancel,
             "/v1/ack": self._ack,
             "/v1/unacknowledged": self._unacknowledged,
+            "/v1/records": self._records,
             "/v1/stats": self._stats,
             "/v1/entries": self._entries,
         }.get(path)
@@ -133,6 +138,7 @@ class ScriptedEngine:
                 max_running=self.max_running,
                 longest_token_bytes=self.longest_token_bytes,
                 upstream=self.upstream,
+                keeps_records=self.keeps_records,
             ),
         )
 
@@ -142,6 +148,7 @@ class ScriptedEngine:
             self.refused.append(request.request_id)
             return await _reply(send, self.refusal, STATUS_OF[self.refusal.code])
         self.requests.append(request)
+        self.records[request.request_id] = request.record
         stop = self.running[request.request_id] = asyncio.Event()
         watcher = asyncio.ensure_future(_watch(receive, stop))
         usage, reports = self._look_up(request)
@@ -255,10 +262,16 @@ class ScriptedEngine:
         for request_id in msgspec.json.decode(body, type=AckRequest).request_ids:
             self.acked.append(request_id)
             self.final.pop(request_id, None)
+            self.records.pop(request_id, None)
         await _reply(send, None, 204)
 
     async def _unacknowledged(self, _: bytes, receive: Any, send: Any) -> None:
         await _reply(send, list(self.final.values()))
+
+    async def _records(self, body: bytes, receive: Any, send: Any) -> None:
+        asked = msgspec.json.decode(body, type=RecordsRequest).request_ids
+        kept = [KeptRecord(i, self.records[i]) for i in asked if self.records.get(i)]
+        await _reply(send, kept)
 
     async def _stats(self, _: bytes, receive: Any, send: Any) -> None:
         blocks = BlockStats(total=64, free=64, active=0, leased=0, best_effort=0, cached=0)

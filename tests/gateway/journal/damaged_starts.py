@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from structlog.testing import capture_logs
 
-from engine.protocol import FinalCounts
+from engine.protocol import FinalCounts, KeptRecord
 from gateway.base.errors import GatewayError
 from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
@@ -112,6 +112,9 @@ class _Witness:
     async def ack(self, request_ids: list[str], /) -> None:
         for request_id in request_ids:
             self.counts.pop(request_id, None)
+
+    async def records(self, _request_ids: list[str], /) -> list[KeptRecord]:
+        return []
 
     async def drained(self, _engine: str, request_ids: list[str]) -> None:
         await self.ack(request_ids)

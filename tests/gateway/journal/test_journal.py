@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import FinalCounts, InputUsage
+from engine.protocol import FinalCounts, InputUsage, KeptRecord
 from gateway.base.errors import EngineTimeout, LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
@@ -41,6 +41,7 @@ class Witness:
 
     def __init__(self, *counts: FinalCounts) -> None:
         self.counts = list(counts)
+        self.kept: list[KeptRecord] = []
         self.acked: list[str] = []
         self.cancelled: list[str] = []
         self.running: set[str] = set()
@@ -53,6 +54,9 @@ class Witness:
 
     async def ack(self, request_ids: list[str], /) -> None:
         self.acked += request_ids
+
+    async def records(self, request_ids: list[str], /) -> list[KeptRecord]:
+        return [kept for kept in self.kept if kept.request_id in request_ids]
 
     async def cancel(self, request_id: str, /) -> bool:
         self.cancelled.append(request_id)
