@@ -109,7 +109,11 @@ def test_where_the_record_cant_be_written_the_request_is_cancelled_and_leaves_no
         assert (reply.status_code, reply.json()["error"]["type"]) == (529, "overloaded_error")
         disk.is_broken = False
         eventually(lambda: len(engine.acked) == len(engine.requests))
-        eventually(lambda: httpx.get(f"{url}/readyz", trust_env=False).status_code == 200)
+        eventually(
+            lambda: (
+                httpx.get(f"{url}/readyz", trust_env=False, timeout=WAIT_SECONDS).status_code == 200
+            )
+        )
         assert not engine.final and not engine.running
         engine.refusal, engine.script = None, say("Hello")
         assert ask(url).status_code == 200
