@@ -37,8 +37,7 @@ from gateway.journal.writer import Journal
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
-_YOUNG_SWEEP_SECONDS = 1.0
-_YOUNG_SECONDS = 60.0
+_FIRST_SWEEP_SECONDS = 1.0
 # The journal's thread looks up so many turns at once. Other turns wait for it meanwhile.
 _SWEEP_COUNTS = 500
 _PATIENCE_SECONDS = 10.0
@@ -172,8 +171,8 @@ class Reconciler:
             now = self._monotonic()
             ready = [engine.name for engine in self._witnesses if engine.is_ready]
             # A kill may have left orphans, whose requests the engines may end only now.
-            is_young = now - self._began_at < _YOUNG_SECONDS
-            interval = _YOUNG_SWEEP_SECONDS if is_young else _SWEEP_SECONDS
+            age = now - self._began_at
+            interval = min(max(age, _FIRST_SWEEP_SECONDS), _SWEEP_SECONDS)
             is_sweep = any(now - swept.get(name, -inf) >= interval for name in ready)
             if is_sweep:
                 swept = dict.fromkeys(ready, now)
