@@ -8,6 +8,8 @@ table; a test compares the two.
 from pydantic import BaseModel, Field
 
 MEBIBYTE = 1 << 20
+# Seconds. A time that is so far ahead still has a date.
+TEN_YEARS = 10 * 365 * 86_400.0
 
 
 class RequestBounds(BaseModel):
@@ -138,7 +140,9 @@ class LoadBounds(BaseModel):
     batch_seconds: float = Field(
         default=86_400.0,
         gt=0,
-        description="For how many seconds a batch may run; rows that have not run then expire",
+        le=TEN_YEARS,
+        description="For how many seconds a batch may run; rows that have not run then expire; at"
+        " most ten years",
     )
     batch_concurrency: int = Field(
         default=8,
@@ -154,7 +158,10 @@ class LoadBounds(BaseModel):
         description="Bytes of prompts that the cached contents of a workspace may have together",
     )
     cached_content_seconds: float = Field(
-        default=7 * 86_400.0, gt=0, description="Longest lifetime of a cached content, in seconds"
+        default=7 * 86_400.0,
+        gt=0,
+        le=TEN_YEARS,
+        description="Longest lifetime of a cached content, in seconds; at most ten years",
     )
     routing_index_bytes: int = Field(
         default=256 * MEBIBYTE,

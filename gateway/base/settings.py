@@ -4,7 +4,6 @@ Any variable NAME may come from a file instead: set NAME_FILE to its path.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,15 +18,13 @@ from pydantic_settings import (
 )
 
 from gateway.base.bounds import LoadBounds, RequestBounds
+from gateway.base.engine_places import engine_list
 from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 
 PREFIX = "HOLDFAST_"
 JOURNAL_MAX_BYTES = 1 << 30
 JOURNAL_MIN_BYTES = 1 << 20
-ENGINE_NAME_CHARACTERS = 64
 MAX_WORKERS = 64
-_ENGINE_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,63}")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:\[\]-]")
 
 
 SettingsT = TypeVar("SettingsT", bound="DatabaseSettings")
@@ -43,34 +40,6 @@ class Setting(NamedTuple):
     name: str
     default: str | None
     description: str
-
-
-class EnginePlace(NamedTuple):
-    """One engine of HOLDFAST_ENGINES.
-
-    Ledger rows, metrics and the admin API call the engine by this name. The name depends on the
-    engine's own entry alone, so a list in another order means the same engines.
-    """
-
-    name: str
-    url: str
-
-    @classmethod
-    def parse(cls, text: str) -> "EnginePlace":
-        """Read `name=URL`, or a URL alone.
-
-        An engine without a name is called by its host and port (and path).
-        """
-        if not text.startswith(("http://", "https://")):
-            name, _, url = text.partition("=")
-            return cls(name.strip(), url.strip())
-        place = text.partition("://")[2].rpartition("@")[2]
-        return cls(_NOT_IN_NAMES.sub("-", place)[:ENGINE_NAME_CHARACTERS].rstrip("-"), text)
-
-    @property
-    def is_valid(self) -> bool:
-        is_url = self.url.startswith(("http://", "https://"))
-        return is_url and bool(_ENGINE_NAME.fullmatch(self.name))
 
 
 class DatabaseSettings(BaseSettings):
@@ -290,16 +259,7 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     @field_validator("engines", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        texts = tuple(text.strip().rstrip("/") for text in value.split(",") if text.strip())
-        places = [EnginePlace.parse(text) for text in texts]
-        if not places or not all(place.is_valid for place in places):
-            raise ValueError("must be http(s) URLs, or name=URL, separated by commas")
-        for found in ([place.url for place in places], [place.name for place in places]):
-            if len(set(found)) != len(found):
-                raise ValueError("names an engine twice")
-        return texts
+        return engine_list(value) if isinstance(value, str) else value
 
     @field_validator("log_level")
     @classmethod

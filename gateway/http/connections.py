@@ -29,7 +29,7 @@ from gateway.base.errors import (
 )
 from gateway.http.admitted import Connections
 from gateway.http.errors import reply_without_route
-from gateway.http.framing import check_head
+from gateway.http.framing import check_head, target_of
 from gateway.http.half_closed import CONTINUE, FILLER, HalfClosed
 from gateway.http.old_http import Unchunked
 from gateway.http.parser import RequestParser
@@ -229,12 +229,15 @@ class _GuardedProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS or size + len(self.url) > MAX_HEAD_BYTES:
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
-        version = self.parser.get_http_version()
+        method, version = self.parser.get_method(), self.parser.get_http_version()
         try:
-            check_head(self.parser.get_method(), version, self.headers)
+            check_head(method, version, self.headers)
+            self.url, host = target_of(method, self.url)
         except InvalidRequest as refusal:
             self._refusal = refusal
             raise httptools.HttpParserError from None
+        if host is not None:
+            self.headers[:] = [(b"host", host), *(h for h in self.headers if h[0] != b"host")]
         if version == "1.0":
             self.expect_100_continue = False  # RFC 9110, 10.1.1
         super().on_headers_complete()

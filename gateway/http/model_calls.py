@@ -17,6 +17,7 @@ from gateway.http import errors
 from gateway.http.auth import principal_of
 from gateway.http.bodies import Bodies
 from gateway.http.completions import create_chat_completion, create_completion
+from gateway.http.framing import SERVER
 from gateway.http.gemini import call_model
 from gateway.http.generation import KeyRequest
 from gateway.http.messages import create_message
@@ -33,6 +34,11 @@ _CALLS: dict[str, Call] = {
 }
 _MODELS = ("/v1beta/models", "/v1/models")
 _CHECKED_MODELS = "/v1beta/models"
+_SERVER = SERVER.decode()
+# RFC 9110, 9.3.7. What one path allows is told by an OPTIONS of that path.
+_OPTIONS_OF_ALL = ASGIResponse(
+    status_code=204, headers={"allow": "DELETE, GET, HEAD, OPTIONS, PATCH, POST"}
+)
 
 
 class Found(NamedTuple):
@@ -70,7 +76,8 @@ class ModelCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = find(scope["path"]) if scope.get("method") == "POST" else None
         if found is None:
-            await self._rest(scope, receive, send)
+            other = _OPTIONS_OF_ALL if scope["path"] == _SERVER else self._rest
+            await other(scope, receive, send)
         else:
             scope["path_template"] = found.route
             await self._serve(found.call, scope, receive, send)

@@ -5,16 +5,14 @@ HOLDFAST_ENGINES decides again.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from urllib.parse import urlsplit
 
 from gateway.base.background import pause
+from gateway.base.engine_places import URL_MUST_BE, EnginePlace, is_engine_url
 from gateway.base.errors import GatewayError, InvalidRequest, NotFound
 from gateway.base.logs import get_logger
-from gateway.base.settings import EnginePlace
 from gateway.base.supervisor import Loop, Supervisor
 from gateway.routing.breaker import BreakerView
 from gateway.routing.engine import Engine
@@ -27,10 +25,6 @@ _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 5.0
 
 MAX_ENGINES = 256
-# ASCII without blanks; the path without a query.
-_URL = re.compile(
-    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]+)(?::[0-9]{1,5})?(?:/[!\"$->@-~]*)?"
-)
 TURNS_RUN = "engine: turns run there; drain it, and remove it when they ended"
 
 MakeEngine = Callable[[str, str], Engine]
@@ -116,7 +110,7 @@ class Fleet:
         if len(self.engines) >= MAX_ENGINES:
             raise InvalidRequest(f"url: there are {MAX_ENGINES} engines already")
         place = self._places.get(url) or EnginePlace.parse(url)
-        if not place.is_valid or any(engine.name == place.name for engine in self.engines):
+        if not place.is_name or any(engine.name == place.name for engine in self.engines):
             raise InvalidRequest("url: its host and port are another engine's name already")
         engine = self._make(*place)
         self.engines.append(engine)
@@ -197,18 +191,8 @@ class Fleet:
 
 
 def engine_url(text: str) -> str:
-    """Check an engine's URL. Raise InvalidRequest for a wrong one.
-
-    Its path goes into request lines, and it is logged.
-    """
+    """Check an engine's URL. Raise InvalidRequest for a wrong one."""
     url = text.strip().rstrip("/")
-    try:
-        parts = urlsplit(url)
-        host, port = (parts.hostname or "").encode("idna"), parts.port
-    except ValueError:  # brackets, a port above 65,535, a label above 63 characters
-        host, port = b"", None
-    if _URL.fullmatch(url) is None or not host or port == 0:
-        raise InvalidRequest(
-            "url: must be http:// or https://, a host, and no more than a port and a path"
-        )
+    if not is_engine_url(url):
+        raise InvalidRequest(f"url: {URL_MUST_BE}")
     return url

@@ -186,6 +186,7 @@ def test_what_is_billed_is_what_the_answers_say(sdk: genai.Client, url: str) -> 
         ({"ttl": "9999999s"}, "ttl"),
         ({"ttl": "60s", "expireTime": "2030-01-01T00:00:00Z"}, "ttl"),
         ({"expireTime": "tomorrow"}, "expireTime"),
+        ({"expireTime": "9999-12-31T23:59:59-12:00"}, "expireTime"),
         ({"contents": [{"parts": [{"text": "short"}]}], "systemInstruction": None}, "contents"),
         ({"contents": [], "systemInstruction": None}, "contents"),
         ({"model": ""}, "model"),

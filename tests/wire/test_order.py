@@ -78,6 +78,57 @@ def test_a_connect_ends_the_connection(wire: Wire) -> None:
         assert reply.error["message"] == "CONNECT: this is no proxy"
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET http://gateway", 404),
+        ("GET http://gateway?a=b", 404),
+        ("GET HTTP://gateway:80/healthz", 200),
+        ("OPTIONS *", 204),
+        ("OPTIONS http://gateway", 204),
+        ("OPTIONS http://gateway/v1/messages", 204),
+        ("OPTIONS /*", 404),
+        ("GET *", 400),
+        ("GET ftp://gateway/healthz", 400),
+        ("GET http://user@gateway/healthz", 400),
+    ],
+)
+def test_a_request_target_is_a_path_or_a_url_and_of_options_also_a_star(
+    wire: Wire, line: str, status: int
+) -> None:
+    """RFC 9112, 3.2. The path of a URL without one is `/`, which is not served."""
+    sent = f"{line} HTTP/1.1\r\nhost: gateway\r\n".encode()
+    (reply,) = wire.replies(sent + b"connection: close\r\n\r\n")
+    assert reply.status == status
+    if status == 204:
+        of_all = "DELETE, GET, HEAD, OPTIONS, PATCH, POST"
+        assert reply.headers["allow"] == ("OPTIONS, POST" if "/v1/" in line else of_all)
+    if status == 404 and line.startswith("GET"):
+        assert "described at /openapi.json" in reply.error["message"]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_the_host_of_a_url_counts_and_not_the_header(wire: Wire, version: str) -> None:
+    """RFC 9112, 3.2.2. Both URLs that this answer has begin with it."""
+    host = "" if version == "1.0" else "host: other\r\n"
+    rows = {"requests": [{"custom_id": "row", "params": body()}]}
+    content = json.dumps(rows).encode()
+    first = f"POST http://named:81/v1/messages/batches HTTP/{version}"
+    sent = request(length(content), content=content, first=first)
+    (made,) = wire.replies(sent.replace(b"host: gateway\r\n", host.encode()))[:1]
+    batch = json.loads(made.body)
+    path = f"/v1/messages/batches/{batch['id']}"
+
+    def ended() -> bool:
+        asked = request("connection: close", first=f"GET http://named:81{path} HTTP/1.1")
+        (reply,) = wire.replies(asked.replace(b"host: gateway", b"host: other"))
+        batch.update(json.loads(reply.body))
+        return bool(batch["processing_status"] == "ended")
+
+    eventually(ended)
+    assert batch["results_url"] == f"http://named:81{path}/results"
+
+
 def test_an_old_client_is_answered_without_chunks_and_without_100_continue(wire: Wire) -> None:
     """RFC 9112, 6.1: HTTP/1.0 has no transfer codings; its stream ends with the connection."""
     content = json.dumps(body(stream=True)).encode()

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.base.settings import EnginePlace, SettingsError, load, misspelt, table
+from gateway.base.engine_places import EnginePlace
+from gateway.base.settings import SettingsError, load, misspelt, table
+from tests.gateway.admin.test_wrong_values import URLS
 
 NEEDED = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
 
@@ -63,7 +65,7 @@ def test_every_setting_is_described() -> None:
 
 
 def test_an_engines_name_depends_on_its_own_entry_only() -> None:
-    entries = ["http://a:8100", "b=http://10.0.0.2:8100", "https://user@c.example/engine/x"]
+    entries = ["http://a:8100", "b=http://10.0.0.2:8100", "https://c.example/engine/x"]
     secrets = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
     names = []
     for order in (entries, entries[::-1]):
@@ -74,3 +76,24 @@ def test_an_engines_name_depends_on_its_own_entry_only() -> None:
     for wrong in ("a=http://x,a=http://y", "a b=http://x", "=http://x", "a=ftp://x"):
         with pytest.raises(SettingsError, match="HOLDFAST_ENGINES"):
             load({**secrets, "HOLDFAST_ENGINES": wrong})
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("name", ["", "b="])
+def test_an_engines_url_is_checked_as_the_admin_api_checks_it(name: str, url: str) -> None:
+    """A line break in it was a header of ours, and a password in it was logged."""
+    with pytest.raises(SettingsError) as caught:
+        load({**NEEDED, "HOLDFAST_ENGINES": f"http://a:8100,{name}{url}"})
+    told = "HOLDFAST_ENGINES: URL 2 must be http:// or https://, a host, "
+    assert str(caught.value) == f"{told}and no more than a port and a path"
+
+
+@pytest.mark.parametrize("name", ["BATCH_SECONDS", "CACHED_CONTENT_SECONDS"])
+def test_times_that_end_behind_the_year_9999_are_refused_at_the_start(name: str) -> None:
+    """Each batch or cached content was a 500 then."""
+    variable = f"HOLDFAST_{name}"
+    for seconds in ("315360001", "1e12", "inf", "nan", "0"):
+        with pytest.raises(SettingsError, match=f"^{variable}: .*[0-9]$"):
+            load({**NEEDED, variable: seconds})
+    longest = load({**NEEDED, variable: "315360000"}).load_bounds
+    assert getattr(longest, name.lower()) == 10 * 365 * 86_400
