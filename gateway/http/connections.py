@@ -109,6 +109,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._is_deaf = False
         self._half_closed: HalfClosed | None = None
         self._stall: asyncio.TimerHandle | None = None
+        # For the rest of a body whose request has its answer.
+        self._rest: asyncio.TimerHandle | None = None
         self._is_gone = False
         self._when_gone: list[Callable[[], object]] = []
         self._head: asyncio.TimerHandle | None = self._later(self._head_is_late)
@@ -149,6 +151,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
         self._disarm_stall()
+        self._disarm_rest()
         if self._half_closed is not None:
             self._half_closed.cancel()
         self.bounds.connections.leave(self)
@@ -163,6 +166,8 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open, for answers that are still to be sent."""
+        if self._is_in_body and self.pipeline:
+            self._drop_last()
         if self.is_idle or self._is_in_body or self.transport.is_closing():
             return False
         if self._half_closed is None:
@@ -286,16 +291,17 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refusal = HeadTooLarge()
             raise httptools.HttpParserError
         self._loose_bytes, self._is_in_body = 0, False
+        self._disarm_rest()
         if not self.cycle.keep_alive:
             self._is_deaf = True  # RFC 9112, 9.6
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_in_body:
+        if self._is_in_body and self.cycle.response_complete:
             # The answer did not wait for the body. The rest is read and dropped, until the
             # deadline.
-            self._later(self._still_in_body)
+            self._rest = self._later(self._rest_is_late)
         is_last = self.cycle.response_complete and not self.pipeline
         if is_last and self._last_words is not None and not self.transport.is_closing():
             self._say(self._last_words, is_heard=True)
@@ -337,9 +343,14 @@ class _GuardedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _still_in_body(self) -> None:
-        if self._is_in_body and not self.transport.is_closing():
-            self.transport.close()
+    def _disarm_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _rest_is_late(self) -> None:
+        self._rest = None
+        self.transport.close()
 
     def _reader_is_late(self) -> None:
         """The client does not read, so the turn ends as if the client had hung up."""
@@ -351,16 +362,19 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._is_deaf = True
         self._disarm_head()
         if self._is_in_body and self.pipeline:
-            # The request that is refused waits behind another one.
-            self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
-            self._is_in_body = False
+            self._drop_last()
         if self._is_in_body:
             self._say(failure, is_heard=not self.cycle.response_started)
         elif self.is_idle or isinstance(failure, Overloaded):
             self._say(failure, is_heard=self.is_idle)
         else:
             self._last_words = failure
+
+    def _drop_last(self) -> None:
+        """Forget the last request, whose body never comes whole. It waits behind another one."""
+        self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
+        self._is_in_body = False
 
     def _say(self, failure: GatewayError, *, is_heard: bool) -> None:
         reason, made = _REASONS.get(type(failure), "malformed"), None

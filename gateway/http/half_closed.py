@@ -20,12 +20,16 @@ FILLER = "filler"
 """Where a request's state has the bytes that may stand between two pieces of its stream."""
 
 # Most answers begin before the first probe, so most clients see none.
-_LOOK_SECONDS = 0.1
-_LOOKS_PER_PROBE = 50
+_FIRST_PROBE_SECONDS = 0.1
+_LOOK_SECONDS = (0.1, 0.1, 0.3, 0.5, 1.0, 3.0)
+"""The waits from a probe to the next one, with a look behind each.
+
+The reset comes a round trip after the probe. Looks have a cost for every client that waits.
+"""
 
 
 class HalfClosed:
-    """Looks ten times a second whether the client has left, and probes every five seconds."""
+    """Probes every five seconds, and looks after each probe whether the client has left."""
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class HalfClosed:
         self._poll = select.poll()
         # Without events only a reset is told, not the end of the client's side.
         self._poll.register(transport.get_extra_info("socket").fileno(), 0)
-        self._timer = loop.call_later(_LOOK_SECONDS, self._look)
+        self._timer = loop.call_later(_FIRST_PROBE_SECONDS, self._look)
 
     def cancel(self) -> None:
         self._timer.cancel()
@@ -55,7 +59,8 @@ class HalfClosed:
         if self._poll.poll(0):
             self._transport.abort()
             return
-        if self._num_looks % _LOOKS_PER_PROBE == 0 and (filling := self._probe()):
+        place = self._num_looks % len(_LOOK_SECONDS)
+        if place == 0 and (filling := self._probe()):
             self._transport.write(filling)
         self._num_looks += 1
-        self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
+        self._timer = self._loop.call_later(_LOOK_SECONDS[place], self._look)

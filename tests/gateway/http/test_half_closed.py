@@ -158,6 +158,15 @@ def test_each_of_several_requests_is_answered(stack: Stack) -> None:
     assert received.count(b"HTTP/1.1 200 OK") == 3 and received.count(b'"one"') == 3
 
 
+def test_the_answers_before_a_body_that_never_comes_whole_are_sent(stack: Stack) -> None:
+    stack.engine.script = say("one", delay=0.5)
+    with connect(stack) as raw:
+        raw.sendall(asked(body()) + asked(body()) + asked(body())[:-5])
+        raw.shutdown(socket.SHUT_WR)
+        received = rest(raw)
+    assert received.count(b"HTTP/1.1 200 OK") == 2 and received.count(b'"one"') == 2
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_one_that_leaves_later_ends_its_turn(stack: Stack, is_stream: bool) -> None:
     """Its second end sends nothing at all: only what is sent to it tells."""
