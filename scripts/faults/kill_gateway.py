@@ -24,6 +24,7 @@ def main() -> int:
         database=(["sqlite", "postgres"], None, ["sqlite", "postgres"]),
         backend=("synthetic", None, ["synthetic", "native"]),
         seed=1,
+        disk_ms=(0, "that each write of the gateway's journal waits at most before it begins"),
         workers=(1, "of the gateway; with more, kills are of one of them and of all by turns"),
     )
     is_exact = True
@@ -39,6 +40,7 @@ def main() -> int:
                 seed=options.seed,
                 gateway_settings={"HOLDFAST_WORKERS": str(options.workers)},
                 kind=KilledWorkers if options.workers > 1 else Killed,
+                disk_seconds=options.disk_ms / 1000,
             )
         print(f"\n{kind}, {options.backend} engine, {options.streams} streams\n\n{table(report)}\n")
         print("exact" if report.is_exact else f"NOT EXACT {report.lost} {report.wrong}", flush=True)

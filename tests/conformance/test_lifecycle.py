@@ -266,6 +266,20 @@ def test_a_record_is_kept_as_long_as_its_requests_counts(engine: Engine) -> None
     assert kept() == []
 
 
+def test_a_record_is_kept_also_of_a_request_that_never_started(slow_engine: Engine) -> None:
+    engine = slow_engine
+    request = engine.request(prompt(engine.text(LONG)), engine.scope(), 0)
+    request = msgspec.structs.replace(request, record="ours")
+    with engine.stream(request) as stream:
+        wait_for_running(engine)
+        assert engine.cancel(request.request_id)
+        assert isinstance(stream.rest().frames[0], Failed)
+    asked = {"request_ids": [request.request_id]}
+    engine.wait_until_idle()
+    kept = engine.post("records", asked, list[KeptRecord])
+    assert kept == [KeptRecord(request.request_id, "ours")]
+
+
 def test_a_record_that_is_too_long_is_refused_by_name(engine: Engine) -> None:
     request = engine.request(prompt(engine.text(20)), engine.scope())
     request = msgspec.structs.replace(request, record="ü" * (MAX_RECORD_BYTES // 2) + "x")

@@ -41,6 +41,7 @@ ENGINE_SETTINGS = {
     "ENGINE_LOG_LEVEL": "error",
 }
 BOUND_SECONDS = 120
+SLOW_DISK = Path(__file__).parent / "slow_disk"
 
 
 @dataclass
@@ -70,6 +71,11 @@ class Report:
             and self.leaked == 0
             and self.stats["unacknowledged"] == 0
         )
+
+    @property
+    def num_adopted(self) -> int:
+        """Turns that an engine had at a kill, and whose record was not on disk."""
+        return self.killed_rows - sum(self.interrupted)
 
     @property
     def leaked(self) -> int:
@@ -116,10 +122,12 @@ def run_kills(
     seed: int = 1,
     gateway_settings: Mapping[str, str] | None = None,
     kind: "type[Killed] | None" = None,
+    disk_seconds: float = 0.0,
 ) -> Report:
     """Run it all; the engine lives throughout and its counters are the independent count.
 
-    `kind` says how the gateway comes to its ends, otherwise than by `kill -9`.
+    `kind` says how the gateway comes to its ends, otherwise than by `kill -9`. Each write of its
+    journal waits up to `disk_seconds`, so that kills come while records are being written.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -136,6 +144,8 @@ def run_kills(
         }
         home = data / "killed"
         migrate({**settings, "HOLDFAST_DATA": str(home)})
+        if disk_seconds:
+            settings |= {"PYTHONPATH": str(SLOW_DISK), "SLOW_DISK_SECONDS": str(disk_seconds)}
         gateway = (kind or Killed)(home, settings, url)
         rng = random.Random(seed)
         model = "synthetic" if backend == "synthetic" else "holdfast-demo"
@@ -230,6 +240,7 @@ def table(report: Report) -> str:
         ("turns open at a kill, all and median", _spread(report.interrupted)),
         ("turns that began to answer; final event seen", (report.seen_begun, report.seen_final)),
         ("rows; closed from the engine's counts", (report.rows, report.killed_rows)),
+        ("of these, turns whose record was being written", report.num_adopted),
         ("rows lost", len(report.lost)),
         ("rows that differ from what the client was told", len(report.wrong)),
         ("duplicates", report.duplicates),

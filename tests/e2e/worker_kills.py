@@ -52,7 +52,11 @@ class KilledWorkers(Killed):
         found: dict[int, int] = {}
 
         def run() -> bool:
-            answer = httpx.get(f"{self.url}/readyz", timeout=BOUND_SECONDS, trust_env=False).json()
+            try:
+                reply = httpx.get(f"{self.url}/readyz", timeout=BOUND_SECONDS, trust_env=False)
+            except httpx.TransportError:
+                return False  # it was in the queue of the worker that was killed
+            answer = reply.json()
             states = [one for one in answer.get("workers", []) if one["is_running"]]
             found.update({one["worker"]: one["pid"] for one in states})
             return len(states) == self._num_workers and found != before

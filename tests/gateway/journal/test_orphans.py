@@ -11,7 +11,7 @@ import pytest
 from engine.protocol import MAX_RECORD_BYTES, FinalCounts, InputUsage, KeptRecord
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.orphans import Orphans, note_of
+from gateway.journal.orphans import Orphans, TurnNote, note_of
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from tests.gateway.journal.test_journal import Witness, record
@@ -98,6 +98,32 @@ def test_an_orphan_becomes_one_row_with_the_engines_counts(tmp_path: Path) -> No
             assert (found.engine, found.epoch, found.price) == ("engine-0", "e", "reference")
             assert await start.journal.set_aside_turns() == [] and not witness.acked
             await start.journal.stop()
+
+    asyncio.run(check())
+
+
+def test_an_orphans_row_has_all_that_its_turn_was_opened_with(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turn = orphan(
+            journal,
+            1,
+            stream=True,
+            num_removed=2,
+            dialect="openai",
+            prefix="ab" * 16,
+            prefix_ttl="1h",
+            http_request_id="req_1",
+        )
+        await journal.stop()
+        witness = Witness(counts_of(turn))
+        witness.kept = [KeptRecord(turn.id, note_of(turn))]
+        start = Start(tmp_path, witness)
+        (found,) = await start.settle()
+        for field in msgspec.structs.fields(TurnNote):
+            assert getattr(turn, field.name) != field.default
+            assert getattr(found, field.name) == getattr(turn, field.name)
+        await start.journal.stop()
 
     asyncio.run(check())
 
