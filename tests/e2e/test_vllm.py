@@ -1,14 +1,15 @@
 """The main job on the engine that people run: official SDK, real gateway, an engine on vLLM."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from anthropic import Anthropic
 from anthropic.types import Message
 
-from scripts.stack import API_KEY
-from tests.conformance.engines import Engine, running_engine
+from scripts.stack import API_KEY, ROOT, engine_environment, free_port
+from tests.conformance.engines import VLLM_ON_CPU, Engine, running_engine
 from tests.e2e.prompts import handbook
 from tests.fuzz.houses import serving
 from tests.fuzz.servers import Machines
@@ -102,3 +103,30 @@ def test_what_was_not_marked_is_lost_in_a_flood(client: Anthropic, engine: Engin
     before = engine.stats().counters
     ask(client, text, marked=False)
     assert engine.stats().counters.automatic_tokens - before.automatic_tokens < warm // 10
+
+
+@pytest.mark.parametrize(
+    ("vllm_args", "advice"),
+    [
+        ('{"max_model_len": 1024}', "set ENGINE_NUM_BLOCKS to 32 or more, or `max_model_len` in"),
+        ('{"model": "x"}', "ENGINE_VLLM_ARGS: `model` is set by the engine"),
+    ],
+)
+def test_a_start_that_can_not_be_says_in_one_line_what_to_set(vllm_args: str, advice: str) -> None:
+    settings = {
+        "ENGINE_NUM_BLOCKS": "8",
+        "ENGINE_BLOCK_SIZE": str(BLOCK_SIZE),
+        "ENGINE_VLLM_ARGS": vllm_args,
+    }
+    ended = subprocess.run(
+        [os.environ["VLLM_PYTHON"], "-m", "engine", "--backend", "vllm"],
+        env={**VLLM_ON_CPU, **os.environ, **engine_environment(free_port(), settings)},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    (line,) = [line for line in ended.stdout.splitlines() if "engine failed" in line]
+    assert advice in line and "trace" not in line

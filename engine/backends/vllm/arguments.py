@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.backends.vllm.names import MODULE, NAME
+from engine.refusal import StartRefused
 from engine.settings import Settings
 
 OURS = (
@@ -18,7 +19,7 @@ Each data-parallel rank has a scheduler and blocks of its own: it is an engine o
 """
 
 
-class ArgumentRefused(ValueError):
+class ArgumentRefused(StartRefused):
     """The message names the argument of ENGINE_VLLM_ARGS."""
 
 
@@ -72,3 +73,24 @@ def engine_arguments(settings: Settings, *, is_cpu: bool) -> dict[str, Any]:
             },
         },
     }
+
+
+def pool_advice(max_context_tokens: int, block_size: int, num_blocks: int | None) -> str:
+    """What to set where vLLM does not start because its pool can't hold the longest request.
+
+    `num_blocks` without vLLM's null block; None is what fits into memory.
+    """
+    if num_blocks is None:
+        return (
+            "If its KV cache can't hold one request of the maximum length "
+            f"({max_context_tokens} tokens), set `max_model_len` or `gpu_memory_utilization` in "
+            "ENGINE_VLLM_ARGS"
+        )
+    num_needed = -(-max_context_tokens // block_size)
+    if num_blocks >= num_needed:
+        return ""
+    return (
+        f"{num_blocks} blocks of {block_size} tokens can't hold one request of the maximum length "
+        f"({max_context_tokens} tokens): set ENGINE_NUM_BLOCKS to {num_needed} or more, or "
+        f"`max_model_len` in ENGINE_VLLM_ARGS to {num_blocks * block_size} or less"
+    )

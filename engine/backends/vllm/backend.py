@@ -16,7 +16,7 @@ from engine.backends.prepare.composition import chat_worker, new_preparation
 from engine.backends.prepare.prepared import WorkerSpec
 from engine.backends.prepare.renderers import chat_renderer
 from engine.backends.storing import EngineMemory
-from engine.backends.vllm.arguments import engine_arguments
+from engine.backends.vllm.arguments import engine_arguments, pool_advice
 from engine.backends.vllm.core import StepCounts, VllmCore
 from engine.backends.vllm.layers import kv_bytes
 from engine.backends.vllm.loop import VllmLoop
@@ -25,6 +25,7 @@ from engine.backends.vllm.turns import Turns
 from engine.cache.digests import ChainHasher
 from engine.clock import Clock
 from engine.protocol import BlockStats, Capability, Counters, Description, LeaseStats, Stats
+from engine.refusal import StartRefused
 from engine.schedule.books import Books
 from engine.settings import Settings
 from engine.supervisor import Supervisor
@@ -147,7 +148,11 @@ class _Vllm:
 
 
 def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
-    """Start vLLM with our connector. Raises ArgumentRefused, and what vLLM itself raises."""
+    """Start vLLM with our connector.
+
+    Raises ArgumentRefused, StartRefused where vLLM's own processes did not start, and what vLLM
+    itself raises.
+    """
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -157,9 +162,27 @@ def load_vllm(settings: Settings, progress: Progress) -> VllmParts:
     progress("starting vLLM", 0.1)
     arguments = engine_arguments(settings, is_cpu=current_platform.is_cpu())
     config = AsyncEngineArgs(**arguments).create_engine_config()
-    llm = AsyncLLM.from_vllm_config(config, stat_loggers=[HoldfastStatLogger])
+    try:
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[HoldfastStatLogger])
+    except RuntimeError as error:
+        # The process that failed has printed why. A trace of this one would say nothing of it.
+        if "See root cause above" not in str(error):
+            raise
+        raise StartRefused(_why_not_started(config)) from error
     progress("loading tokenizer", 0.95)
     return parts_of(llm, settings, chat_worker(settings), Path(settings.model).name, is_owner=True)
+
+
+def _why_not_started(config: Any) -> str:
+    cache, num_blocks = config.cache_config, config.cache_config.num_gpu_blocks_override
+    advice = pool_advice(
+        config.model_config.max_model_len,
+        cache.block_size,
+        # One is vLLM's null block.
+        None if num_blocks is None else num_blocks - 1,
+    )
+    said = "vLLM did not start; its own lines above say why"
+    return f"{said}. {advice}" if advice else said
 
 
 def parts_of(
