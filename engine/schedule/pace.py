@@ -3,7 +3,8 @@
 A first token waits for the step in progress and for its own. One scope alone gets steps of
 `max_tokens`, which compute the most tokens a second. While several scopes are here, or were here
 lately, a step should take SHARED_SECONDS. The tokens that a step computes in that time are learned
-from the steps themselves, for each depth, since a token deep in a prompt reads more keys.
+from the steps themselves, for each depth, since a token deep in a prompt reads more keys. To admit
+a long prompt takes time too, also where nothing of it is computed.
 """
 
 import math
@@ -14,6 +15,11 @@ from engine.schedule.request import SequenceState
 SHARED_SECONDS = 0.02
 LATELY_SECONDS = 10.0
 """A scope that had a request in this time is expected to send the next one."""
+ADMITTED_BLOCKS = 4096
+"""A shared step admits prompts of about so many blocks.
+
+Each block that a prompt reuses is looked up and gets a reference, which takes some 5 µs.
+"""
 _LEAST_SHARE = 16
 """A step computes this part of `max_tokens` at least: every step also has a fixed cost."""
 _WHOLE_PIECES = 4
@@ -117,6 +123,18 @@ class StepRoom:
         self._tokens -= count
         if self._pace is not None:
             self._time_share = max(self._time_share - count / self._pace.tokens_at(start), 0.0)
+
+    def take_admission(self, num_blocks: int) -> int:
+        """A prompt of so many blocks was admitted.
+
+        Return how many tokens a shared step computes in the time that this took; 0 where no scopes
+        share the engine.
+        """
+        if self._pace is None:
+            return 0
+        share = num_blocks / ADMITTED_BLOCKS
+        self._time_share = max(self._time_share - share, 0.0)
+        return int(share * self._pace.tokens_at(0))
 
 
 def _num_left(sequence: SequenceState) -> int:

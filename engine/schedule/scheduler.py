@@ -269,6 +269,7 @@ class Scheduler:
         if not is_batch:
             self._yielding.begin(self.running, candidate)
         while room.is_left and (prefilling or candidate is not None):
+            is_admitted = False
             if candidate is None or (prefilling and self._goes_on(prefilling[0], candidate)):
                 sequence = prefilling.popleft()
                 if self._yielding.asks(sequence):
@@ -280,6 +281,7 @@ class Scheduler:
                 self._reuse_order.admitted(candidate, overtaken)
                 sequence, candidate = candidate, self._next_behind(overtaken, is_batch)
                 self._yielding.admitted(sequence)
+                is_admitted = True
             else:
                 overtaken.append(candidate)
                 candidate = self._next_behind(overtaken, is_batch)
@@ -287,7 +289,15 @@ class Scheduler:
             for chunk in prefill_chunks(sequence, room.tokens_for(sequence)):
                 chunks.append(chunk)
                 room.take(chunk.start, chunk.count)
+            if is_admitted:
+                self._charge_admission(sequence, room)
         return chunks
+
+    def _charge_admission(self, sequence: SequenceState, room: StepRoom) -> None:
+        """Its scope pays for the time that was spent, also where it computes next to nothing."""
+        num_blocks = len(sequence.tokens) // self._cache.pool.block_size
+        if tokens := room.take_admission(num_blocks):
+            self.waiting.charge({sequence.scope: tokens}, is_batch=sequence.is_batch)
 
     def _goes_on(self, running: SequenceState, candidate: SequenceState) -> bool:
         """Whether this one's prompt comes before the candidate's, by what their scopes got."""

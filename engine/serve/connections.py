@@ -1,7 +1,8 @@
 """Bounds on what a connection may bring, before any call of the protocol sees it.
 
-uvicorn bounds neither heads nor the number of a body's chunks, and does not ask for the secret. A
-chunk of one byte costs the event loop as much as one of a thousand.
+uvicorn bounds neither heads nor the number of a body's chunks nor the requests that wait behind
+another one, and does not ask for the secret. A chunk of one byte costs the event loop as much as
+one of a thousand.
 """
 
 import asyncio
@@ -16,6 +17,11 @@ MAX_HEAD_BYTES = 64 * 1024
 FREE_PIECES = 1024
 LEAST_PIECE_BYTES = 16
 """A body may come in so many pieces of any size; beyond that they have so many bytes on average."""
+MAX_PIPELINED = 8
+"""Requests that may wait on a connection for the answer to the one before them. Gateways send none.
+
+One packet of 256 KiB may bring thousands, and each answer lets the next packet in.
+"""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -39,6 +45,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._num_pieces = self._body_bytes = 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = f"more than {MAX_PIPELINED} requests wait on the connection"
+            raise httptools.HttpParserError  # uvicorn answers with `send_400_response`
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

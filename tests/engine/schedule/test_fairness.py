@@ -1,5 +1,8 @@
 """Scopes take turns: a flood or a long prompt of one does not keep another waiting."""
 
+import pytest
+
+from engine.schedule import pace
 from tests.engine.schedule.harness import Harness, Sent
 
 
@@ -85,3 +88,55 @@ def test_within_a_scope_the_first_to_come_is_the_first_to_run() -> None:
     for scope in "ab":
         came = [sent for sent in sents if sent.state.query.scope == scope]
         assert [sent for sent in begun if sent.state.query.scope == scope] == came
+
+
+def warm_flood(engine: Harness, scope: str, count: int) -> list[Sent]:
+    """Requests of which all but the last tokens are in memory: 10 blocks each."""
+    prompt = words(50_000, 40)
+    engine.finish(engine.send(prompt, scope=scope, max_tokens=1))
+    return [engine.send([*prompt, i], scope=scope, max_tokens=1) for i in range(count)]
+
+
+def most_begun_in_a_step(engine: Harness, sents: list[Sent]) -> int:
+    most = 0
+    while waiting := [sent for sent in sents if sent.state.began_at is None]:
+        engine.step()
+        most = max(most, sum(sent.state.began_at is not None for sent in waiting))
+    return most
+
+
+def test_admitting_cached_prompts_takes_a_share_of_a_shared_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking up their blocks takes time. All in one step, they held up every other scope."""
+    monkeypatch.setattr(pace, "ADMITTED_BLOCKS", 20)
+    engine = Harness(num_blocks=256, max_running=16, max_waiting=20, max_step_tokens=64)
+    neighbour = engine.send(words(0, 3), scope="b", max_tokens=60)
+    engine.step(2)
+    sents = warm_flood(engine, "a", 12)
+    assert most_begun_in_a_step(engine, sents) <= 2
+    engine.finish(neighbour, *sents)
+    engine.check_idle()
+
+
+def test_a_scope_alone_has_its_cached_prompts_admitted_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "ADMITTED_BLOCKS", 20)
+    engine = Harness(num_blocks=256, max_running=16, max_waiting=20, max_step_tokens=64)
+    sents = warm_flood(engine, "a", 12)
+    assert most_begun_in_a_step(engine, sents) == 12
+    engine.finish(*sents)
+
+
+def test_a_scope_pays_for_the_admission_of_cached_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute next to nothing, and would be the next in order again and again."""
+    monkeypatch.setattr(pace, "ADMITTED_BLOCKS", 10)
+    engine = Harness(num_blocks=256, max_running=16, max_waiting=40, max_step_tokens=16)
+    first = engine.send(words(0, 3), scope="b", max_tokens=1)
+    engine.finish(first)
+    sents = warm_flood(engine, "a", 30)
+    others = [engine.send(words(900 * i, 100), scope="b", max_tokens=1) for i in range(2)]
+    begun = order(engine, [*sents, *others])
+    assert [place for place, scope in enumerate(begun) if scope == "b"][1] < 20
+    engine.finish(*sents, *others)

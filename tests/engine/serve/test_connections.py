@@ -7,7 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from engine.serve.connections import FREE_PIECES, LEAST_PIECE_BYTES, MAX_HEAD_BYTES
+from engine.serve.connections import (
+    FREE_PIECES,
+    LEAST_PIECE_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+)
 from tests.conformance.engines import SECRET, Engine, running_engine
 
 PATIENCE = 180
@@ -83,6 +88,16 @@ def test_endless_headers_and_trailers_end_their_connection(engine: Engine) -> No
     answer = told(engine, head(), b"0\r\n" + endless)
     assert answer.count(b"HTTP/1.1 400") == 1
     assert engine.client.get("/v1/describe").status_code == 200
+
+
+def test_requests_that_wait_on_a_connection_are_few(engine: Engine) -> None:
+    """Thousands in one packet were all made ready at once, and each answer let in thousands."""
+    probe = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = probe.replace(b"host: x", b"host: x\r\nconnection: close")
+    answer = told(engine, probe * MAX_PIPELINED + last)
+    assert answer.count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+    answer = told(engine, probe * 5000 + last)
+    assert answer.count(b"HTTP/1.1 ") < 1000 and b"requests wait on the connection" in answer
 
 
 def test_what_is_no_http_is_told_in_the_protocols_envelope(engine: Engine) -> None:
