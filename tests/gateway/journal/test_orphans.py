@@ -12,6 +12,7 @@ from engine.protocol import MAX_RECORD_BYTES, FinalCounts, InputUsage, KeptRecor
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal.orphans import Orphans, TurnNote, note_of
+from gateway.journal.pending import PendingOpen
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from tests.gateway.journal.test_journal import Witness, record
@@ -189,6 +190,35 @@ def test_a_turn_that_runs_here_is_no_orphan(tmp_path: Path) -> None:
         assert await start.settle() == [] and not await start.journal.set_aside_turns()
         start.reconciler.left(turn.id)
         assert [one.id for one in await start.settle()] == [turn.id]
+        await start.journal.stop()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_turn_that_is_over_waits_for_its_record_before_it_is_closed(
+    tmp_path: Path, is_written: bool
+) -> None:
+    async def check() -> None:
+        start = Start(tmp_path, witness := Witness())
+        turn = orphan(start.journal, 1, engine="engine-0")
+        witness.counts = [counts_of(turn)]
+        writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        start.reconciler.take_over(turn, PendingOpen(writing, lambda: True))
+        await start.reconciler.step(is_sweep=True)
+        assert start.reconciler.pending == [turn.id] and not start.charged and not witness.acked
+        if is_written:
+            await start.journal.open(turn)
+            writing.set_result(None)
+        else:
+            writing.set_exception(TimeoutError())
+        await start.reconciler.step(is_sweep=True)
+        closed = await start.journal.closed_turns(100)
+        # Without a row only what the turn had reserved is settled.
+        assert [one.output_tokens for one in closed] == ([3] if is_written else [])
+        assert [one.output_tokens for one in start.charged] == [3 if is_written else 0]
+        assert witness.acked == ([] if is_written else [turn.id])
+        assert not await start.journal.set_aside_turns()
         await start.journal.stop()
 
     asyncio.run(check())
