@@ -7,7 +7,10 @@ measured process and its children from /proc, which neighbours hardly change; ou
 ledger has every turn. Peers (`--peers`, an environment with the dependency group `peers`) get the
 same prompts and answers over Chat Completions; they keep no journal.
 
-- *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON.
+- *8 KB*: a marked system prompt of 8 KB and a question, answered by 1 KB of JSON; over 32
+  connections and over one. What a turn adds is its p50 over one connection less that of the stub
+  alone. Ours has a row on the machine's disk and one on tmpfs, whose syncs cost nothing: the
+  difference is what the disk's syncs take.
 - *chunks*: streams of 200 deltas, each sent by itself; at full speed (64 streams at once, 32,000 a
   second offered), and paced (100 streams, 50 a second each), where no two can share a write.
 - *100k*: 400 KB, a system prompt and 100 messages of which all but the last question came before.
@@ -21,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +49,7 @@ from scripts.setup.options import parse
 from scripts.stack import cpu_seconds, family
 
 CONNECTIONS, STREAMS = 32, 64
+_SHM = Path("/dev/shm")
 NUM_CHUNKS = 200
 PEERS = ("vllm-router", "sglang-router")
 Rounds = list[dict[str, float]]
@@ -89,33 +93,42 @@ def main() -> int:
         only=(str, "measure only what has this in its name"),
     )
     os.sched_setaffinity(0, {OTHER_CORE})
-    with (
-        TemporaryDirectory(prefix="bench-gateway-", dir=options.data) as directory,
-        engine_stub() as engine,
-    ):
-        sync = sync_seconds(Path(directory)) * 1e3
-        print(f"one sync of 8 KB to this disk: {sync:.2f} ms (median); our turns wait for two")
+    with ExitStack() as stack:
+        engine, disks = stack.enter_context(engine_stub()), _disks(options.data, stack)
+        for name, directory in disks.items():
+            sync = sync_seconds(directory) * 1e3
+            print(f"one sync of 8 KB on {name}: {sync:.2f} ms (median); a turn of ours has two")
         direct = uvloop.run(_latency(Subject("direct", engine_stub), engine, 600))
         p50, p99 = direct.percentile(0.5) * 1e3, direct.percentile(0.99) * 1e3
         print(f"direct: p50 {p50:.3f} ms, p99 {p99:.3f} ms")
         print(HEADINGS)
-        for subject in _subjects(engine, options.peers, Path(directory)):
+        for subject in _subjects(engine, options.peers, disks):
             if options.only is None or options.only in subject.name:
                 with subject.start() as server:
                     rounds = uvloop.run(_measure(subject, server, options))
                     print(_row(subject.name, rounds, direct, server), flush=True)
                     if options.profile and subject.is_ours:
-                        print(uvloop.run(_profile(subject, server, Path(directory))), flush=True)
+                        print(uvloop.run(_profile(subject, server, disks["disk"])), flush=True)
     return 0
 
 
-def _subjects(engine: PinnedServer, peers: Path | None, data: Path) -> list[Subject]:
-    messages, chat = partial(our_gateway, engine, data / "messages"), data / "chat"
-    found = [
-        Subject("holdfast, Messages", messages, speaks_messages=True, is_ours=True),
-        Subject("holdfast, Chat Completions", partial(our_gateway, engine, chat), is_ours=True),
-        Subject("Litestar, aiohttp alone", partial(libraries, engine)),
-    ]
+def _disks(data: Path | None, stack: ExitStack) -> dict[str, Path]:
+    """A folder on the machine's disk, and one on tmpfs where the machine has it."""
+    places = {"disk": data} | ({"tmpfs": _SHM} if _SHM.is_dir() else {})
+    return {
+        name: Path(stack.enter_context(TemporaryDirectory(prefix="bench-gateway-", dir=place)))
+        for name, place in places.items()
+    }
+
+
+def _subjects(engine: PinnedServer, peers: Path | None, disks: dict[str, Path]) -> list[Subject]:
+    data = disks["disk"]
+    found = [Subject("Litestar, aiohttp alone", partial(libraries, engine))]
+    for name, folder in disks.items():
+        messages = partial(our_gateway, engine, folder / "messages")
+        found.append(Subject(f"Messages, {name}", messages, speaks_messages=True, is_ours=True))
+    chat = partial(our_gateway, engine, data / "chat")
+    found.append(Subject("Chat Completions, disk", chat, is_ours=True))
     if peers is not None:
         routers = {name: rust_router(name, venv=peers, key="") for name in PEERS}
         found += [Subject(name, partial(peer, router, engine, data))
@@ -134,7 +147,10 @@ async def _measure(subject: Subject, server: PinnedServer, options: argparse.Nam
         seen: dict[str, float] = {}
         load, used = await _watched(subject, server, small, CONNECTIONS, options.requests // share)
         seen["cpu"], seen["rate"] = used / len(load.seconds), load.rate
-        load = await _latency(subject, server, 600 // share)
+        seen["many_p50"], seen["many_p99"] = load.percentile(0.5), load.percentile(0.99)
+        await drive(server.port, small, 1, 50)
+        load, used = await _watched(subject, server, small, 1, 600 // share)
+        seen["single"] = used / len(load.seconds)
         seen["p50"], seen["p99"] = load.percentile(0.5), load.percentile(0.99)
         load, _ = await _streams(subject, server, STREAMS, 640 // share)
         seen["chunks"] = load.rate * NUM_CHUNKS
@@ -229,22 +245,34 @@ def text(num_bytes: int) -> str:
     return (SENTENCE * (num_bytes // len(SENTENCE) + 1))[:num_bytes]
 
 
-HEADINGS = (
-    f"{'':28}{'us CPU':>8}{'req/s':>8}{'added p50':>11}{'p99':>8}{'chunks/s':>10}"
-    f"{'us CPU':>8}{'100k':>9}{'RSS':>7}\n"
-    f"{'':28}{'/8 KB':>8}{'at 32':>8}{'ms':>11}{'ms':>8}{'at 64':>10}"
-    f"{'/chunk':>8}{'ms CPU':>9}{'MB':>7}"
-)
+COLUMNS = {
+    "us CPU, 32": 1e6,
+    "us CPU, 1": 1e6,
+    "turns/s, 32": 1,
+    "p50 ms, 32": 1e3,
+    "p99 ms, 32": 1e3,
+    "added p50 ms, 1": 1e3,
+    "p50 ms, 1": 1e3,
+    "p99 ms, 1": 1e3,
+    "chunks/s, 64": 1,
+    "us CPU a chunk": 1e6,
+    "ms CPU, 100k": 1e3,
+    "MB": 1e-6,
+}
+"""What is printed of each subject, and by what its seconds or bytes are multiplied; a number behind
+a comma is that of connections."""
+HEADINGS = "| subject | " + " | ".join(COLUMNS) + " |\n|---|" + "--:|" * len(COLUMNS)
 
 
 def _row(name: str, rounds: Rounds, direct: Measured, server: PinnedServer) -> str:
+    """A row of a Markdown table, of the medians of the rounds."""
     seen = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    p50, p99 = seen["p50"] - direct.percentile(0.5), seen["p99"] - direct.percentile(0.99)
-    return (
-        f"{name:28}{seen['cpu'] * 1e6:8.0f}{seen['rate']:8.0f}{p50 * 1e3:11.2f}"
-        f"{p99 * 1e3:8.2f}{seen['chunks']:10.0f}{seen['paced'] * 1e6:8.1f}"
-        f"{seen['large'] * 1e3:9.2f}{rss_bytes(family(server.pid)) / 1e6:7.0f}"
-    )
+    figures = [seen["cpu"], seen["single"], seen["rate"], seen["many_p50"], seen["many_p99"]]
+    figures += [seen["p50"] - direct.percentile(0.5), seen["p50"], seen["p99"]]
+    figures += [seen["chunks"], seen["paced"], seen["large"], rss_bytes(family(server.pid))]
+    factors = zip(figures, COLUMNS.values(), strict=True)
+    told = (f"{figure * factor:,.{2 if factor == 1e3 else 0}f}" for figure, factor in factors)
+    return f"| {name} | {' | '.join(told)} |"
 
 
 if __name__ == "__main__":
