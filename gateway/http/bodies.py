@@ -23,6 +23,12 @@ So a long body gets more time and a trickling one does not (the rule of Apache's
 `RequestReadTimeout`).
 """
 
+HAS_COME = "has_come"
+"""Where a request's state has a function that tells whether its whole body is here already.
+
+Nothing is to be waited for then, so there is no timer.
+"""
+
 _MAX_DIGITS = 16
 
 
@@ -87,11 +93,15 @@ class Reading:
         """
         if self._is_whole:
             return await receive()
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message: Any = await receive()
-        except TimeoutError:
-            raise BodyTimeout from None
+        has_come = self._scope["state"].get(HAS_COME)
+        if has_come is not None and has_come():
+            message: Any = await receive()
+        else:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         if num_bytes := len(message.get("body", b"")):

@@ -28,9 +28,11 @@ from gateway.base.errors import (
     Overloaded,
 )
 from gateway.http.admitted import Connections
+from gateway.http.bodies import HAS_COME
 from gateway.http.errors import reply_without_route
 from gateway.http.framing import check_head, target_of
 from gateway.http.half_closed import CONTINUE, FILLER, HalfClosed
+from gateway.http.held_head import HOLD_HEAD, hold_head
 from gateway.http.old_http import Unchunked
 from gateway.http.parser import RequestParser
 from gateway.http.presence import WHEN_GONE
@@ -134,6 +136,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         state = self.scope["state"]
         state["prove"], state[WHEN_GONE] = self._prove, self.when_gone
+        state[HAS_COME] = self._has_come
 
     def _prove(self) -> None:
         self.bounds.connections.prove(self)
@@ -255,8 +258,13 @@ class _GuardedProtocol(HttpToolsProtocol):
             # has left.
             self.flow.resume_reading()
 
+    def _has_come(self) -> bool:
+        """Whether the body of the request that is answered is there, whole."""
+        return not self._answered.more_body
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        cycle.scope["state"][HOLD_HEAD] = partial(hold_head, cycle)
         if cycle.scope["http_version"] == "1.0":
             app = Unchunked(app, cycle)
         super()._start_asgi_task(cycle, app)

@@ -13,6 +13,7 @@ from litestar.types import Receive, Scope, Send
 from gateway.base.errors import ClientGone
 from gateway.dialects import sse
 from gateway.http.half_closed import FILLER
+from gateway.http.held_head import HOLD_HEAD
 from gateway.http.presence import while_received
 
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -29,6 +30,8 @@ class Whole(ASGIResponse):
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(self.body)),
         ]
+        if (hold_head := scope["state"].get(HOLD_HEAD)) is not None:
+            hold_head()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
 

@@ -25,6 +25,7 @@ from gateway.base.errors import JournalUnavailable
 from gateway.base.logs import get_logger
 from gateway.journal.book import Book, Refused
 from gateway.journal.opening import Opened, open_journal
+from gateway.journal.pending import Outcome
 
 # Closing a turn takes at most this much, with a rewrite before it and the forgetting behind it: a
 # record with the largest fingerprint is about 6 KB.
@@ -50,7 +51,7 @@ _REFUSALS = (OSError, Refused, OverflowError, ValueError)
 class Job:
     work: Work
     kind: Kind
-    future: asyncio.Future[Any]
+    outcome: Outcome
     loop: asyncio.AbstractEventLoop
     turn_ids: tuple[str, ...] = ()
 
@@ -99,20 +100,16 @@ class Store:
             and (self.num_open + 1) * CLOSE_BYTES <= self.reserve_bytes
         )
 
-    def submit(
-        self, work: Work, kind: Kind = "other", turn_ids: Sequence[str] = ()
-    ) -> asyncio.Future[Any]:
-        """The future is done when the work is on disk; a close that fails is tried again.
+    def submit(self, work: Work, kind: Kind, turn_ids: Sequence[str], outcome: Outcome) -> None:
+        """The outcome is told when the work is on disk; a close that fails is tried again.
 
         `turn_ids` are those that the work opens or forgets.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._gathered.append(Job(work, kind, future, loop, tuple(turn_ids)))
+        self._gathered.append(Job(work, kind, outcome, loop, tuple(turn_ids)))
         # Work that an ended loop left here goes out with the next loop's.
         if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
             loop.call_soon(self.hand_over)
-        return future
 
     def stop(self) -> None:
         """Finish what was handed over and close the file; blocks."""
@@ -310,16 +307,16 @@ def _lock(directory: Path) -> Any:
 
 
 def _answer(jobs: Sequence[Job], results: Sequence[Any], error: Exception | None) -> None:
-    """Set the futures of these jobs. All belong to one event loop, which is woken once."""
+    """Tell the outcomes of these jobs. All belong to one event loop, which is woken once."""
 
     def tell() -> None:
         for job, result in zip(jobs, results, strict=True):
-            if job.future.done():
+            if job.outcome.done():
                 continue
             if error is not None:
-                job.future.set_exception(error)
+                job.outcome.set_exception(error)
             else:
-                job.future.set_result(result)
+                job.outcome.set_result(result)
 
     if not jobs[0].loop.is_closed():
         jobs[0].loop.call_soon_threadsafe(tell)

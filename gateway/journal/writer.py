@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -13,7 +13,7 @@ from gateway.base.logs import get_logger
 from gateway.base.record import TurnRecord
 from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.journal.book import Book
-from gateway.journal.pending import FAILURES, PendingOpen
+from gateway.journal.pending import FAILURES, Deadlines, PendingOpen
 from gateway.journal.state import BROKEN
 from gateway.journal.store import Guard, Kind, Store, Work, unguarded
 
@@ -38,6 +38,7 @@ class Journal:
         guard: Guard = unguarded,
     ) -> None:
         self._store = Store(directory, max_bytes, guard)
+        self._deadlines = Deadlines(_DEADLINE_SECONDS)
         self.instance = self._store.instance
         self.instances = (self.instance, *self._store.former)
         """This instance, and those of the same journal before it lost something."""
@@ -87,8 +88,14 @@ class Journal:
         if not self._store.has_room:
             raise JournalFull
         content = _encode(record)
-        future = self._submit(lambda book: book.open(record.id, content), "open", (record.id,))
-        return PendingOpen(future, lambda: self._store.has_room)
+
+        def work(book: Book) -> int:
+            return book.open(record.id, content)
+
+        pending = PendingOpen(lambda: self._store.has_room)
+        self._store.submit(work, "open", (record.id,), pending)
+        self._deadlines.watch(pending)
+        return pending
 
     async def rewrite(self, record: TurnRecord) -> None:
         """Replace the record of an open turn: it goes on at another engine."""
@@ -104,8 +111,9 @@ class Journal:
 
     def close_soon(self, record: TurnRecord) -> None:
         """Hand a close over without waiting. This is safe while a stream is being cancelled."""
-        future = self._store.submit(self._closing(record), "close")
+        future = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._store.submit(self._closing(record), "close", (), future)
 
     async def open_turns(self) -> list[TurnRecord]:
         """In the order in which they were opened."""
@@ -180,21 +188,9 @@ class Journal:
         turn_ids: Sequence[str] = (),
     ) -> Result:
         try:
-            result: Result = await self._submit(work, kind, turn_ids)
+            future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+            self._store.submit(work, kind, turn_ids, future)
+            self._deadlines.watch(future)
+            return await future
         except FAILURES:
             raise JournalUnavailable from None
-        return result
-
-    def _submit(self, work: Work, kind: Kind, turn_ids: Sequence[str] = ()) -> asyncio.Future[Any]:
-        """Hand work over. The future has an end after 5 s, whatever comes of the work."""
-        future = self._store.submit(work, kind, turn_ids)
-        # A timer is cheaper than `asyncio.timeout`, nothing must be cancelled, and this runs twice
-        # a turn.
-        deadline = future.get_loop().call_later(_DEADLINE_SECONDS, _expire, future)
-        future.add_done_callback(lambda _: deadline.cancel())
-        return future
-
-
-def _expire(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.set_exception(TimeoutError())

@@ -231,6 +231,8 @@ def place(
     prompt: PromptSizes, candidates: Sequence[Candidate], weights: Weights, now: float
 ) -> Placement:
     """Choose the cheapest candidate. There must be at least one."""
+    if len(candidates) == 1:
+        return Placement(chosen=0, offers=[_offer(prompt, candidates[0], weights, 0.0, now)])
     mean = sum(candidate.load.recent(now) for candidate in candidates) / len(candidates)
     fair = mean + max(weights.load_band * mean, weights.band_tokens)
     offers = [_offer(prompt, candidate, weights, fair, now) for candidate in candidates]
