@@ -203,8 +203,8 @@ def test_a_turn_that_is_over_waits_for_its_record_before_it_is_closed(
         start = Start(tmp_path, witness := Witness())
         turn = orphan(start.journal, 1, engine="engine-0")
         witness.counts = [counts_of(turn)]
-        writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        start.reconciler.take_over(turn, PendingOpen(writing, lambda: True))
+        writing = PendingOpen(lambda: True)
+        start.reconciler.take_over(turn, writing)
         await start.reconciler.step(is_sweep=True)
         assert start.reconciler.pending == [turn.id] and not start.charged and not witness.acked
         if is_written:
