@@ -114,7 +114,7 @@ def test_the_host_of_a_url_counts_and_not_the_header(wire: Wire, version: str) -
     rows = {"requests": [{"custom_id": "row", "params": body()}]}
     content = json.dumps(rows).encode()
     first = f"POST http://named:81/v1/messages/batches HTTP/{version}"
-    sent = request(length(content), content=content, first=first)
+    sent = request(length(content), "connection: close", content=content, first=first)
     (made,) = wire.replies(sent.replace(b"host: gateway\r\n", host.encode()))[:1]
     batch = json.loads(made.body)
     path = f"/v1/messages/batches/{batch['id']}"
