@@ -1,4 +1,4 @@
-"""POST /v1/responses."""
+"""POST /v1/responses and POST /v1/responses/input_tokens."""
 
 from collections.abc import AsyncGenerator, Iterator
 from functools import partial
@@ -29,7 +29,12 @@ from gateway.dialects.responses.diagnostics import (
 from gateway.dialects.responses.errors import in_own_names
 from gateway.dialects.responses.events import FINAL, Event
 from gateway.dialects.responses.request import Given
-from gateway.dialects.responses.response import AppliedCacheOptions, Response, echo_of
+from gateway.dialects.responses.response import (
+    AppliedCacheOptions,
+    InputTokens,
+    Response,
+    echo_of,
+)
 from gateway.dialects.responses.thoughts import seal
 from gateway.dialects.responses.writer import ResponseWriter
 from gateway.http.auth import KeyAuth
@@ -45,7 +50,7 @@ from gateway.http.generation import (
 )
 from gateway.http.presence import while_present
 from gateway.http.services import Services, services_of
-from gateway.prompt.ask import TurnId
+from gateway.prompt.ask import Ask, TurnId
 from gateway.turn.turn import Findings, Taken
 
 
@@ -56,6 +61,19 @@ class ResponsesController(Controller):
     @post(status_code=200)
     async def create(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
         return await create_response(request, body)
+
+    @post("/input_tokens", status_code=200)
+    async def count(self, request: KeyRequest, body: RawBody) -> ASGIResponse:
+        """The exact tokens of a request's prompt."""
+        check_media(request)
+        services = services_of(request)
+        with await services.counting.admit(request.user.workspace, len(body)):
+            made = await _prepared(request, services, body)
+            try:
+                tokens = await while_present(request, services.turns.count(made.ask))
+            except PromptTooLong as error:
+                raise _in_own_names(error, made.ask) from None
+        return answered(InputTokens(tokens))
 
     @get("/{response_id:str}")
     async def retrieve(self, response_id: FromPath[str]) -> None:
@@ -72,6 +90,18 @@ async def create_response(request: KeyRequest, body: bytes) -> ASGIResponse:
     """Answer a request of the Responses API."""
     check_media(request)
     services = services_of(request)
+    made = await _prepared(request, services, body)
+    try:
+        turn_id, items, findings = await begun(request, services, made.ask)
+        writer = _writer(services, made, turn_id, findings)
+        if made.ask.stream:
+            return streamed(_stream(items, writer, request_id(request.scope)), items)
+        return answered(await while_present(request, _whole(items, writer)))
+    except (PromptTooLong, DemandRefused) as error:
+        raise _in_own_names(error, made.ask) from None
+
+
+async def _prepared(request: KeyRequest, services: Services, body: bytes) -> Prepared:
     arrived = request.scope["state"]["arrived"]
 
     def read() -> tuple[Given, int]:
@@ -80,15 +110,11 @@ async def create_response(request: KeyRequest, body: bytes) -> ASGIResponse:
     def make(given: Given, _: int, model: Model) -> Prepared:
         return prepare(given, request.user, model, arrived, services.unreadable)
 
-    made = await prepared(request, services, len(body), read, make)
-    try:
-        turn_id, items, findings = await begun(request, services, made.ask)
-        writer = _writer(services, made, turn_id, findings)
-        if made.ask.stream:
-            return streamed(_stream(items, writer, request_id(request.scope)), items)
-        return answered(await while_present(request, _whole(items, writer)))
-    except (PromptTooLong, DemandRefused) as error:
-        raise in_own_names(error, [slot.path for slot in made.ask.plan.slots]) from None
+    return await prepared(request, services, len(body), read, make)
+
+
+def _in_own_names(error: GatewayError, ask: Ask) -> GatewayError:
+    return in_own_names(error, [slot.path for slot in ask.plan.slots])
 
 
 def _writer(

@@ -14,9 +14,32 @@ SERVED = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
     "/models": "/v1/models",
 }
 """The paths of the model APIs, by what follows the version."""
+_NOT_DONE = {
+    "agents": "runs no agents",
+    "assistants": "keeps no assistants",
+    "audio": "hears and speaks nothing",
+    "batches": "has batches at /v1/messages/batches only",
+    "conversations": "keeps no conversations: send the whole of one with each request",
+    "embeddings": "makes no embeddings",
+    "files": "keeps no files",
+    "fine_tuning": "tunes no models",
+    "images": "makes no images",
+    "interactions": "keeps no interactions: use generateContent",
+    "moderations": "moderates nothing",
+    "realtime": "has no realtime connections",
+    "rerank": "ranks nothing",
+    "sessions": "runs no agents",
+    "skills": "keeps no skills",
+    "threads": "keeps no conversations: send the whole of one with each request",
+    "uploads": "keeps no files",
+    "vector_stores": "searches no files",
+    "videos": "makes no videos",
+}
+"""Calls of the vendors' APIs that have no part here, by the first word behind the version."""
 _VERSIONS = ("/v1", "/v1beta")
 _MODEL_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
@@ -34,11 +57,17 @@ def path_told(path: str) -> str:
     elif close := get_close_matches(rest, SERVED, n=1, cutoff=0.8):
         meant = SERVED[close[0]]
     else:
-        return f"not found: {shown}"
+        return f"not found: {shown}" + _why(rest)
     told = f"not found: {shown}; did you mean {meant}?"
     if rest in SERVED:
         told += " Anthropic's SDKs take a base URL without /v1, OpenAI's take one that ends in /v1."
     return told
+
+
+def _why(rest: str) -> str:
+    """What this server lacks, where a vendor's API has such a call."""
+    first = rest.lstrip("/").partition("/")[0]
+    return f"; this server {_NOT_DONE[first]}" if first in _NOT_DONE else ""
 
 
 def method_told(method: str, allowed: str) -> str:

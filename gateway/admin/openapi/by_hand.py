@@ -25,7 +25,7 @@ from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.request import ChatRequest, CompletionRequest
 from gateway.dialects.openai.response import ChatCompletion, Completion
 from gateway.dialects.responses.request import ResponsesRequest
-from gateway.dialects.responses.response import Response
+from gateway.dialects.responses.response import InputTokens, Response
 from gateway.prompt.ask import Dialect
 
 _ASKING = (*SENDING, EngineTimeout)
@@ -268,6 +268,17 @@ MODEL_OPERATIONS = (
         other=EVENT_STREAM,
         security=_KEYS,
         errors=_TURNS,
+        dialects=("openai",),
+    ),
+    Operation(
+        id="countInputTokens",
+        method="post",
+        path="/v1/responses/input_tokens",
+        summary="Count the tokens of a request of the Responses API, exactly.",
+        replies=(InputTokens,),
+        body=ResponsesRequest,
+        security=_KEYS,
+        errors=_ASKING,
         dialects=("openai",),
     ),
     *(

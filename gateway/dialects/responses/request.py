@@ -1,4 +1,4 @@
-"""The request body of POST /v1/responses.
+"""The request body of POST /v1/responses and POST /v1/responses/input_tokens.
 
 `REFUSED` are fields that ask for what this server does not do: they may only have one of the values
 listed, which change nothing. `IGNORED` do not change the answer; of those in `TOLD` the answer says
@@ -151,6 +151,7 @@ IGNORED = frozenset(
 TOLD: Mapping[str, str] = {
     "context_management": "this server compacts no conversation",
     "image": "this model reads no images",
+    "personality": "this model has one personality",
 }
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),

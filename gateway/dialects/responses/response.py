@@ -126,6 +126,13 @@ class AppliedCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     comparison_response_id: str | UnsetType = UNSET
 
 
+class InputTokens(msgspec.Struct, frozen=True):
+    """What a request's prompt has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of type Raw are the request's, as they came."""
 

@@ -56,6 +56,30 @@ def test_a_text_is_answered(stack: Stack) -> None:
     assert (sent.sampling.temperature, sent.sampling.max_tokens) == (0.5, None)
 
 
+def test_input_tokens_are_counted_as_they_are_billed(stack: Stack) -> None:
+    """The SDK's call, with all that it may send."""
+    asking: Any = {"model": MODEL, "input": [user("Hi", "there")], "instructions": "Be brief."}
+    asking |= {"tools": [LOOK], "parallel_tool_calls": False, "truncation": "auto"}
+    client = stack.openai()
+    counted = client.responses.input_tokens.count(**asking, personality="friendly")
+    answer = client.responses.create(**asking)
+    assert counted.object == "response.input_tokens"
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens > 0
+    assert len(stack.engine.requests) == 1  # counting is no turn
+
+
+def test_input_tokens_are_refused_as_a_turn_is(stack: Stack) -> None:
+    client = stack.openai()
+    with pytest.raises(openai.BadRequestError, match="input: must have at least one") as refused:
+        client.responses.input_tokens.count(model=MODEL, input=[])
+    assert refused.value.param == "input"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model="nobody", input="Hi")
+    with pytest.raises(openai.BadRequestError, match="this server keeps no responses"):
+        client.responses.input_tokens.count(model=MODEL, previous_response_id="resp_1")
+
+
 def test_a_stream_has_all_events_in_order(stack: Stack) -> None:
     events = streamed(stack)
     assert kinds(events) == [

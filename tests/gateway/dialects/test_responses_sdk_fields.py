@@ -9,7 +9,12 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from openai.types import responses as sdk
-from openai.types.responses import response_create_params, response_input_item_param, tool_param
+from openai.types.responses import (
+    input_token_count_params,
+    response_create_params,
+    response_input_item_param,
+    tool_param,
+)
 from typing_extensions import get_type_hints, is_typeddict
 
 from gateway.base.errors import InvalidRequest
@@ -73,6 +78,7 @@ def test_every_parameter_is_honoured_ignored_told_or_refused() -> None:
     parameters = get_type_hints(response_create_params.ResponseCreateParamsStreaming)
     assert len(parameters) > 25
     assert set(parameters) <= known
+    assert set(get_type_hints(input_token_count_params.InputTokenCountParams)) <= known
 
 
 def test_every_type_of_item_is_taken_left_out_or_refused_by_name() -> None:
