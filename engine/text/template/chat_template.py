@@ -64,6 +64,8 @@ class ChatTemplate:
             raise TemplateRefused("the model has no chat template")
         self._special_tokens = dict(special_tokens)
         self.source = "\n".join(sources.values())
+        self._always_thinks = self._omits_tools = False
+        self._find_refused()
 
     @property
     def changes_given(self) -> bool:
@@ -89,15 +91,17 @@ class ChatTemplate:
     def render(self, given: TemplateInput) -> str:
         """Raises InvalidRequest where the template refuses the messages."""
         name = "tool_use" if given.tools and "tool_use" in self._templates else "default"
+        thinking = given.thinking or self._always_thinks
+        tools = {} if self._omits_tools and not given.tools else {"tools": given.tools or None}
         try:
             return self._templates[name].render(
                 messages=given.messages,
-                tools=given.tools or None,
                 documents=None,
                 add_generation_prompt=given.add_generation_prompt,
                 # Qwen3's name for it, and DeepSeek-V3.1's.
-                enable_thinking=given.thinking,
-                thinking=given.thinking,
+                enable_thinking=thinking,
+                thinking=thinking,
+                **tools,
                 **self._special_tokens,
             )
         except _RaisedByTemplate as error:
@@ -108,6 +112,26 @@ class ChatTemplate:
             raise TemplateFails(f"the chat template fails on the prompt: {kind}") from error
         except RecursionError as error:
             raise TemplateFails("the chat template does not end on the prompt") from error
+
+    def _find_refused(self) -> None:
+        """Find which variable the template can't take as transformers gives it.
+
+        Qwen3.8-Max refuses every prompt that turns thinking off: its model always thinks. Some
+        templates only ask whether tools are defined and fail on `None`.
+        """
+        asked = TemplateInput(messages=[{"role": "user", "content": "probe-user"}], tools=[])
+        for always_thinks, omits_tools in ((False, False), (True, False), (False, True)):
+            self._always_thinks, self._omits_tools = always_thinks, omits_tools
+            if self._takes(asked):
+                return
+        self._always_thinks = self._omits_tools = False
+
+    def _takes(self, given: TemplateInput) -> bool:
+        try:
+            self.render(given)
+        except InvalidRequest:
+            return False
+        return True
 
 
 class _RaisedByTemplate(TemplateError):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.protocol import Prompt, Tool
-from tests.engine.text.templates import demo_renderer, renderer_for
+from engine.protocol import GenerateRequest, Prompt, Sampling, TextDelta, ThinkingDelta, Tool
+from tests.engine.text.templates import decode, demo_renderer, renderer_for
 from tests.engine.text.test_boundaries import SYSTEM, prefixes, text
 
 # Fails on a tool without a description, and does not end on a parameter of several types.
@@ -71,3 +71,41 @@ def test_a_template_that_takes_late_system_messages_gets_them() -> None:
     assert list(renderer.render(prompt, thinking=False).folded) == []
     found = prefixes(renderer, prompt)
     assert found[2] is not None and found[2].endswith("<|im_start|>system\nlate")
+
+
+ALWAYS_THINKING = """\
+{%- if enable_thinking is defined and not enable_thinking %}
+{{- raise_exception('thinking can not be disabled') }}{% endif %}
+{%- for m in messages %}{{ m.role }}>{% if m.reasoning_content %}
+{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content }}<|im_end|>{% endfor %}
+{%- if add_generation_prompt %}assistant><think>{% endif %}"""
+
+
+def test_a_model_that_always_thinks_serves_requests_that_do_not_ask_for_thinking() -> None:
+    renderer = renderer_for(ALWAYS_THINKING)
+    asked = GenerateRequest(
+        request_id="r",
+        scope="0" * 32,
+        prompt=Prompt([text("user", "one")]),
+        sampling=Sampling(max_tokens=9),
+    )
+    rendered = renderer.render(asked.prompt, thinking=False)
+    assert decode(renderer, rendered.token_ids).endswith("user>one<|im_end|>assistant><think>")
+    parser = renderer.parser(asked)
+    written = renderer.tokenizer.encode("Hm.</think>Two.", add_special_tokens=False).ids
+    deltas = [delta for token in written for delta in parser.feed(token)] + [*parser.close()]
+    thought = "".join(d.text for d in deltas if isinstance(d, ThinkingDelta))
+    said = "".join(d.text for d in deltas if isinstance(d, TextDelta))
+    assert (thought, said) == ("Hm.", "Two.")
+
+
+ASKING_WHETHER_DEFINED = """\
+{%- if tools is defined %}{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}tools!
+{%- endif %}{% for m in messages %}{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"""
+
+
+def test_a_template_that_fails_where_there_are_no_tools_is_not_told_of_tools() -> None:
+    renderer = renderer_for(ASKING_WHETHER_DEFINED)
+    assert prefixes(renderer, Prompt([text("user", "one")])) == ["user>one"]
+    tool = Tool("look", {"type": "object", "properties": {}}, "d")
+    assert prefixes(renderer, Prompt([text("user", "one")], [tool]))[-1] == "[look]tools!user>one"
