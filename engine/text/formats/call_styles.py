@@ -7,6 +7,7 @@ sampled. Inputs that are no JSON get rules of their own, argument by argument.
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import SchemaRefused
@@ -52,6 +53,7 @@ def find_call_style(formats: ModelFormats, writer: GrammarWriter) -> CallStyle |
     arguments = of.arguments
     if isinstance(arguments, TagSyntax):
         tag = _shown_tag(arguments, shown)
+        written = _with_end(written, arguments, tag[1], shown)
         tagged = _Tagged(writer, tag, arguments, is_python="True" in shown)
         rules = tagged.rules
 
@@ -84,7 +86,19 @@ def _written_as_shown(of: CallFormat, proven: ProvenCalls | None) -> Written:
         pattern = "".join(_SHOWN.get(part) or re.escape(part) for part in parts)
         if re.search(pattern, shown, re.DOTALL):
             return written
+    if proven is not None and proven.written is not None and of.arguments is None:
+        return proven.written
     return of.written[0]
+
+
+def _with_end(written: Written, syntax: TagSyntax, gap: str, shown: str) -> Written:
+    """With the white space that the template writes behind the last argument alone."""
+    last = shown.rfind(syntax.close, 0, shown.rfind(syntax.end))
+    between = shown[last + len(syntax.close) : shown.rfind(syntax.end)] if last >= 0 else ""
+    more = between.removeprefix(gap)
+    if not more or more.strip():
+        return written
+    return replace(written, call=written.call.replace("{input}", "{input}" + more))
 
 
 _SHOWN = {
@@ -184,8 +198,7 @@ class _Tagged(_Arguments):
     def _argument(self, tool: Tool, rule: str, name: str, schema: Any) -> list[str]:
         types = self._types(schema, tool)
         line = "\n" if self._syntax.has_lines else ""
-        kinds = ["true"] if types == {"string"} else ["false"]
-        opened = self._opened(name, kinds[0]) + line
+        opened = self._opened(name, self._kind(types, tool, name)) + line
         closed = line + self._syntax.close + self._gap
         if types == {"string"} or types == ALL_TYPES:
             return self._text(tool, rule, name, schema, opened, closed)
@@ -217,7 +230,23 @@ class _Tagged(_Arguments):
         )
         return " | ".join(words)
 
-    def _opened(self, key: str, is_string: str) -> str:
+    def _kind(self, types: frozenset[str], tool: Tool, name: str) -> str:
+        """The word in the tag for an argument's type."""
+        kinds = self._syntax.kinds
+        words = {kinds[kind] for kind in types} if kinds else {""}
+        if len(words) == 1:
+            return words.pop()
+        # A tag that only tells strings from all else takes a value of either as JSON.
+        if words == set(kinds.values()) and len(words) == 2:
+            return kinds["null"]
+        raise SchemaRefused(
+            f"input_schema of `{tool.name}`: a forced call can't have `{name}`, whose values may "
+            "be of several types, in the way in which this model writes them"
+        )
+
+    def _opened(self, key: str, kind: str) -> str:
+        if self._syntax.written:
+            return self._syntax.written.replace("{key}", key).replace("{kind}", kind)
         pieces: list[str] = []
         for element in self._syntax.open:
             match element:
@@ -226,7 +255,7 @@ class _Tagged(_Arguments):
                 case Word(key="key"):
                     pieces.append(key)
                 case Word():
-                    pieces.append(is_string)
+                    pieces.append(kind)
                 case Space():
                     pieces.append(self._inner)
                 case Maybe():

@@ -55,6 +55,8 @@ class ModelFormats:
 
     @property
     def call_format(self) -> CallFormat | None:
+        if self.calls is not None:
+            return self.calls.format
         return None if self.tool_format is None else TOOL_FORMATS[self.tool_format]
 
     @property
@@ -121,7 +123,10 @@ def find_formats(
         )
         tool_format, calls = (
             choice.tools,
-            calls and ProvenCalls(choice.tools, calls.traits, "", calls.probe),
+            calls
+            and ProvenCalls(
+                choice.tools, TOOL_FORMATS[choice.tools], calls.traits, "", calls.probe
+            ),
         )
     traits = TemplateTraits() if calls is None else calls.traits
     thinking = ThinkingProof(template, controls, has_calls=calls is not None).find(
@@ -131,7 +136,7 @@ def find_formats(
     pattern = None if controls is None else controls.pattern
     if calls is not None and calls.shown:
         turn = proof.shown_turn(calls)
-        behind = behind_call(turn, LAST_WORD, pattern, TOOL_FORMATS[calls.name].markers)
+        behind = behind_call(turn, LAST_WORD, pattern, calls.format.markers)
         ends |= {behind} if behind is not None else set()
     no_ends = within_turn(thinking.inside, pattern) - declared(tool_format, thinking.name)
     tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")

@@ -24,8 +24,9 @@ from engine.protocol import (
     ToolUsePart,
     ToolUseStart,
 )
-from engine.text.formats.call_format import CallFormat
+from engine.text.formats.call_format import CallFormat, Written
 from engine.text.formats.calls_read import calls_of
+from engine.text.formats.derived import Derivation
 from engine.text.formats.table import TOOL_FORMATS
 from engine.text.template.chat_template import ChatTemplate
 from engine.text.template.conversation import new_conversation
@@ -33,7 +34,7 @@ from engine.text.template.replay import Replay, WrittenCalls
 from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.controls import ControlTexts
 
-_QUESTION, _RESULT = "probe-question", "probe-result"
+_QUESTION, _ANSWER, _RESULT = "probe-question", "probe-answer", "probe-result"
 _NAME = "probe_tool"
 _LAST = "probe-last"
 # In the order of the alphabet, since some templates sort arguments by it.
@@ -64,6 +65,8 @@ _INPUTS: tuple[dict[str, Any], ...] = (
     {"count": 3, "flag": True, "ratio": 1.5, "text": "probe it", "word": _LAST},
     {"text": "probe it", "word": _LAST},
 )
+DERIVED = "template"
+"""The name of a format that is known from the template alone."""
 LAST_WORD = _LAST
 """What stands last in every probe's input."""
 _OTHER_INPUT = {"word": "another one"}
@@ -74,13 +77,15 @@ class ProvenCalls:
     """A format that a template's own rendering proved.
 
     `shown` is a call as the template writes it, from the turn's first character on, and `probe` the
-    input that stands in it.
+    input that stands in it. `written` is that way as texts, None where no such form was derived.
     """
 
     name: str
+    format: CallFormat
     traits: TemplateTraits
     shown: str
     probe: Mapping[str, Any]
+    written: Written | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class CallProof:
             proven = self._find_rendered(formats, probe)
             if proven is not None:
                 return self._complete(proven)
+        if wanted == "auto" and (proven := self._find_derived()) is not None:
+            return self._complete(proven)
         return self._find_written(formats)
 
     def _find_rendered(
@@ -109,12 +116,40 @@ class CallProof:
                 continue
             for name, of in formats.items():
                 if _reads(of, shown, [probe]):
-                    return ProvenCalls(name, traits, shown, probe)
+                    return ProvenCalls(name, of, traits, shown, probe)
         return None
+
+    def _find_derived(self) -> ProvenCalls | None:
+        """A format of the template's own, which has to read all that JSON can say."""
+        for traits in _ways():
+            of = self._derive(traits)
+            if of is None:
+                continue
+            if all(self._reads(of, [given], traits) for given in (_INPUTS[0], _OTHER_INPUT, {})):
+                shown = self.shown([_INPUTS[0]], traits) or ""
+                return ProvenCalls(DERIVED, of, traits, shown, _INPUTS[0])
+        return None
+
+    def _derive(self, traits: TemplateTraits) -> CallFormat | None:
+        def show(inputs: Sequence[dict[str, Any]]) -> str | None:
+            return self.shown(inputs, traits)
+
+        pattern = None if self.controls is None else self.controls.pattern
+        return Derivation(show, _NAME, pattern, (*self.ends, *self._answer_ends())).derive()
+
+    def _answer_ends(self) -> list[str]:
+        """The control token that the template writes behind an answer."""
+        answered = [_user(), Message("assistant", [TextPart(_ANSWER)]), _user()]
+        text = self._render(Prompt(answered), TemplateTraits())
+        pattern = None if self.controls is None else self.controls.pattern
+        if text is None or pattern is None:
+            return []
+        found = pattern.match(text, text.find(_ANSWER) + len(_ANSWER))
+        return [] if found is None else [found.group()]
 
     def _complete(self, proven: ProvenCalls) -> ProvenCalls:
         """How the template takes what a turn may have beside one call."""
-        of = TOOL_FORMATS[proven.name]
+        of = proven.format
         probe = dict(proven.probe)
         traits = self._shorter(of, proven.traits, probe)
         two = [probe, _OTHER_INPUT]
@@ -137,7 +172,13 @@ class CallProof:
             split = replace(traits, replay=replace(traits.replay, splits_text=True))
             if self._reads(of, [probe], split, text="probe-text"):
                 traits = split
-        return replace(proven, traits=traits, shown=self.shown([probe], traits) or proven.shown)
+        derived = self._derive(traits)
+        return replace(
+            proven,
+            traits=traits,
+            shown=self.shown([probe], traits) or proven.shown,
+            written=None if derived is None else derived.written[0],
+        )
 
     def _shorter(
         self, of: CallFormat, traits: TemplateTraits, probe: dict[str, Any]
@@ -176,7 +217,7 @@ class CallProof:
             for probe in _INPUTS[:1]:
                 shown = self.shown([probe], traits)
                 if shown is not None and _reads(of, shown, [probe]):
-                    return ProvenCalls(name, traits, shown, probe)
+                    return ProvenCalls(name, of, traits, shown, probe)
         return None
 
     def _reads(

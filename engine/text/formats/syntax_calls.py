@@ -27,7 +27,7 @@ class CallSyntax:
     `opens` and `closes` surround all calls, `head` and `tail` each one's input, `separator` is
     between calls. Where the head has no name, the call is a JSON object with name and input.
     `arguments` None: the input is JSON. `knows_names`: only the request's tools can be called,
-    since the markup alone tells no call from text.
+    since the markup alone tells no call from text. `is_opened`: no call comes without `opens`.
     """
 
     opens: Pattern = ()
@@ -37,11 +37,13 @@ class CallSyntax:
     closes: Pattern = ()
     arguments: TagSyntax | LiteralSyntax | None = None
     knows_names: bool = False
+    is_opened: bool = False
 
     @property
     def starts(self) -> tuple[str, ...]:
         """What a turn's first call may begin with. Some models leave out what surrounds calls."""
-        found = [part[0] for part in (self.opens, self.head) if part]
+        parts = (self.opens,) if self.is_opened else (self.opens, self.head)
+        found = [part[0] for part in parts if part]
         return tuple(dict.fromkeys(text for text in found if isinstance(text, str)))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from engine.protocol import Tool
 from engine.text.formats import harmony
+from engine.text.formats.argument_types import ALL_TYPES
 from engine.text.formats.call_format import (
     LIST,
     CallFormat,
@@ -43,12 +44,13 @@ def _dsml(block: str) -> CallFormat:
                 f'<{_DSML}parameter name="',
                 _QUOTED_KEY,
                 '" string="',
-                Word("is_string", "[a-z]"),
+                Word("kind", "[a-z]"),
                 '">',
             ),
             close=f"</{_DSML}parameter>",
             end=f"</{_DSML}invoke>",
             others=(f"</{_DSML}{block}>",),
+            kinds={kind: "true" if kind == "string" else "false" for kind in ALL_TYPES},
         ),
         Written(
             begin=f"<{_DSML}{block}>\n",

@@ -1,8 +1,8 @@
 """Arguments between tags: `<parameter=city>Bern</parameter>` and its relatives."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from engine.protocol import Delta, ToolInputDelta
 from engine.text.formats.argument_stream import ArgumentStream
@@ -12,14 +12,17 @@ from engine.text.formats.stops import overlap
 
 _STRING = frozenset({"string"})
 _SPACES = " \t\n\r"
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagSyntax:
-    """`open` captures `key`, and `is_string` where the tag says so; `end` ends the call.
+    """`open` captures `key`, and `kind` where the tag tells the type; `end` ends the call.
 
     `has_lines`: a value stands on lines of its own, between one line break and another that are
-    not part of it. `others` may follow an argument as well where a model leaves `end` out.
+    not part of it. `others` may follow an argument as well where a model leaves `end` out. `kinds`
+    are the words for each JSON type. `has_cdata`: a string may stand in `<![CDATA[…]]>`. `written`
+    is `open` as the template writes it, with the places `{key}` and `{kind}`, where that is known.
     """
 
     open: Pattern
@@ -27,6 +30,9 @@ class TagSyntax:
     end: str
     others: tuple[str, ...] = ()
     has_lines: bool = False
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    has_cdata: bool = False
+    written: str = ""
 
 
 class TaggedInput(ArgumentStream):
@@ -44,6 +50,7 @@ class TaggedInput(ArgumentStream):
         self._types = types
         self._wanted: frozenset[str] = ALL_TYPES
         self._is_in_value = self._is_at_begin = False
+        self._value_close = syntax.close
         # Of what is held in a value, how much was looked at and is no closing tag.
         self._passed = 0
 
@@ -53,9 +60,9 @@ class TaggedInput(ArgumentStream):
             return []
         if self._is_in_value:
             body = self._held.rstrip(_SPACES)
-            if not body.endswith(self._syntax.close):
+            if not body.endswith(self._value_close):
                 return []
-            self._finish_value(body[: -len(self._syntax.close)], said)
+            self._finish_value(body[: -len(self._value_close)], said)
         elif self._held.strip():
             return []
         self._close("", said)
@@ -72,9 +79,10 @@ class TaggedInput(ArgumentStream):
             self._begin_argument(key, said)
             self._held = self._held[found.end :]
             self._wanted = self._types.of(key)
-            if "is_string" in found.words:
-                is_string = found.words["is_string"] == "true"
-                self._wanted = _STRING if is_string else ALL_TYPES - _STRING
+            if "kind" in found.words:
+                word = found.words["kind"]
+                told = (kind for kind, its in self._syntax.kinds.items() if its == word)
+                self._wanted = frozenset(told) or ALL_TYPES
             self._is_in_value = self._is_at_begin = True
             self._passed = 0
             if self._wanted == _STRING:
@@ -93,20 +101,33 @@ class TaggedInput(ArgumentStream):
             if not self._held:
                 return False
             self._held = self._held.removeprefix("\n")
+        if self._is_at_begin and not self._read_value_begin():
+            return False
         self._is_at_begin = False
-        at = self._held.find(self._syntax.close, self._passed)
+        at = self._held.find(self._value_close, self._passed)
         if at < 0:
             self._stream(len(self._held) - self._num_kept(), said)
             return False
-        follows = self._follows(self._held[at + len(self._syntax.close) :])
+        follows = self._follows(self._held[at + len(self._value_close) :])
         if follows == "none":
             self._passed = at + 1
             return True
         if follows == "partial":
             self._stream(at - self._is_after_line(at), said)
             return False
-        value, self._held = self._held[:at], self._held[at + len(self._syntax.close) :]
+        value, self._held = self._held[:at], self._held[at + len(self._value_close) :]
         self._finish_value(value, said)
+        return True
+
+    def _read_value_begin(self) -> bool:
+        """What a value stands in beside its tags; False where more text is needed to tell."""
+        self._value_close = self._syntax.close
+        if not self._syntax.has_cdata or not _CDATA.startswith(self._held[: len(_CDATA)]):
+            return True
+        if len(self._held) < len(_CDATA):
+            return False
+        self._held = self._held[len(_CDATA) :]
+        self._value_close = _CDATA_END + self._syntax.close
         return True
 
     def _finish_value(self, value: str, said: list[str]) -> None:
@@ -131,7 +152,7 @@ class TaggedInput(ArgumentStream):
 
     def _num_kept(self) -> int:
         """How many characters at the end may belong to what closes the value."""
-        close = self._syntax.close
+        close = self._value_close
         kept = overlap(self._held, close)
         return max(kept, overlap(self._held, "\n" + close)) if self._syntax.has_lines else kept
 

@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from gateway.dialects.anthropic.content import Block, CacheControl, Strict, Text, Tool
 
@@ -25,16 +24,10 @@ class MessageOutputConfig(Strict):
 
 
 class Message(Strict):
-    """Only a system message that sets `output_config` may be without content."""
-
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block] | UnsetType = UNSET
+    content: str | list[Block]
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: MessageOutputConfig | None = None
-
-    @property
-    def only_sets_effort(self) -> bool:
-        return not self.content and self.output_config not in (None, MessageOutputConfig())
 
 
 class BlockBinding(Strict):

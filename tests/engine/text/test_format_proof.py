@@ -21,6 +21,7 @@ from engine.protocol import (
 from engine.text.formats.calls_read import calls_of
 from engine.text.renderer import ChatRenderer
 from tests.engine.text.format_cases import EXPECTED, OF_REAL, REAL, renderer, source
+from tests.engine.text.templates import renderer_for
 from tests.engine.text.written_turns import (
     FORCED,
     QUESTION,
@@ -58,8 +59,36 @@ def test_a_template_proves_its_formats(name: str) -> None:
 def test_a_format_that_nobody_knows_is_refused() -> None:
     model = of("unknown-format")
     assert model.tool_format is None
-    # Its markup is that of other formats, and a model may write theirs: still nothing is parsed.
+    # A model may write other formats' markup: still nothing is parsed.
     assert read(model, "<tool_call>x", request())[0] == []
+
+
+@pytest.mark.parametrize(
+    ("why", "before", "behind"),
+    [
+        ("an object of JSON that is none", '<call>{"name": "NAME, "input": ', "}</call>"),
+        ("a beginning that any text may have", "call NAME with ", "."),
+        ("no name", "<call>", "</call>"),
+        ("a value without its braces", "<call>NAME|", "</call>"),
+    ],
+)
+def test_what_tells_no_call_from_text_is_no_format(why: str, before: str, behind: str) -> None:
+    name = "' ~ call.function.name ~ '"
+    given = "call.function.arguments | tojson"
+    if why == "a value without its braces":
+        given = f"({given})[1:-1]"
+    template = f"""\
+{{{{- tools | tojson }}}}
+{{%- for message in messages %}}{{{{- message.role ~ '>' ~ message.content }}}}
+{{%- for call in message.tool_calls or [] %}}{{{{- '{before.replace("NAME", name)}' }}}}
+{{{{- {given} }}}}{{{{- '{behind}' }}}}{{% endfor %}}{{{{- '<|im_end|>' }}}}{{% endfor %}}
+{{%- if add_generation_prompt %}}{{{{- 'assistant>' }}}}{{% endif %}}"""
+    assert renderer_for(template).tool_format is None, why
+    # The same with markup of its own is one, so the reason is the one that is told.
+    whole = template.replace(before.replace("NAME", name), f"<call>{name}|")
+    whole = whole.replace(f"{{{{- '{behind}' }}}}", "{{- '</call>' }}")
+    whole = whole.replace(given, "call.function.arguments | tojson")
+    assert renderer_for(whole).tool_format == "template"
 
 
 def inputs_for(name: str) -> st.SearchStrategy[dict[str, Any]]:
