@@ -18,7 +18,7 @@ too.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -252,10 +252,13 @@ class Reconciler:
                 retired.is_denied = not await engine.cancel(request_id)
 
     async def _match(self, engine: Witness, counts: list[FinalCounts]) -> None:
+        closing: dict[str, _Leftover] = {}
         for final in counts:
             leftover = self._pending.get(turn_of(final.request_id)[0])
             # Counts of an earlier attempt are not the turn's.
             if leftover is None or leftover.record.request_id != final.request_id:
+                continue
+            if leftover.record.id in closing:
                 continue
             if leftover.opening is not None and not leftover.opening.is_decided:
                 continue
@@ -270,7 +273,8 @@ class Reconciler:
             record.stop_reason = final.reason
             record.output_tokens = final.output_tokens
             record.thinking_tokens = final.thinking_tokens
-            await self._close(leftover, "engine_counts")
+            closing[record.id] = leftover
+        await self._close(closing.values(), "engine_counts")
 
     async def _close_retired(self, engine: Witness, counts: list[FinalCounts]) -> set[str]:
         """Acknowledge the counts of retired requests, and return whose. Forget those without."""
@@ -290,20 +294,33 @@ class Reconciler:
         Only engines that answered in this step are believed: an engine that is too busy to answer
         may have the counts.
         """
-        now = self._monotonic()
-        for leftover in list(self._pending.values()):
+        now, closing = self._monotonic(), []
+        for leftover in self._pending.values():
             # If a gateway was killed before routing was recorded, any engine may have the turn.
             name = leftover.record.engine
             possible = {name} if name in self._engines else set(self._engines)
             is_unknown = possible <= (heard & leftover.denied)
             patience = _PATIENCE_SECONDS if is_unknown else _AWAY_SECONDS
             if now - leftover.since >= patience:
-                await self._close(leftover, "lost")
+                closing.append(leftover)
+        await self._close(closing, "lost")
         for request_id, retired in list(self._retired.items()):
             if retired.engine not in self._engines or now - retired.since >= _AWAY_SECONDS:
                 del self._retired[request_id]
 
-    async def _close(self, leftover: _Leftover, result: str) -> None:
+    async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
+        """Close turns together, so that they share writes to the disk.
+
+        Raises what the journal raised for one of them once all have ended.
+        """
+        done = await asyncio.gather(
+            *(self._close_one(leftover, result) for leftover in leftovers), return_exceptions=True
+        )
+        for failure in done:
+            if failure is not None:
+                raise failure
+
+    async def _close_one(self, leftover: _Leftover, result: str) -> None:
         if not leftover.is_charged:
             self._charge(leftover.record)
             leftover.is_charged = True

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -126,6 +127,39 @@ def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_p
         witness.is_ready = True
         await reconciler.step()
         assert reconciler.num_pending == 0 and len(await journal.closed_turns(10)) == 3
+        await journal.stop()
+
+    asyncio.run(check())
+
+
+def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, 43 took 12 seconds on a disk that takes 250 ms for a write."""
+
+    async def check() -> None:
+        journal = Journal(tmp_path)
+        turns = [record(journal, number) for number in range(60)]
+        await asyncio.gather(*map(journal.open, turns))
+        await journal.stop()
+
+        journal, now = Journal(tmp_path), [0.0]
+        witness = Witness(
+            *(FinalCounts(request_id=turn.id, epoch="e", reason="stop") for turn in turns[:30] * 2)
+        )
+        billing = Billing(load_prices(), Metrics())
+        reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
+        assert await reconciler.recover() == 60
+        synced: list[int] = []
+        real = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda file: (synced.append(file), real(file))[1])
+        await reconciler.step()
+        assert reconciler.num_pending == 30 and len(synced) <= 5
+        now[0] = 30.0
+        await reconciler.step()
+        assert reconciler.num_pending == 0 and len(synced) <= 10
+        closed = await journal.closed_turns(100)
+        assert sorted(turn.id for turn in closed) == sorted(turn.id for turn in turns)
         await journal.stop()
 
     asyncio.run(check())
