@@ -1,11 +1,12 @@
 """Bounds on what a connection may bring, before any call of the protocol sees it.
 
 uvicorn bounds neither heads nor the number of a body's chunks nor the requests that wait behind
-another one, and does not ask for the secret. A chunk of one byte costs the event loop as much as
-one of a thousand.
+another one nor the connections, waits for a request for ever, and does not ask for the secret. A
+chunk of one byte costs the event loop as much as one of a thousand.
 """
 
 import asyncio
+import resource
 
 import httptools
 import msgspec
@@ -22,6 +23,16 @@ MAX_PIPELINED = 8
 
 One packet of 256 KiB may bring thousands, and each answer lets the next packet in.
 """
+HEAD_SECONDS = 30.0
+"""A head is whole so long after its connection began, or after its first byte on a used one."""
+BODY_SECONDS = 60.0
+"""Between two bytes of a body. Looked at every HEAD_SECONDS, as is the head's time."""
+DESCRIPTORS_SHARE = 0.75
+"""Of the process's descriptors, for connections. The store and workers need some too."""
+
+
+def max_connections() -> int:
+    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * DESCRIPTORS_SHARE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -29,10 +40,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # When a head was begun to be waited for, and the last byte of a body that is not whole.
+        self._head_since: float | None = self.loop.time()
+        self._body_at: float | None = None
+        self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
         # Bytes since the last complete part: of a head, of trailers, or of nothing.
         self._loose_bytes = 0
         self._num_pieces = self._body_bytes = 0
         self._refusal = ""
+        if len(self.connections) > max_connections():
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -43,7 +64,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = f"the headers have more than {MAX_HEAD_BYTES} bytes"
             self.send_400_response("")
 
+    def on_message_begin(self) -> None:
+        if self._head_since is None:
+            self._head_since = self.loop.time()
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
+        self._head_since, self._body_at = None, self.loop.time()
         self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = f"more than {MAX_PIPELINED} requests wait on the connection"
@@ -51,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._loose_bytes = 0
+        self._loose_bytes, self._body_at = 0, self.loop.time()
         self._num_pieces += 1
         self._body_bytes += len(body)
         if self._num_pieces > FREE_PIECES + self._body_bytes // LEAST_PIECE_BYTES:
@@ -63,8 +90,31 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._loose_bytes = 0
+        self._loose_bytes, self._body_at = 0, None
         super().on_message_complete()
+
+    def _end_if_late(self) -> None:
+        now = self.loop.time()
+        self._look = self.loop.call_later(HEAD_SECONDS, self._end_if_late)
+        if self._is_answering():
+            return
+        if self._head_since is not None and now - self._head_since >= HEAD_SECONDS:
+            self._end(f"the head did not come within {HEAD_SECONDS:g} seconds")
+        elif self._body_at is not None and now - self._body_at >= BODY_SECONDS:
+            if not self.flow.read_paused:
+                self._end(f"no byte of the body came for {BODY_SECONDS:g} seconds")
+
+    def _is_answering(self) -> bool:
+        """Whether the end of the connection would end the answer to a whole request."""
+        if self.pipeline:
+            return True
+        if self.cycle is None or self.cycle.response_complete:
+            return False
+        return self.cycle.response_started or self._body_at is None
+
+    def _end(self, refusal: str) -> None:
+        self._refusal = refusal
+        self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
         """Answer in the protocol's envelope, unless the request has an answer, and close."""

@@ -12,18 +12,21 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.admin.bodies import JsonBody, given_values
 from gateway.admin.controller import AdminController
-from gateway.admin.workspaces import PLAIN_TEXT, WorkspaceId, take_over
+from gateway.admin.workspaces import WorkspaceId, take_over
 from gateway.base.errors import InvalidRequest, NotFound
 from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
 from gateway.ledger.keys import AUTO_CACHE, ApiKey, new_key
+from gateway.ledger.workspaces import MAX_KEY_NAME, NAME_PATTERN
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 _DAY_SECONDS = 86_400.0
 _YEAR_SECONDS = 31_536_000.0
-KeyName = Annotated[str, Meta(min_length=1, max_length=64, pattern=PLAIN_TEXT)]
+KeyName = Annotated[
+    str, Meta(min_length=1, max_length=MAX_KEY_NAME, extra_json_schema={"pattern": NAME_PATTERN})
+]
 Moment = Annotated[datetime, Meta(tz=True)]
 
 

@@ -15,7 +15,7 @@ from gateway.base.errors import GatewayError, NotFound
 from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.workspaces import ID_PATTERN, Workspace
+from gateway.ledger.workspaces import ID_PATTERN, MAX_DISPLAY_NAME, NAME_PATTERN, Workspace
 from gateway.limits.admission import month_of
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
@@ -23,10 +23,14 @@ from gateway.limits.keyring import EFFECTIVE_SECONDS
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 NanoDollars = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-WorkspaceId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=64)]
-# Names are shown in tables and sent in no header, but control characters serve nobody.
-PLAIN_TEXT = r"^[^\x00-\x1f\x7f]+$"
-DisplayName = Annotated[str, Meta(min_length=1, max_length=128, pattern=PLAIN_TEXT)]
+# The ledger checks ids and names, and says in words what is wrong.
+WorkspaceId = Annotated[
+    str, Meta(min_length=1, max_length=64, extra_json_schema={"pattern": ID_PATTERN})
+]
+DisplayName = Annotated[
+    str,
+    Meta(min_length=1, max_length=MAX_DISPLAY_NAME, extra_json_schema={"pattern": NAME_PATTERN}),
+]
 
 
 class WorkspaceChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

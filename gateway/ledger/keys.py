@@ -21,7 +21,14 @@ from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope
 from gateway.ledger import watermark
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import ApiKeyRow, WorkspaceRow
-from gateway.ledger.workspaces import Workspace, check_workspace_id, find_workspace, workspace_of
+from gateway.ledger.workspaces import (
+    MAX_KEY_NAME,
+    Workspace,
+    check_name,
+    check_workspace_id,
+    find_workspace,
+    workspace_of,
+)
 
 LOOKUP_SECONDS = 1.0
 AUTO_CACHE = ("auto_cache", "auto_cache_ttl")
@@ -102,7 +109,11 @@ class Keys:
         scope: KeyScope = "inference",
         expires_at: datetime | None = None,
     ) -> str:
-        """Store the key of a workspace, both created when absent; return the key's id."""
+        """Store the key of a workspace, both created when absent; return the key's id.
+
+        Raise InvalidRequest where the workspace's id or the name is not valid.
+        """
+        check_name("name", name, MAX_KEY_NAME)
         async with self._ledger.transaction() as connection:
             await watermark.advance(connection)
             await _ensure_workspace(connection, workspace, now)
@@ -323,5 +334,5 @@ def _first(found: list[ApiKey]) -> ApiKey | None:
 
 async def _ensure_workspace(connection: AsyncConnection, workspace: str, now: datetime) -> None:
     if await find_workspace(connection, workspace) is None:
-        check_workspace_id(workspace)
+        check_workspace_id(workspace, "workspace")
         await connection.execute(insert(WorkspaceRow).values(id=workspace, created_at=now))

@@ -17,7 +17,13 @@ from gateway.ledger.schema import TurnRollupRow, WorkspaceRow
 from gateway.ledger.sums.rollups import DAY_SECONDS
 
 # Ids go into response headers and file names of exports.
-ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
+"""Python's `$` alone allows a line's end behind it."""
+# Names are shown in tables. Control characters break their lines, invisible ones make two names
+# look alike, and those of direction turn the rest of a line around.
+_UNSEEN = r"\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff"
+NAME_PATTERN = rf"^[^{_UNSEEN}]+$(?!\n)"
+MAX_DISPLAY_NAME, MAX_KEY_NAME = 128, 64
 DEFAULT_WORKSPACE = "default"
 
 
@@ -54,8 +60,12 @@ class Workspaces:
         self._ledger = ledger
 
     async def create(self, workspace: str, now: datetime, values: Mapping[str, Any]) -> Workspace:
-        """`values` are columns by name. Raise InvalidRequest if the id is taken or not valid."""
+        """`values` are columns by name.
+
+        Raise InvalidRequest if the id is taken, or if the id or the name is not valid.
+        """
         check_workspace_id(workspace)
+        _check_names(values)
         async with self._ledger.transaction() as connection:
             await watermark.advance(connection)
             if await find_workspace(connection, workspace) is not None:
@@ -65,7 +75,11 @@ class Workspaces:
             return await _get(connection, workspace)
 
     async def change(self, workspace: str, values: Mapping[str, Any]) -> Workspace:
-        """Set columns by name. Raise NotFound where there is no such workspace."""
+        """Set columns by name.
+
+        Raise NotFound where there is no such workspace, InvalidRequest if its name is not valid.
+        """
+        _check_names(values)
         async with self._ledger.transaction() as connection:
             await watermark.advance(connection)
             await _get(connection, workspace)
@@ -113,11 +127,26 @@ class Workspaces:
         return {name: found.get(name, 0) for name in workspaces}
 
 
-def check_workspace_id(workspace: str) -> None:
-    if not re.match(ID_PATTERN, workspace) or workspace.endswith("\n"):
+def check_workspace_id(workspace: str, field: str = "id") -> None:
+    if not re.match(ID_PATTERN, workspace):
         raise InvalidRequest(
-            "id: must be 1 to 64 letters, digits, `.`, `_` or `-`, and begin with a letter or digit"
+            f"{field}: must be 1 to 64 letters, digits, `.`, `_` or `-`, and begin with a letter or"
+            " digit"
         )
+
+
+def check_name(field: str, name: str, most: int) -> None:
+    """Raise InvalidRequest where a name for people is not valid; `most` are characters."""
+    if len(name) > most or not re.match(NAME_PATTERN, name):
+        raise InvalidRequest(
+            f"{field}: must be 1 to {most} characters, none of them a control character or an"
+            " invisible one"
+        )
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    if "display_name" in values:
+        check_name("display_name", values["display_name"], MAX_DISPLAY_NAME)
 
 
 async def find_workspace(connection: AsyncConnection, workspace: str) -> Workspace | None:

@@ -206,7 +206,7 @@ def _check_prewarm(request: MessagesRequest) -> None:
 
 def _check_version_2026_10_21(request: CountTokensRequest) -> None:
     for index, message in enumerate(request.messages):
-        if isinstance(message.content, str):
+        if not isinstance(message.content, list):
             continue
         for position, block in enumerate(message.content):
             path = f"messages.{index}.content.{position}"

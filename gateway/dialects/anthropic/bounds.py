@@ -67,7 +67,7 @@ def _check_blocks(request: CountTokensRequest, bounds: RequestBounds) -> None:
         if left < 0:
             raise _too_many(bounds)
     for index, message in enumerate(request.messages):
-        if isinstance(message.content, str):
+        if not isinstance(message.content, list):
             continue
         for position, block in enumerate(message.content):
             left -= _num_nested(block)

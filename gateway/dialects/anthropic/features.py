@@ -7,6 +7,8 @@ the answer another one is refused by its name.
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import UNSET
+
 from gateway.base.errors import InvalidRequest, ThreadNotFound
 from gateway.dialects.anthropic.request import (
     CountTokensRequest,
@@ -32,6 +34,8 @@ def check_features(request: CountTokensRequest) -> None:
         raise ThreadNotFound
     for index, message in enumerate(request.messages):
         if message.role != "system":
+            if message.content is UNSET:
+                raise InvalidRequest(f"messages.{index}.content: Field required")
             for field in ("clear_at", "output_config"):
                 if getattr(message, field) is not None:
                     raise InvalidRequest(

@@ -22,9 +22,9 @@ def plan_of(
 
     `memory` has what earlier plans made of the same prefixes.
     """
-    if not request.messages:
-        raise InvalidRequest("messages: at least one message is required")
     layout = lay_out(request, notepad, unreadable)
+    if not layout.prompt.messages:
+        raise InvalidRequest("messages: at least one message is required")
     automatic = request.cache_control.ttl if request.cache_control else None
     plan = make_plan(layout, automatic, scope, None, memory)
     _check_roles(layout.prompt.messages)

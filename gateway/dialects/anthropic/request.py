@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.dialects.anthropic.content import Block, CacheControl, Strict, Text, Tool
 
@@ -24,10 +25,16 @@ class MessageOutputConfig(Strict):
 
 
 class Message(Strict):
+    """Only a system message that sets `output_config` may be without content."""
+
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Block] | UnsetType = UNSET
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: MessageOutputConfig | None = None
+
+    @property
+    def only_sets_effort(self) -> bool:
+        return not self.content and self.output_config not in (None, MessageOutputConfig())
 
 
 class BlockBinding(Strict):

@@ -81,6 +81,8 @@ def lay_out(
     system = _system(request, reading.slots)
     messages: list[PromptMessage] = []
     for index, message in enumerate(request.messages):
+        if message.only_sets_effort:
+            continue
         parts = _parts(index, message, reading)
         if messages and messages[-1].role == message.role:
             messages[-1].parts.extend(parts)

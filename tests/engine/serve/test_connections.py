@@ -1,17 +1,22 @@
 """What a connection may bring to an engine, with the secret and without it."""
 
+import asyncio
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
+import uvicorn
 
+from engine.serve import connections
 from engine.serve.connections import (
     FREE_PIECES,
     LEAST_PIECE_BYTES,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    BoundedProtocol,
 )
 from tests.conformance.engines import SECRET, Engine, running_engine
 
@@ -106,3 +111,75 @@ def test_what_is_no_http_is_told_in_the_protocols_envelope(engine: Engine) -> No
         "code": "invalid_request",
         "message": "the request is not valid HTTP",
     }
+
+
+async def slow_answer(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the body, and answers a second after it."""
+    while (await receive()).get("more_body"):
+        pass
+    await asyncio.sleep(1)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"done"})
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """The port of a server with the engine's bounds."""
+    config = uvicorn.Config(
+        slow_answer, port=0, http=BoundedProtocol, lifespan="off", log_config=None
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await task
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"", b"the head did not come"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n", b"the head did not come"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n123", b"no byte of the body"),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_request_that_never_comes_whole_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, told: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.3)
+    async with served() as port, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert told in await reader.read()
+        writer.close()
+
+
+@pytest.mark.anyio
+async def test_an_unfinished_request_does_not_end_the_answer_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+    async with served() as port, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HT")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200") and b"done" in answer
+        writer.close()
+
+
+@pytest.mark.anyio
+async def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "max_connections", lambda: 2)
+    async with served() as port, asyncio.timeout(PATIENCE):
+        kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        kept[0][1].write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await kept[0][0].read()).startswith(b"HTTP/1.1 200")
+        for _, each in kept:
+            each.close()

@@ -52,3 +52,40 @@ def test_a_keys_end_is_a_moment_that_utc_has(stack: Stack, moment: str, status: 
     assert answer.status_code == status, answer.text
     if status == 400:
         assert answer.json()["error"]["message"].startswith("expires_at: must be ")
+
+
+NAMES = [
+    "",
+    "a\n",
+    "a\nb",
+    "a\x00b",
+    "a\x85b",
+    "a\u202eb",
+    "a\u2066b",
+    "\u200b",
+    "a\u2028b",
+    "a" * 129,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_would_break_a_table_are_refused(stack: Stack, name: str) -> None:
+    with stack.http(ADMIN_KEY) as http:
+        for path, field, others in [
+            ("keys", "name", {"workspace": "default"}),
+            ("workspaces", "display_name", {"id": "new-name"}),
+            ("workspaces", "id", {}),
+        ]:
+            answer = http.post(f"/admin/v1/{path}", json={field: name, **others})
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["message"].startswith(f"{field}: ")
+        changed = http.post("/admin/v1/workspaces/default", json={"display_name": name})
+        assert changed.status_code == 400
+
+
+def test_names_of_people_everywhere_are_taken(stack: Stack) -> None:
+    name = "Zoë 数据 👩\u200d🔬 می\u200cخواهم"
+    with stack.http(ADMIN_KEY) as http:
+        made = http.post("/admin/v1/keys", json={"workspace": "default", "name": name})
+        assert made.status_code == 200, made.text
+        assert name in [key["name"] for key in http.get("/admin/v1/keys").json()]

@@ -180,6 +180,25 @@ def test_tools_may_be_added_and_removed_in_the_conversation(stack: Stack) -> Non
     assert stack.engine.requests[-1].prompt.named_tools == []
 
 
+@pytest.mark.parametrize("nothing", [{"content": []}, {"content": ""}, {}])
+def test_a_system_message_that_only_sets_the_effort_is_no_part_of_the_prompt(
+    stack: Stack, nothing: dict[str, Any]
+) -> None:
+    """`claude --bare` sends one behind each prompt, without content."""
+    sets = {"role": "system", **nothing, "output_config": {"effort": "medium"}}
+    go = {"role": "user", "content": [text("Go. " * 200, SHORT)]}
+    first = ask(stack, messages=[go, sets])
+    (message,) = stack.engine.requests[-1].prompt.messages
+    assert message.role == "user"
+    assert told(first) == [("messages.1.output_config.effort", "this model has one effort")]
+    answer = {"role": "assistant", "content": "Gone."}
+    more = {"role": "user", "content": [text("And?", SHORT)]}
+    second = ask(stack, messages=[go, sets, answer, more, sets])
+    roles = [message.role for message in stack.engine.requests[-1].prompt.messages]
+    assert roles == ["user", "assistant", "user"]
+    assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens > 100
+
+
 def test_a_thread_that_begins_is_an_ordinary_request_and_one_that_goes_on_is_not_found(
     stack: Stack,
 ) -> None:

@@ -57,7 +57,10 @@ def test_no_mutant_of_a_valid_body_is_anything_but_a_request_or_an_error() -> No
             " 'create', 'continue'",
         ),
         (b'{"messages":[{"role":"bot"}]}', "messages.0.role: Input should be 'user', 'assistant'"),
-        (b'{"messages":[{"role":"user"}]}', "messages.0.content: Field required"),
+        (
+            b'{"model":"m","max_tokens":1,"messages":[{"role":"user"}]}',
+            "messages.0.content: Field required",
+        ),
         (b'{"messages":[{"role":"user","content":1}]}', "messages.0.content: Input should be a "),
         (
             b'{"messages":[{"role":"user","content":[{"type":"text","text":1}]}]}',

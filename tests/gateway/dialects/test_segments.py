@@ -102,6 +102,14 @@ def test_consecutive_messages_of_one_role_are_merged_and_their_blocks_kept() -> 
             {"messages": [{"role": "system", "content": "x"}, user(text("q"))]},
             "messages.0: role 'system' cannot come first",
         ),
+        (
+            {"messages": [user(text("q")), {"role": "system", "output_config": {}}]},
+            "messages.1: all messages must have non-empty content",
+        ),
+        (
+            {"messages": [{"role": "system", "output_config": {"effort": "low"}}]},
+            "messages: at least one message is required",
+        ),
     ],
 )
 def test_content_that_no_engine_could_be_sent_is_refused(
