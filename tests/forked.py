@@ -52,7 +52,11 @@ PRELOADED = (
 )
 PROGRAMS = ("engine", "gateway")
 # Libraries read other names when they are imported: a server that differs in one starts anew.
-OWN_NAMES = ("ENGINE_", "HOLDFAST_", "GATEWAY_")
+# OpenTelemetry reads its last ones when it makes exporters and resources.
+OWN_NAMES = (
+    *("ENGINE_", "HOLDFAST_", "GATEWAY_"),
+    *("OTEL_BSP_", "OTEL_EXPORTER_OTLP_", "OTEL_RESOURCE_ATTRIBUTES"),
+)
 # A request is one packet. A process's environment is most of it.
 PACKET_BYTES = 1 << 20
 CAN_FORK = hasattr(os, "pidfd_open")  # Linux

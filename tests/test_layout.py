@@ -66,6 +66,12 @@ BROAD_EXCEPT_ALLOWED = {
 }
 
 
+Node = (
+    ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef
+    | ast.ExceptHandler | ast.Global
+)  # fmt: skip
+
+
 def files() -> list[Path]:
     found = []
     for folder, folders, names in os.walk(ROOT):
@@ -91,18 +97,24 @@ def name_of(path: Path) -> str:
 
 
 @cache
-def trees() -> list[tuple[str, ast.Module]]:
+def nodes() -> list[tuple[str, list[Node]]]:
+    """Of each file what the rules are about. All trees together would fill the memory."""
     return [
-        (name_of(path), ast.parse(path.read_text("utf-8"), filename=str(path)))
+        (name_of(path), [node for node in ast.walk(tree) if isinstance(node, Node)])
         for path in python_files()
+        for tree in [ast.parse(path.read_text("utf-8"), filename=str(path))]
     ]
 
 
 @cache
-def imports(tree: ast.Module) -> set[str]:
-    """Full names of the modules that a file imports, also inside functions."""
+def imports() -> list[tuple[str, set[str]]]:
+    """Of each file the full names of the modules that it imports, also inside functions."""
+    return [(name, names_of(found)) for name, found in nodes()]
+
+
+def names_of(found: list[Node]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -124,9 +136,9 @@ def test_no_file_is_too_long() -> None:
 def test_no_function_is_too_long() -> None:
     long = {
         f"{name}:{node.name}": length
-        for name, tree in trees()
+        for name, found in nodes()
         if name not in MAY_BE_LONG
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
     }
@@ -147,8 +159,8 @@ def test_shell_scripts_are_short_and_strict() -> None:
 def test_nothing_is_global() -> None:
     assert not [
         f"{name}:{node.lineno}"
-        for name, tree in trees()
-        for node in ast.walk(tree)
+        for name, found in nodes()
+        for node in found
         if isinstance(node, ast.Global)
     ]
 
@@ -156,8 +168,8 @@ def test_nothing_is_global() -> None:
 def test_broad_excepts_are_at_the_process_edges_only() -> None:
     broad = {
         name
-        for name, tree in trees()
-        for node in ast.walk(tree)
+        for name, found in nodes()
+        for node in found
         if isinstance(node, ast.ExceptHandler)
         and (
             node.type is None
@@ -172,8 +184,8 @@ def test_broad_excepts_are_at_the_process_edges_only() -> None:
 def test_a_library_stays_at_home(library: str) -> None:
     strays = [
         name
-        for name, tree in trees()
-        if any(module.split(".")[0] == library for module in imports(tree))
+        for name, modules in imports()
+        if any(module.split(".")[0] == library for module in modules)
         and not name.startswith(HOMES[library])
     ]
     assert not strays
@@ -182,10 +194,10 @@ def test_a_library_stays_at_home(library: str) -> None:
 def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
     strays = {
         (name, module)
-        for name, tree in trees()
+        for name, modules in imports()
         # The planner, which no other room imports, runs the engine's own pool.
         if name.startswith("gateway/") and not name.startswith("gateway/planner/")
-        for module in imports(tree)
+        for module in modules
         if module.split(".")[0] == "engine"
         and module != "engine"
         and not module.startswith(("engine.protocol", "engine.traces"))
@@ -200,9 +212,9 @@ def test_the_gateway_knows_the_engine_by_its_protocol_only() -> None:
 def test_engine_and_dashboard_import_no_other_program(program: str, others: set[str]) -> None:
     strays = {
         (name, module)
-        for name, tree in trees()
+        for name, modules in imports()
         if name.startswith(f"{program}/")
-        for module in imports(tree)
+        for module in modules
         if module.split(".")[0] in others
     }
     assert not strays

@@ -1,6 +1,6 @@
 """F16: many gateways start over one database that is empty: one schema, one key, all serve."""
 
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from scripts.stack import free_port, serving
+from scripts.stack import free_port, python, serving, start
 from tests.faults.sizes import number, told
 from tests.gateway.bodies import body
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -22,8 +22,8 @@ def test_gateways_that_start_together_share_one_database(
     count = number(3, 10)
     with serve(ScriptedEngine()) as engine, ExitStack() as stack:
         ports = [free_port() for _ in range(count)]
-        started = []
-        for port in ports:
+
+        def run(port: int) -> None:
             settings = {
                 "HOLDFAST_PORT": str(port),
                 "HOLDFAST_DATA": str(tmp_path / str(port)),
@@ -34,11 +34,11 @@ def test_gateways_that_start_together_share_one_database(
                 "HOLDFAST_MASTER_SECRET": "master",
                 "HOLDFAST_LOG_LEVEL": "error",
             }
-            both = f"{sys.executable} -m gateway migrate && exec {sys.executable} -m gateway serve"
-            command = ["sh", "-c", both]
-            started.append(stack.enter_context(serving(command, settings, port)))
-        for server in started:
-            server.wait()
+            assert start([*python("gateway"), "migrate"], settings).wait() == 0
+            stack.enter_context(serving([*python("gateway"), "serve"], settings, port)).wait()
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(run, ports))
         headers = {"x-api-key": API_KEY, "anthropic-version": "2023-06-01"}
         for port in ports:
             url = f"http://127.0.0.1:{port}/v1/messages"

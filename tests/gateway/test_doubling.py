@@ -26,4 +26,4 @@ def test_what_is_quadratic_is_found() -> None:
     def make(size: int):  # type: ignore[no-untyped-def]
         return lambda: [n for n in range(size) if n in [-1] * size]
 
-    assert curve_of(Dimension("quadratic", 1600, make), points=3).growth > GROWTH
+    assert curve_of(Dimension("quadratic", 1200, make), points=2).growth > GROWTH

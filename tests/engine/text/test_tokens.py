@@ -147,8 +147,7 @@ UNUSUAL = """\
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_text_becomes_a_control_token_of_an_unusual_tokenizer(data: st.DataObject) -> None:
-    renderer = unusual_renderer()
-    controls = PieceTokenizer(renderer.tokenizer, template=UNUSUAL).control_ids
+    renderer, controls = unusual_renderer(), unusual_controls()
     assert {"TURNEND", "<|shout|>", "\u2402", "<|wide|>"} < set(controls) and "    " not in controls
     wide = [text.replace("|", "\uff5c").replace("T", "\uff34") for text in controls]
     fragment = st.sampled_from([*controls, *wide, "TURN", "END", "<|", "|>", " ", "    ", "a"])
@@ -162,3 +161,8 @@ def test_no_text_becomes_a_control_token_of_an_unusual_tokenizer(data: st.DataOb
 @cache
 def unusual_renderer() -> ChatRenderer:
     return renderer_for(UNUSUAL, unusual())
+
+
+@cache
+def unusual_controls() -> dict[str, int]:
+    return PieceTokenizer(unusual_renderer().tokenizer, template=UNUSUAL).control_ids

@@ -1,9 +1,6 @@
 """Sample data: a month that could have been, marked for good, and never mixed with real turns."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,6 +19,7 @@ from sqlalchemy import func, select
 from gateway.base.errors import InvalidRequest, SampleData
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
+from gateway.cli.main import main
 from gateway.cli.migrate import migrate
 from gateway.cli.seed import fill_sample
 from gateway.ledger.database import Ledger, with_ledger
@@ -40,23 +38,39 @@ from tests.gateway.serving import ADMIN_KEY, API_KEY, eventually, serve, serve_g
 from tests.postgres import new_database
 
 UNTIL = datetime(2026, 11, 21, 18, tzinfo=UTC)
-NUM_TURNS = 1500
+NUM_TURNS = 2500
 ALL = Range(since_ms=0, until_ms=2**45)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings:
+    return new_ledger(request, tmp_path)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def filled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[DatabaseSettings, int]:
+    """A database with samples, which no test changes, and the number of its turns."""
+    database = new_ledger(request, tmp_path_factory.mktemp("filled"))
+    return database, fill_sample(database, UNTIL, NUM_TURNS, 1)
+
+
+def new_ledger(request: pytest.FixtureRequest, folder: Path) -> DatabaseSettings:
     url = ""
     if request.param == "postgres":
         url = new_database(request.getfixturevalue("postgres"), uuid4().hex)
-    made = DatabaseSettings(data=tmp_path, database_url=url)
+    made = DatabaseSettings(data=folder, database_url=url)
     migrate(made)
     return made
 
 
 @pytest.fixture(scope="module")
 def month() -> list[TurnRecord]:
-    return list(Month(UNTIL, 9_000, 1, PriceBook()).records())
+    return list(Month(UNTIL, 4_000, 1, PriceBook()).records())
 
 
 def ask(database: DatabaseSettings, work: Callable[[Ledger], Any]) -> Any:
@@ -132,8 +146,8 @@ def test_a_turn_that_grew_is_known_as_one_by_its_fingerprint(month: list[TurnRec
     assert any(pair is not None and pair.kind == "messages_changed" for pair in pairs)
 
 
-def test_a_filled_database_has_the_products_own_sums(database: DatabaseSettings) -> None:
-    count = fill_sample(database, UNTIL, NUM_TURNS, 1)
+def test_a_filled_database_has_the_products_own_sums(filled: tuple[DatabaseSettings, int]) -> None:
+    database, count = filled
     totals = ask(database, lambda ledger: Queries(ledger).totals(ALL))
     assert totals.requests == count
     sums = select(func.sum(TurnRow.cost_nano), func.sum(TurnRow.cache_read_tokens))
@@ -146,8 +160,10 @@ def test_a_filled_database_has_the_products_own_sums(database: DatabaseSettings)
     assert any(row.gaps_5m for row in before) and any(row.gaps_1h for row in before)
 
 
-def test_restarts_and_samples_are_found_among_all_turns(database: DatabaseSettings) -> None:
-    fill_sample(database, UNTIL, 4000, 1)
+def test_restarts_and_samples_are_found_among_all_turns(
+    filled: tuple[DatabaseSettings, int],
+) -> None:
+    database, _ = filled
     query = select(TurnRow.engine, TurnRow.epoch, TurnRow.opened_ms).order_by(TurnRow.opened_ms)
     turns = ask(database, lambda ledger: rows(ledger, query.where(TurnRow.epoch.is_not(None))))
     expected = set()
@@ -172,8 +188,10 @@ def test_restarts_and_samples_are_found_among_all_turns(database: DatabaseSettin
     assert len(days) > 25, "of the whole range, not of its end"
 
 
-def test_nothing_real_comes_into_a_database_of_samples(database: DatabaseSettings) -> None:
-    count = fill_sample(database, UNTIL, NUM_TURNS, 1)
+def test_nothing_real_comes_into_a_database_of_samples(
+    filled: tuple[DatabaseSettings, int],
+) -> None:
+    database, count = filled
     with pytest.raises(SampleData):
         ask(database, lambda ledger: ledger.insert_turns([a_turn()]))
     assert ask(database, lambda ledger: Queries(ledger).totals(ALL)).requests == count
@@ -196,18 +214,18 @@ def test_samples_come_into_an_empty_database_only(database: DatabaseSettings, wh
         ask(database, lambda ledger: ledger.insert_turns([a_turn()]))
 
 
-def test_the_command_says_what_it_did_and_what_it_refuses(tmp_path: Path) -> None:
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        environment = {**os.environ, "HOLDFAST_DATA": str(tmp_path)}
-        command = [sys.executable, "-m", "gateway", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-    assert run("migrate").returncode == 0
-    made = run("seed", "--turns", "300", "--seed", "7")
-    assert made.returncode == 0 and "sample data" in made.stdout
-    again = run("seed")
-    assert again.returncode == 1 and "already" in again.stderr
-    assert run("seed", "--turns", "0").returncode == 2
+def test_the_command_says_what_it_did_and_what_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    assert main(["migrate"]) == 0
+    assert main(["seed", "--turns", "300", "--seed", "7"]) == 0
+    assert "sample data" in capsys.readouterr().out
+    assert main(["seed"]) == 1
+    assert "already" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["seed", "--turns", "0"])
+    assert ended.value.code == 2
 
 
 def test_a_gateway_on_samples_shows_them_and_serves_no_turn(tmp_path: Path) -> None:
