@@ -1,10 +1,13 @@
 """Real gateways over real SQLite ledgers, one for each state that a page must draw."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from streamlit import config
+from streamlit.components.v2 import manifest_scanner
 
 from dashboard.access.sessions import sessions
 from tests.dashboard.ledgers import FILLS, fill
@@ -16,6 +19,19 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Gateways"]:
     """Gateways by the state of their ledger, started when first asked for."""
     with ExitStack() as stack:
         yield Gateways(tmp_path_factory.mktemp("ledgers"), stack)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pages_begin_at_once() -> Iterator[None]:
+    """Each harness would look through all installed packages, and rewrite the scripts of pages.
+
+    dashboard/.streamlit/config.toml has the latter off.
+    """
+    config.set_option("runner.magicEnabled", False)
+    with pytest.MonkeyPatch.context() as patch:
+        found_once = functools.cache(manifest_scanner.scan_component_manifests)
+        patch.setattr(manifest_scanner, "scan_component_manifests", found_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

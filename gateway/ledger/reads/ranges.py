@@ -5,6 +5,7 @@ Whole days and hours are read from the sums, the rest from the turns.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, func, literal, select, text, union_all
@@ -133,9 +134,8 @@ def rows_of(of: Range, part: Part) -> Select[Any]:
 def _of_turns(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     found = dimensions()
     keys = [found[name].label(name) for name in by]
-    values = [column.label(name) for name, column in measures().items()]
     where = [TurnRow.opened_ms >= part.since_ms, TurnRow.opened_ms < part.until_ms]
-    return _grouped(keys, values, TurnRow.opened_ms, step_seconds).where(
+    return _grouped(keys, _values_of_turns(), TurnRow.opened_ms, step_seconds).where(
         *where, *of.filters(TurnRow)
     )
 
@@ -143,17 +143,29 @@ def _of_turns(of: Range, part: Part, by: Sequence[str], step_seconds: int | None
 def _of_rollups(of: Range, part: Part, by: Sequence[str], step_seconds: int | None) -> Select[Any]:
     table = TurnRollupRow
     keys = [getattr(table, name).label(name) for name in by]
-    values = [func.coalesce(func.sum(getattr(table, name)), 0).label(name) for name in MEASURES]
     where = [
         table.width_seconds == part.width_seconds,
         table.start_ms >= part.since_ms,
         table.start_ms < part.until_ms,
     ]
-    return _grouped(keys, values, table.start_ms, step_seconds).where(*where, *of.filters(table))
+    query = _grouped(keys, _values_of_rollups(), table.start_ms, step_seconds)
+    return query.where(*where, *of.filters(table))
+
+
+# Made once: to make them takes longer than many a query.
+@cache
+def _values_of_turns() -> tuple[Any, ...]:
+    return tuple(column.label(name) for name, column in measures().items())
+
+
+@cache
+def _values_of_rollups() -> tuple[Any, ...]:
+    columns = ((name, getattr(TurnRollupRow, name)) for name in MEASURES)
+    return tuple(func.coalesce(func.sum(column), 0).label(name) for name, column in columns)
 
 
 def _grouped(
-    keys: list[Any], values: list[Any], moment: Any, step_seconds: int | None
+    keys: list[Any], values: Sequence[Any], moment: Any, step_seconds: int | None
 ) -> Select[Any]:
     if step_seconds is not None:
         step = step_seconds * 1000
