@@ -1,8 +1,6 @@
 """Every migration goes up, down and up again with data in the tables, on either database."""
 
 import asyncio
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -20,6 +18,7 @@ from gateway.ledger.keys import Keys, digest_of
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
+from scripts.stack import python, start
 from tests.faults.sizes import number
 from tests.postgres import new_database
 
@@ -99,20 +98,21 @@ def test_rows_survive_every_way_down_and_up(settings: DatabaseSettings) -> None:
 
 
 def test_migrators_that_start_together_do_not_race(settings: DatabaseSettings) -> None:
+    logs = [settings.data / f"{one}.log" for one in range(NUM_MIGRATORS)]
     started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "gateway", "migrate"],
-            env={
+        start(
+            [*python("gateway"), "migrate"],
+            {
                 # A directory each, as on several machines: the file's lock is not what saves them.
                 "HOLDFAST_DATA": str(settings.data / str(one if settings.database_url else 0)),
                 "HOLDFAST_DATABASE_URL": settings.database_url,
             },
-            stderr=subprocess.PIPE,
+            log,
         )
-        for one in range(NUM_MIGRATORS)
+        for one, log in enumerate(logs)
     ]
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * NUM_MIGRATORS, errors
+    ends = [process.wait() for process in started]
+    assert ends == [0] * NUM_MIGRATORS, [log.read_text("utf-8") for log in logs]
 
 
 def test_no_key_may_more_after_the_way_back_to_a_schema_without_scopes(
