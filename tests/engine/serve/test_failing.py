@@ -132,7 +132,9 @@ async def test_a_loop_that_fails_is_restarted_and_the_engine_is_not_ready_and_sa
         None, supervisor.ends
     ).decode().replace(".0", "")
     clock.is_broken = False
-    await anyio.sleep(2)  # longer than its pause: it runs again
+    with anyio.fail_after(60):
+        while not supervisor._watched["expiry"].is_running:
+            await anyio.sleep(0.05)
     assert not host.readiness.ready, "it must run for a while before it counts as well"
     now[0] += STEADY_SECONDS
     assert host.readiness.ready and host.readiness.failing == []

@@ -41,6 +41,7 @@ from engine.protocol import (
 from engine.settings import DEMO_MODEL, Settings
 from engine.text.days import DatedBeginning, KnownDays, beginning_of
 from engine.text.renderer import ChatRenderer
+from tests.engine.backends.prepare.test_workers import ended_workers
 from tests.engine.text.templates import QWEN, demo_renderer, renderer_for
 from tests.engine.text.test_boundaries import agent_prompt
 
@@ -179,7 +180,7 @@ async def test_a_session_reads_its_prefix_over_midnight_whichever_worker_renders
         made.today = NEW
         await made.backend.advance_clock(120)
         end_workers()
-        await asyncio.sleep(0.2)
+        await ended_workers(made.backend)
         second = await made.ask("Where is it?", "There.", "And now?")
         assert second.usage.cache_read_tokens == written
         assert await made.days() == 31

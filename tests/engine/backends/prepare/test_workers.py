@@ -16,6 +16,7 @@ import pytest
 from engine.backends.base import Parts
 from engine.backends.looped import LoopedBackend
 from engine.backends.prepare.composition import chat_worker
+from engine.backends.prepare.process import WorkerProcess
 from engine.backends.synthetic import SyntheticRunner
 from engine.clock import MonotonicClock
 from engine.errors import InvalidRequest, PromptTooLong, SchemaRefused, TooCostly
@@ -210,7 +211,7 @@ async def test_a_worker_that_dies_at_rest_is_replaced() -> None:
         await finish(engine, ask())
         for child in children():
             os.kill(child, signal.SIGKILL)
-        await asyncio.sleep(0.2)
+        await ended_workers(engine)
         await finish(engine, ask(request_id="next"))
 
 
@@ -324,6 +325,18 @@ async def test_what_a_client_cancels_between_submission_and_stream_is_cancelled_
             await asyncio.sleep(0.05)
 
 
+def workers(engine: LoopedBackend) -> list[WorkerProcess]:
+    return engine._loaded.preparation._workers  # type: ignore[union-attr, attr-defined, no-any-return]
+
+
+async def ended_workers(engine: LoopedBackend) -> None:
+    """When the engine knows that its workers' processes have ended."""
+    running = [worker._process for worker in workers(engine) if worker._process is not None]
+    async with asyncio.timeout(180):
+        while any(process.returncode is None for process in running):
+            await asyncio.sleep(0.01)
+
+
 def children() -> list[int]:
     """The worker processes of this one. There must be one."""
     found = all_children()
@@ -349,11 +362,9 @@ async def test_clients_that_leave_while_a_worker_starts_do_not_start_it_again_an
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
         await finish(engine, ask(request_id="stays"))
-        preparation = engine._loaded.preparation  # type: ignore[union-attr]
-        workers = preparation._workers  # type: ignore[attr-defined]
         # One that answered was started once; another may still be on its way.
-        assert max(worker.num_started for worker in workers) == 1
-        assert len(children()) <= len(workers)
+        assert max(worker.num_started for worker in workers(engine)) == 1
+        assert len(children()) <= len(workers(engine))
 
 
 async def test_a_backend_that_stops_while_a_worker_starts_leaves_no_process() -> None:
