@@ -3,7 +3,11 @@
 import msgspec
 
 BLANK = b"\n"
-"""Keeps a connection alive like a comment. Google's SDK takes a comment for broken JSON."""
+"""Keeps a connection alive like a comment, where no event is open."""
+SPACE = b" "
+"""Keeps a connection alive where bare data is open: JSON may begin with blanks."""
+OPEN, END = b"data: ", b"\n\n"
+NEXT = END + OPEN
 COMMENT = b": \n\n"
 DONE = b"data: [DONE]\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from litestar.response.base import ASGIResponse
+from msgspec import UNSET
 
 from gateway.base.catalogue import Model
 from gateway.base.errors import GatewayError, NotFound
@@ -55,7 +56,7 @@ async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIRes
         return answered(await while_present(request, _whole(items, writer)))
     made = request_id(request.scope)
     if request.query_params.get("alt") == "sse":
-        return streamed(_events(items, writer, made), items)
+        return streamed(_events(items, writer, made), items, filler=sse.SPACE)
     return streamed(_array(items, writer, made), items, "application/json")
 
 
@@ -136,12 +137,25 @@ async def _written(
 async def _events(
     items: Items, writer: GeminiWriter, request_id: str
 ) -> AsyncGenerator[bytes, None]:
-    """After an error the stream ends, because nothing was completed."""
+    """After an error the stream ends, because nothing was completed.
+
+    The next event is always begun, and a heartbeat is a space in it. Some clients (Genkit,
+    `@google/generative-ai`) take all that stands between two events for a broken one, also a blank
+    line.
+    """
+    yield sse.OPEN
     try:
         async for chunks in _written(items, writer):
-            yield b"".join(map(sse.data, chunks)) or sse.BLANK
+            pieces: list[bytes] = []
+            for chunk in chunks:
+                pieces += (_encode(chunk), sse.END if _is_last(chunk) else sse.NEXT)
+            yield b"".join(pieces) or sse.SPACE
     except GatewayError as error:
-        yield sse.data(body_of(error, request_id))
+        yield _encode(body_of(error, request_id)) + sse.END
+
+
+def _is_last(chunk: GenerateContentResponse) -> bool:
+    return chunk.usage_metadata is not UNSET
 
 
 async def _array(

@@ -10,6 +10,7 @@ from litestar.response.base import ASGIResponse
 from engine.protocol import Frame
 from gateway.base.catalogue import Model
 from gateway.base.errors import EngineFailed, UnsupportedMedia
+from gateway.dialects import sse
 from gateway.http.errors import origin_of
 from gateway.http.heads import header_of
 from gateway.http.presence import while_present
@@ -106,7 +107,14 @@ def answered(body: msgspec.Struct) -> ASGIResponse:
 
 
 def streamed(
-    events: AsyncGenerator[bytes, None], items: Items, media_type: str = "text/event-stream"
+    events: AsyncGenerator[bytes, None],
+    items: Items,
+    media_type: str = "text/event-stream",
+    *,
+    filler: bytes = sse.BLANK,
 ) -> ASGIResponse:
-    """A stream. Afterwards the turn ends at once, also if the client stopped reading."""
-    return Streamed(events, items, media_type)
+    """A stream. Afterwards the turn ends at once, also if the client stopped reading.
+
+    `filler` means nothing wherever it stands behind the stream's first piece.
+    """
+    return Streamed(events, items, media_type, filler)

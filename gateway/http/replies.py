@@ -11,7 +11,6 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from gateway.base.errors import ClientGone
-from gateway.dialects import sse
 from gateway.http.half_closed import FILLER
 from gateway.http.held_head import HOLD_HEAD
 from gateway.http.presence import while_received
@@ -44,17 +43,20 @@ class Streamed(ASGIResponse):
         events: AsyncGenerator[bytes, None],
         items: AsyncGenerator[Any, None],
         media_type: str,
+        filler: bytes,
     ) -> None:
+        """`filler` is what a probe of the connection may put between two pieces."""
         self._events = events
         self._items = items
         self._media_type = media_type
+        self._filler = filler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         media_type = self._media_type.encode()
         if media_type.startswith(b"text/"):
             media_type += b"; charset=utf-8"
         headers = [(b"content-type", media_type), *_STREAM_HEADERS]
-        scope["state"][FILLER] = sse.BLANK  # it may stand in a list of JSON as well
+        scope["state"][FILLER] = self._filler
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await while_received(scope, receive, self._send(send))

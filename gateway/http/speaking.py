@@ -20,13 +20,18 @@ ID_HEADERS: dict[Dialect, str] = {
     "gemini": "x-request-id",
 }
 """The header of a response that has the request's id."""
-_MODELS = "/v1/models"
+_MODELS, _MESSAGES = "/v1/models", "/v1/messages"
 
 
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:
     path: str = scope["path"]
     if not path.startswith(_MODELS):
-        return dialect_of_path(path)
+        found = dialect_of_path(path)
+        if found != "anthropic" or path.startswith(_MESSAGES):
+            return found
+        # Google's SDK asks for what is not served here under names that Anthropic has as well.
+        is_google = any(name.lower() == GOOGLE_KEY_HEADER for name, _ in scope["headers"])
+        return "gemini" if is_google else found
     names = {name.lower() for name, _ in scope["headers"]}
     is_call = scope["method"] == "POST" or is_google_call(path)
     if is_call or GOOGLE_KEY_HEADER in names or google_key_in_query(scope):

@@ -110,7 +110,7 @@ KINDS = (
 
 
 class Content(Shape):
-    """One turn. Without a role it is the user's; `function` is an older name of that."""
+    """One turn. Without a role it is the user's; `function` and `tool` are other names of that."""
 
     parts: list[Part] = msgspec.field(default_factory=list)
     role: str | None = None

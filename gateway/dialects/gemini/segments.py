@@ -51,6 +51,7 @@ _ROLES: dict[str | None, Role] = {
     "": "user",
     "user": "user",
     "function": "user",
+    "tool": "user",
     "model": "assistant",
 }
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-ndjson")

@@ -1,6 +1,5 @@
 """generateContent and its siblings through Google's official SDK, over a scripted engine."""
 
-import json
 from typing import Any
 
 import httpx
@@ -43,30 +42,26 @@ def test_an_answer_has_text_reason_and_usage(stack: Stack) -> None:
     assert sampling.seed == 3
 
 
-def test_a_stream_has_its_end_and_usage_in_the_last_chunk(stack: Stack) -> None:
-    with client(stack) as sdk:
-        chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=QUESTION))
-    assert "".join(chunk.text or "" for chunk in chunks) == "Hello there"
-    ends = [chunk.candidates[0].finish_reason for chunk in chunks if chunk.candidates]
-    assert ends == [None, None, types.FinishReason.STOP]
-    assert [chunk.usage_metadata is None for chunk in chunks] == [True, True, False]
+def test_a_response_to_a_call_may_come_in_the_role_tool(stack: Stack) -> None:
+    """As the SDK's own documentation has it."""
+    call = types.Part.from_function_call(name="look", args={"where": "here"})
+    answer = types.Part.from_function_response(name="look", response={"result": "a cat"})
+    contents = [
+        types.UserContent(QUESTION),
+        types.ModelContent([call]),
+        types.Content(role="tool", parts=[answer]),
+    ]
+    generate(stack, contents, tools=[types.Tool(function_declarations=[LOOK])])
+    [_, called, answered] = stack.engine.requests[-1].prompt.messages
+    assert (called.role, answered.role) == ("assistant", "user")
+    assert isinstance(answered.parts[0], ToolResultPart)
 
 
-def test_heartbeats_are_blank_lines_and_the_sdk_ignores_them(stack: Stack) -> None:
-    """It takes a comment of server-sent events for broken JSON."""
-    stack.engine.num_heartbeats = 2
-    with client(stack) as sdk:
-        chunks = list(sdk.models.generate_content_stream(model=MODEL, contents=QUESTION))
-    assert "".join(chunk.text or "" for chunk in chunks) == "Hello there"
-
-
-def test_a_stream_without_alt_is_one_json_list(stack: Stack) -> None:
-    reply = post(stack, "streamGenerateContent")
-    assert reply.headers["content-type"].startswith("application/json")
-    chunks = reply.json()
-    texts = [chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in chunks]
-    assert texts == ["Hello", " there", ""]
-    assert chunks[-1]["usageMetadata"]["candidatesTokenCount"] == 2
+def test_what_is_not_served_is_told_in_googles_envelope(stack: Stack) -> None:
+    with client(stack) as sdk, pytest.raises(errors.ClientError) as refused:
+        list(sdk.files.list())
+    assert refused.value.status == "NOT_FOUND"
+    assert "this server keeps no files" in str(refused.value.message)
 
 
 def test_calls_come_whole_and_go_back_with_their_results(stack: Stack) -> None:
@@ -305,18 +300,6 @@ def test_errors_reach_the_sdk_as_its_own(stack: Stack) -> None:
     with stack.http() as http:
         unknown = http.post(f"/v1beta/models/{MODEL}:embedContent", json={})
     assert (unknown.status_code, unknown.json()["error"]["status"]) == (404, "NOT_FOUND")
-
-
-@pytest.mark.parametrize("alt", ["?alt=sse", ""])
-def test_an_error_after_the_first_byte_is_the_streams_last_item(stack: Stack, alt: str) -> None:
-    stack.engine.script = frames(TextDelta("Hel"), Finished(reason="failed", output_tokens=1))
-    text = post(stack, f"streamGenerateContent{alt}").text
-    if alt:
-        events = [event for event in text.split("\n\n") if event.startswith("data: ")]
-        items = [json.loads(event.removeprefix("data: ")) for event in events]
-    else:
-        items = json.loads(text)
-    assert items[-1]["error"]["status"] == "INTERNAL"
 
 
 @pytest.mark.parametrize(
