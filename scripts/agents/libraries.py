@@ -65,11 +65,20 @@ AGENT_SDK = Recipe(
 CLAUDE_ID = "claude-sonnet-4-5"
 
 
+def asking_for(model: str, made: Recipe) -> Recipe:
+    """The recipe with another model, for a client that knows the models in its own list alone."""
+    return replace(made, command=tuple(model if part == MODEL else part for part in made.command))
+
+
 def dspy(mode: str, model: str, tool: str, last: str) -> Recipe:
     """DSPy asks for tools and schemas of models in its own list alone: Anthropic's ids are."""
     made = python_program("DSPy", "dspy", "litellm", "dspy_run.py", mode)
-    command = tuple(model if part == MODEL else part for part in made.command)
-    return replace(made, command=command, tool=tool, last=last)
+    return replace(asking_for(model, made), tool=tool, last=last)
+
+
+def llamaindex(mode: str) -> Recipe:
+    made = python_program("LlamaIndex", "llama-index-core", "llamaindex", "llamaindex_run.py", mode)
+    return asking_for(CLAUDE_ID, made) if mode == "anthropic" else made
 
 
 DSPY = (
@@ -83,6 +92,30 @@ LIBRARIES: tuple[Recipe, ...] = (
     *(
         node_program("OpenAI Agents (JS)", "@openai/agents", "openai_agents.mjs", mode)
         for mode in ("openai", "openai-chat")
+    ),
+    *(
+        python_program(
+            "OpenAI Agents (Python)", "openai-agents", "agents", "openai_agents_run.py", mode
+        )
+        for mode in ("openai", "openai-chat")
+    ),
+    *(
+        node_program(
+            "Google Gen AI (JS)",
+            "@google/genai",
+            "google_genai.mjs",
+            "gemini",
+            place="google",
+            is_streamed=is_streamed,
+        )
+        for is_streamed in (False, True)
+    ),
+    python_program("Google ADK", "google-adk", "adk", "google_adk_run.py", "gemini"),
+    node_program("Mastra", "@mastra/core", "mastra.mjs", "openai-chat", place="mastra"),
+    *(llamaindex(mode) for mode in ("anthropic", "openai-chat", "gemini")),
+    *(
+        node_program("Genkit", "genkit", "genkit.mjs", mode, place="genkit", is_streamed=True)
+        for mode in ("gemini", "openai-chat")
     ),
     *(
         python_program("pydantic-ai", "pydantic-ai-slim", "python", "pydantic_ai_run.py", mode)

@@ -91,6 +91,10 @@ CLAUDE_RESUME = replace(
     resumed=((*CLAUDE, "--resume", SESSION),),
 )
 
+CLAUDE_BARE = replace(
+    CLAUDE_CODE, name="Claude Code, --bare", command=("claude", "--bare", *CLAUDE[1:])
+)
+
 CLAUDE_CODE_ROUTER = Recipe(
     name="claude-code-router",
     package="@musistudio/claude-code-router",
@@ -183,6 +187,25 @@ QWEN_ANTHROPIC = Recipe(
 )
 
 
+def copilot(mode: str, base: str, **options: str) -> Recipe:
+    """GitHub's Copilot CLI with a provider of one's own, and without a login."""
+    named = {f"COPILOT_PROVIDER_{name.upper()}": value for name, value in options.items()}
+    return Recipe(
+        name=f"Copilot CLI, {mode}",
+        package="@github/copilot",
+        command=("copilot", "--allow-all-tools", "--no-color", "-p", "$prompt"),
+        tool="bash",
+        given=SHELL,
+        environment={
+            "COPILOT_MODEL": MODEL,
+            "COPILOT_OFFLINE": "true",
+            "COPILOT_PROVIDER_API_KEY": "$key",
+            "COPILOT_PROVIDER_BASE_URL": base,
+            **named,
+        },
+    )
+
+
 def opencode(provider: str, module: str, base: str) -> Recipe:
     """opencode with a provider of the AI SDK."""
     settings = {
@@ -205,6 +228,20 @@ def opencode(provider: str, module: str, base: str) -> Recipe:
         given=SHELL,
         environment={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
         files={"$home/.config/opencode/opencode.json": json.dumps(settings)},
+    )
+
+
+def kilo(made: Recipe) -> Recipe:
+    """Kilo Code's CLI has opencode's settings under its own name."""
+    [settings] = made.files.values()
+    return replace(
+        made,
+        name=made.name.replace("opencode", "Kilo CLI"),
+        package="@kilocode/cli",
+        place="kilo",
+        command=("kilo", "run", "--auto", *made.command[2:]),
+        environment={"KILO_DISABLE_MODELS_FETCH": "1", "KILO_DISABLE_AUTOUPDATE": "1"},
+        files={"$home/.config/kilo/kilo.json": settings},
     )
 
 
@@ -281,14 +318,20 @@ AGENTS: tuple[Recipe, ...] = (
     CLAUDE_CODE,
     CLAUDE_CONTINUE,
     CLAUDE_RESUME,
+    CLAUDE_BARE,
     CLAUDE_CODE_ROUTER,
     CODEX,
     GEMINI_CLI,
     QWEN_OPENAI,
     QWEN_ANTHROPIC,
+    copilot("openai-chat", "$url/v1"),
+    copilot("openai", "$url/v1", wire_api="responses"),
+    copilot("anthropic", "$url", type="anthropic"),
     opencode("anthropic", "@ai-sdk/anthropic", "$url/v1"),
     opencode("openai-compatible", "@ai-sdk/openai-compatible", "$url/v1"),
     opencode("openai", "@ai-sdk/openai", "$url/v1"),
+    kilo(opencode("anthropic", "@ai-sdk/anthropic", "$url/v1")),
+    kilo(opencode("openai-compatible", "@ai-sdk/openai-compatible", "$url/v1")),
     pi("anthropic", "anthropic-messages", "$url"),
     pi("openai", "openai-completions", "$url/v1"),
     CLINE,

@@ -18,6 +18,7 @@ NODE = "node@22"
 GROUPS: dict[str, tuple[str, ...]] = {
     ".": (
         "@anthropic-ai/claude-code",
+        "@github/copilot",
         "@google/gemini-cli",
         "@openai/codex",
         "@qwen-code/qwen-code",
@@ -30,6 +31,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "@mariozechner/pi-coding-agent",
     ),
     "cline": ("cline",),
+    "kilo": ("@kilocode/cli@7.7.7",),  # the newest one of which npm has the programs for Linux
+    "google": ("@google/genai",),
+    "mastra": ("@mastra/core", "zod"),
+    "genkit": ("@genkit-ai/compat-oai", "@genkit-ai/google-genai", "genkit"),
     # The newest one that can be installed: 3 needs a package that npm does not have.
     "router": ("@musistudio/claude-code-router@2",),
     "langchain": (
@@ -49,6 +54,17 @@ PYTHON_GROUPS: dict[str, tuple[str, ...]] = {
         "pydantic-ai-slim[anthropic,openai]",
     ),
     "litellm": ("dspy", "litellm", "mcp"),
+    # Each has versions of the SDKs of its own.
+    "agents": ("openai-agents",),
+    "adk": ("google-adk",),
+    # LlamaIndex' package for Anthropic sends a `temperature`, which SDKs from 1 on do not take.
+    "llamaindex": (
+        "anthropic<1",
+        "llama-index-core",
+        "llama-index-llms-anthropic",
+        "llama-index-llms-google-genai",
+        "llama-index-llms-openai-like",
+    ),
 }
 
 
