@@ -78,7 +78,7 @@ class ResponseNotKept(InvalidRequest):
     def __init__(self, response_id: str) -> None:
         super().__init__(
             f"Previous response with id '{response_id}' not found: this server keeps no responses,"
-            " send the whole conversation as `input`.",
+            " send the whole conversation as `input`, as clients do with `store` set to false.",
             "previous_response_id",
         )
 

@@ -23,7 +23,7 @@ def test_the_engines_refusals_name_this_apis_fields(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(("body", "param", "words"), [
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "keeps no responses"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "with `store` set to false"),
     ({"conversation": "conv_1"}, "conversation", "not supported"),
     ({"background": True}, "background", "not supported"),
     ({"prompt": {"id": "p"}}, "prompt", "not supported"),
