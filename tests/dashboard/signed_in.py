@@ -25,11 +25,10 @@ def sign_in(monkeypatch: pytest.MonkeyPatch, gateway_url: str, key: str) -> Admi
 
 
 def open_page(name: str, query: dict[str, str] | None = None) -> AppTest:
-    """The first page, then the named one, as somebody who clicks would come to it."""
+    """The named page, as somebody who follows a link to it would come to it."""
     app = AppTest.from_file(APP, default_timeout=120)
     for parameter, value in (query or {}).items():
         app.query_params[parameter] = value
-    app.run()
     if name != "overview":
-        app.switch_page(f"views/{name}.py").run()
-    return app
+        app.switch_page(f"views/{name}.py")
+    return app.run()
