@@ -5,6 +5,7 @@ events where the query says `alt=sse`.
 """
 
 from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 import msgspec
 from litestar.response.base import ASGIResponse
@@ -50,19 +51,26 @@ async def call_model(request: KeyRequest, body: bytes, model_id: str) -> ASGIRes
     services = services_of(request)
     if method == _COUNT:
         return await _count(request, services, body, model)
-    ask = await _asked(request, services, body, model, method)
-    items, writer = await _begin(request, services, ask)
+    made = await _asked(request, services, body, model, method)
+    items, writer = await _begin(request, services, made)
     if method == _GENERATE:
         return answered(await while_present(request, _whole(items, writer)))
-    made = request_id(request.scope)
+    failed = request_id(request.scope)
     if request.query_params.get("alt") == "sse":
-        return streamed(_events(items, writer, made), items, filler=sse.SPACE)
-    return streamed(_array(items, writer, made), items, "application/json")
+        return streamed(_events(items, writer, failed), items, filler=sse.SPACE)
+    return streamed(_array(items, writer, failed), items, "application/json")
+
+
+class Made(NamedTuple):
+    """An Ask, and whether its text goes out as the word of an enum."""
+
+    ask: Ask
+    is_enum: bool
 
 
 async def _asked(
     request: KeyRequest, services: Services, body: bytes, model: str, method: str
-) -> Ask:
+) -> Made:
     arrived = request.scope["state"]["arrived"]
 
     def read() -> GenerateRequest:
@@ -71,9 +79,10 @@ async def _asked(
         is_streamed = method == _STREAM
         return decode_generate(body, model, services.bounds, is_streamed=is_streamed)
 
-    def make(decoded: GenerateRequest, found: Model, held: Held | None) -> Ask:
+    def make(decoded: GenerateRequest, found: Model, held: Held | None) -> Made:
         asked = Asked(request.user, found, arrived, services.unreadable)
-        return ask_of(decoded, asked, stream=method == _STREAM, held=held)
+        ask = ask_of(decoded, asked, stream=method == _STREAM, held=held)
+        return Made(ask, decoded.generation_config.is_enum)
 
     return await while_present(request, _prepared(request, services, len(body), read, make))
 
@@ -83,8 +92,8 @@ async def _prepared(
     services: Services,
     num_bytes: int,
     read: Callable[[], GenerateRequest],
-    make: Callable[[GenerateRequest, Model, Held | None], Ask],
-) -> Ask:
+    make: Callable[[GenerateRequest, Model, Held | None], Made],
+) -> Made:
     """Read the body, then what its cached content holds, then make the Ask of both."""
     workers, workspace = services.workers, request.user.workspace
     decoded = await workers.run(workspace, num_bytes, read)
@@ -96,15 +105,16 @@ async def _prepared(
 
 async def _count(request: KeyRequest, services: Services, body: bytes, model: str) -> ASGIResponse:
     with await services.counting.admit(request.user.workspace, len(body)):
-        ask = await _asked(request, services, body, model, _COUNT)
-        tokens = await while_present(request, services.turns.count(ask))
+        made = await _asked(request, services, body, model, _COUNT)
+        tokens = await while_present(request, services.turns.count(made.ask))
     return answered(
         TokenCount(total_tokens=tokens, prompt_tokens_details=[ModalityCount(token_count=tokens)])
     )
 
 
-async def _begin(request: KeyRequest, services: Services, ask: Ask) -> tuple[Items, GeminiWriter]:
+async def _begin(request: KeyRequest, services: Services, made: Made) -> tuple[Items, GeminiWriter]:
     """Run the turn until an engine has it. The response's id is the turn's."""
+    ask = made.ask
     turn_id, items, findings = await begun(request, services, ask)
     writer = GeminiWriter(
         response_id=turn_id,
@@ -113,6 +123,7 @@ async def _begin(request: KeyRequest, services: Services, ask: Ask) -> tuple[Ite
         paths=[slot.path for slot in ask.plan.slots],
         num_candidates=ask.sampling.num_choices,
         shows_thoughts=not ask.omit_thinking,
+        is_enum=made.is_enum,
     )
     return items, writer
 

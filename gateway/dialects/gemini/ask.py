@@ -8,7 +8,12 @@ import msgspec
 from engine.protocol import Breakpoint, Sampling, ToolChoice, Ttl
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
-from gateway.dialects.gemini.request import GenerateRequest, GenerationConfig, Prompted
+from gateway.dialects.gemini.request import (
+    ENUM_TYPE,
+    GenerateRequest,
+    GenerationConfig,
+    Prompted,
+)
 from gateway.dialects.gemini.schemas import json_schema
 from gateway.dialects.gemini.segments import lay_out
 from gateway.prompt.ask import Ask, Principal
@@ -178,15 +183,25 @@ def _output_schema(config: GenerationConfig) -> dict[str, Any] | None:
         if given is not None or config.response_json_schema is not None:
             raise InvalidRequest(f"{path}: needs the responseMimeType {_JSON_TYPE}")
         return None
-    if config.response_mime_type != _JSON_TYPE:
+    if config.response_mime_type not in (_JSON_TYPE, ENUM_TYPE):
         raise InvalidRequest(
-            f"generationConfig.responseMimeType: only text/plain and {_JSON_TYPE} are supported"
+            f"generationConfig.responseMimeType: only text/plain, {_JSON_TYPE} and {ENUM_TYPE}"
+            " are supported"
         )
-    if given is not None:
-        return json_schema(given, path)
-    if config.response_json_schema is not None:
-        return config.response_json_schema
-    return {"type": ["object", "array"]}
+    if given is None and config.response_json_schema is None and not config.is_enum:
+        return {"type": ["object", "array"]}
+    schema = config.response_json_schema if given is None else json_schema(given, path)
+    if config.is_enum:
+        _check_enum(config, schema, path)
+    return schema
+
+
+def _check_enum(config: GenerationConfig, schema: dict[str, Any] | None, path: str) -> None:
+    words = schema.get("enum") if schema else None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InvalidRequest(f"{path}: {ENUM_TYPE} needs a schema of strings in an `enum`")
+    if config.response_logprobs:
+        raise InvalidRequest(f"generationConfig.responseLogprobs: not supported with {ENUM_TYPE}")
 
 
 def _tool_choice(request: GenerateRequest, held: Held | None, notepad: Notepad) -> ToolChoice:

@@ -12,6 +12,7 @@ from gateway.dialects.gemini.content import Content, Shape, Tool, ToolConfig
 
 _MAX_COUNT = 1_000_000_000
 MAX_CANDIDATES = 16
+ENUM_TYPE = "text/x.enum"
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 
@@ -56,6 +57,11 @@ class GenerationConfig(Shape):
     model_selection_config: Any = None
     translation_config: Any = None
     continuation_token: Any = None
+
+    @property
+    def is_enum(self) -> bool:
+        """Whether the answer is one of a schema's strings, without quotes."""
+        return self.response_mime_type == ENUM_TYPE
 
 
 class Prompted(Shape):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from pydantic_core import from_json
 
 from engine.protocol import (
     Done,
@@ -76,7 +77,8 @@ class GeminiWriter:
     """One response. `found` is asked when the engine's first frame is there.
 
     `paths` name the request's segments in the extension object, which goes out with the first
-    chunk. Without `shows_thoughts` thinking is counted and not sent.
+    chunk. Without `shows_thoughts` thinking is counted and not sent. With `is_enum` the text is a
+    string in JSON, of which the client gets the word alone, with the end.
     """
 
     response_id: str
@@ -85,10 +87,12 @@ class GeminiWriter:
     paths: Sequence[str]
     num_candidates: int
     shows_thoughts: bool
+    is_enum: bool = False
     _input: InputUsage = field(default_factory=lambda: InputUsage(input_tokens=0))
     _thinking_tokens: int = 0
     _extension: Holdfast | UnsetType = UNSET
     _calls: dict[int, _Call] = field(default_factory=dict)
+    _quoted: dict[int, str] = field(default_factory=dict)
     _ended: dict[int, Candidate] = field(default_factory=dict)
 
     def write(self, frame: Frame) -> Iterator[GenerateContentResponse]:
@@ -98,6 +102,8 @@ class GeminiWriter:
                 written = written_tokens(frame.usage)
                 found = extension_of(frame, self.found, self.paths)
                 self._extension = msgspec.structs.replace(found, written_tokens=written)
+            case TextDelta(text=text, choice=choice) if self.is_enum:
+                self._quoted[choice] = self._quoted.get(choice, "") + text
             case TextDelta(text=text, choice=choice, logprobs=drawn):
                 yield from self._complete(choice)
                 yield self._say(choice, Part(text=text), logprobs_of(drawn))
@@ -136,7 +142,8 @@ class GeminiWriter:
         self._thinking_tokens += frame.thinking_tokens
         reason = _REASONS[frame.reason]
         call = self._calls.pop(frame.choice, None)
-        part = call.part() if call is not None else Part(text="")
+        said = Part(text=_word_in(self._quoted.get(frame.choice, "")))
+        part = call.part() if call is not None else said
         if part is None:
             part = Part(text="")
             if reason != "MAX_TOKENS":
@@ -164,6 +171,15 @@ class GeminiWriter:
             response_id=self.response_id,
             holdfast=taken,
         )
+
+
+def _word_in(quoted: str) -> str:
+    """The string of JSON, or what there is of it; else the text as it is."""
+    try:
+        word = from_json(quoted, allow_partial="trailing-strings") if quoted else ""
+    except ValueError:
+        return quoted
+    return word if isinstance(word, str) else quoted
 
 
 class GeminiCollector:
