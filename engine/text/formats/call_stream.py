@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from engine.protocol import Delta, TextDelta, ToolInputDelta, ToolUseStart
 from engine.text.formats.json_stream import JsonObjectStream
-from engine.text.formats.stops import overlap
+from engine.text.formats.stops import is_begun_markup, overlap
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _NAME_KEYS = ("name", "tool_name")
@@ -212,7 +212,7 @@ class CallStream:
                 self.num_calls += self._object.has_input
         is_in_call = self._step != self._read_text
         left = self._skipped + left
-        is_text = self._is_text(left) and not (is_cut and is_in_call)
+        is_text = self._is_text(left) and not (is_cut and (is_in_call or is_begun_markup(left)))
         self._held = self._skipped = ""
         self._step = self._read_text
         return [*deltas, *texts(left)] if is_text else deltas

@@ -4,19 +4,22 @@ from dataclasses import dataclass
 
 from engine.protocol import Delta, ThinkingDelta
 from engine.text.formats.call_stream import FormatParser
-from engine.text.formats.stops import overlap
+from engine.text.formats.stops import is_begun_markup, overlap
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """The texts of the tags, which may be control tokens.
 
-    `wrapper` are tags that some models write around the answer behind their thinking.
+    `wrapper` are tags that some models write around the answer behind their thinking: what opens
+    it, and in their order those that close it. `opens_answer`: a prompt without thinking ends
+    behind the first of them.
     """
 
     open: str
     close: str
-    wrapper: tuple[str, str] | None = None
+    wrapper: tuple[str, ...] | None = None
+    opens_answer: bool = False
 
     @property
     def markers(self) -> frozenset[str]:
@@ -32,6 +35,12 @@ REASONING_FORMATS = {
         "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
     "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
+    "kimi_k3": ReasoningFormat(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        opens_answer=True,
+    ),
 }
 HARMONY = "openai"
 """gpt-oss's channels, which are read by `HarmonyParser` instead of between tags."""
@@ -49,7 +58,7 @@ class ThinkingParser:
         self.is_thinking = is_open
         self._tags = tags
         self._opening = tags.open.strip()
-        self._inner = inner if tags.wrapper is None else _Unwrapped(tags.wrapper, inner)
+        self._inner = inner if tags.wrapper is None else _Unwrapped(tags, inner)
         self._held = ""
         self._may_begin = True
         self._drops_space = is_open
@@ -105,13 +114,16 @@ class ThinkingParser:
 
 
 class _Unwrapped:
-    """Drops a pair of tags that the answer stands in."""
+    """Drops the tags that the answer stands in, where it begins with the first of them."""
 
     is_thinking = False
 
-    def __init__(self, tags: tuple[str, str], inner: FormatParser) -> None:
-        self._tags = list(tags)
+    def __init__(self, tags: ReasoningFormat, inner: FormatParser) -> None:
+        assert tags.wrapper is not None
+        self._opening, *self._closing = tags.wrapper
+        self._opens_answer = tags.opens_answer
         self._inner = inner
+        self._may_begin = True
         self._held = ""
 
     @property
@@ -121,17 +133,34 @@ class _Unwrapped:
     def feed(self, text: str) -> list[Delta]:
         self._held += text
         deltas: list[Delta] = []
-        while self._tags and self._tags[0] in self._held:
-            before, _, self._held = self._held.partition(self._tags.pop(0))
+        if self._may_begin and not self._read_begin():
+            return deltas
+        while found := [(at, tag) for tag in self._closing if (at := self._held.find(tag)) >= 0]:
+            at, tag = min(found)
+            before, self._held = self._held[:at], self._held[at + len(tag) :]
+            self._closing = self._closing[self._closing.index(tag) + 1 :]
             deltas += self._inner.feed(before)
-        kept = overlap(self._held, self._tags[0]) if self._tags else 0
+        kept = max((overlap(self._held, tag) for tag in self._closing), default=0)
         passed = self._held[: len(self._held) - kept]
         self._held = self._held[len(passed) :]
         return [*deltas, *self._inner.feed(passed)] if passed else deltas
 
     def close(self, *, is_cut: bool = False) -> list[Delta]:
         held, self._held = self._held, ""
+        held = "" if is_cut and is_begun_markup(held) else held
         return [*self._inner.feed(held), *self._inner.close(is_cut=is_cut)]
+
+    def _read_begin(self) -> bool:
+        """False where more text is needed to tell whether the answer begins with the tag."""
+        begin = self._held.lstrip()
+        if begin.startswith(self._opening):
+            self._held = begin[len(self._opening) :]
+        elif self._opening.startswith(begin):
+            return False
+        elif not self._opens_answer:
+            self._closing = []
+        self._may_begin = False
+        return True
 
 
 def _thoughts(text: str) -> list[Delta]:

@@ -1,5 +1,6 @@
 """Stop strings across token borders, all looked for at once (Aho and Corasick, 1975)."""
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,14 @@ class StopFinder:
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+_CONTROL = re.compile(r"<\|[^<>|]+\|>|<｜[^<>｜]+｜>")
+
+
+def is_begun_markup(held: str) -> bool:
+    """Does the beginning of a marker, which is all that came, have a whole control token?"""
+    return _CONTROL.match(held) is not None
 
 
 def overlap(text: str, target: str) -> int:

@@ -179,6 +179,43 @@ def _glm() -> CallFormat:
     )
 
 
+def _kimi_k3() -> CallFormat:
+    opens, closes = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
+    kinds = {kind: kind for kind in ALL_TYPES} | {"integer": "number"}
+    return of_syntax(
+        CallSyntax(
+            opens=(opens,),
+            head=(
+                '<|open|>call tool="',
+                NAME,
+                '" index="',
+                Word("index", r"\d"),
+                '"<|sep|>',
+            ),
+            closes=(closes, Maybe("<|close|>message<|sep|>")),
+            arguments=TagSyntax(
+                open=(
+                    '<|open|>argument key="',
+                    _QUOTED_KEY,
+                    '" type="',
+                    Word("kind", "[a-z]"),
+                    '"<|sep|>',
+                ),
+                close="<|close|>argument<|sep|>",
+                end="<|close|>call<|sep|>",
+                others=(closes,),
+                kinds=kinds,
+            ),
+            is_opened=True,
+        ),
+        Written(
+            begin=f"<|close|>response<|sep|>{opens}",
+            call='<|open|>call tool="{name}" index="{digits}"<|sep|>{input}<|close|>call<|sep|>',
+            end=closes,
+        ),
+    )
+
+
 def _minimax() -> CallFormat:
     opens, closes = "<minimax:tool_call>", "</minimax:tool_call>"
     return tagged(
@@ -316,6 +353,7 @@ TOOL_FORMATS: dict[str, CallFormat] = {
     "deepseek_v31": _deepseek_v31(),
     "deepseek_v3": _deepseek_v3(),
     "kimi_k2": _kimi(),
+    "kimi_k3": _kimi_k3(),
     "gemma4": _gemma4(),
     "functiongemma": _function_gemma(),
     "functionary": _functionary(),

@@ -25,6 +25,7 @@ OWN = {
     "gemma-4": ("gemma4", "gemma4"),
     "glm-4.7": ("glm45", "think"),
     "kimi-k2-ids": ("kimi_k2", "think"),
+    "kimi-k3": ("kimi_k3", "kimi_k3"),
     "lfm2": ("lfm2", "think"),
     "llama-4-pythonic": ("pythonic", None),
     "phi-4-mini": ("phi4_mini_json", None),

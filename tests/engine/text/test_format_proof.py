@@ -213,10 +213,35 @@ def test_thinking_is_read_as_thinking_and_never_as_text(name: str) -> None:
             opened = end.rfind(tags.open.strip()) > end.rfind(tags.close)
             assert model._begins_thinking(asked) == opened
             begin = "" if opened else tags.open
-            wrapper = tags.wrapper or ("", "")
-            text = f"{begin}\nHm, 1 < 2.\n{tags.close}\n\n{wrapper[0]}It is.{wrapper[1]}"
+            wrapper = tags.wrapper or ("",)
+            closing = "".join(wrapper[1:])
+            text = f"{begin}\nHm, 1 < 2.\n{tags.close}\n\n{wrapper[0]}It is.{closing}"
         for cuts in ((), range(len(text))):
             assert read(model, text, asked, cuts) == ([], "Hm, 1 < 2.", "It is.")
+
+
+def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
+    model = of("kimi-k3")
+    cut = model.formats.new_parser(request(), lambda: "id", is_open=False)
+    assert [*cut.feed("It.<|close|>"), *cut.close(is_cut=True)] == [TextDelta("It.")]
+    assert {model.tokenizer.id_to_token(t) for t in model.end_token_ids} == {"<|end_of_msg|>"}
+    closing = "<|close|>response<|sep|><|close|>message<|sep|>"
+    for tools in ([], TOOLS):
+        asked = request(prompt=Prompt([QUESTION], tools))
+        for text in (f"It is.{closing}", "It is.", f"<|open|>response<|sep|>It is.{closing}"):
+            for cuts in ((), range(len(text))):
+                assert read(model, text, asked, cuts) == ([], "", "It is.")
+
+
+def test_tags_around_an_answer_are_text_within_one() -> None:
+    model = of("command-r7b")
+    tags = model.formats.tags
+    assert tags is not None and tags.wrapper is not None
+    opening, closing = tags.wrapper
+    text = f"It says {opening}so{closing}."
+    for cuts in ((), range(len(text))):
+        assert read(model, text, request(), cuts) == ([], "", text)
+        assert read(model, f"{opening}It.{closing}", request(), cuts) == ([], "", "It.")
 
 
 @pytest.mark.parametrize("name", [n for n in THINKING if n not in DROPS_THINKING])
