@@ -26,17 +26,22 @@ class ArgumentTypes:
 
     def of(self, name: str) -> frozenset[str]:
         """All types where the schema says nothing of the argument."""
-        properties = _resolve(self._schema, self._schema).get("properties")
+        properties = resolve(self._schema, self._schema).get("properties")
         if isinstance(properties, dict) and name in properties:
             return types_of(properties[name], self._schema)
         return ALL_TYPES
+
+    def schema_of(self, name: str) -> tuple[Any, dict[str, Any]]:
+        """An argument's own schema, None where there is none, and the tool's."""
+        properties = resolve(self._schema, self._schema).get("properties")
+        return (properties.get(name) if isinstance(properties, dict) else None), self._schema
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
     """The JSON types of the values that a schema may accept; a superset where it is involved."""
     if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return ALL_TYPES
-    schema = _resolve(schema, root)
+    schema = resolve(schema, root)
     found = ALL_TYPES
     declared = schema.get("type")
     if isinstance(declared, str):
@@ -112,7 +117,7 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def _resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+def resolve(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     """Follow local references (`#/$defs/…`); a reference that leads nowhere is an empty schema."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref")

@@ -53,7 +53,8 @@ def of_syntax(syntax: CallSyntax, *written: Written, in_content: bool = False) -
     more: set[str] = set()
     if isinstance(arguments, TagSyntax):
         patterns.append(arguments.open)
-        more = {arguments.close, arguments.end, *arguments.others}
+        before, _, behind = arguments.close.partition("{key}")
+        more = {before, behind, arguments.end, *arguments.others, arguments.elements} - {""}
     elif arguments is not None and arguments.quote:
         more = {arguments.quote}
 

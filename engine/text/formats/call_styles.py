@@ -129,6 +129,8 @@ def _lark(writer: GrammarWriter, text: str, name: str = "", input_rule: str = ""
 
 def _shown_tag(syntax: TagSyntax, shown: str) -> tuple[str, str]:
     """What the template writes between an opening tag's parts, and behind a closing tag."""
+    if "{key}" in syntax.close:
+        return "", ""
     at = shown.find(syntax.close)
     behind = shown[at + len(syntax.close) :] if at >= 0 else "\n"
     gap = behind[: len(behind) - len(behind.lstrip())]
@@ -199,7 +201,12 @@ class _Tagged(_Arguments):
         types = self._types(schema, tool)
         line = "\n" if self._syntax.has_lines else ""
         opened = self._opened(name, self._kind(types, tool, name)) + line
-        closed = line + self._syntax.close + self._gap
+        closed = line + self._syntax.close_of(name) + self._gap
+        if self._syntax.elements and types & {"array", "object"}:
+            raise SchemaRefused(
+                f"input_schema of `{tool.name}`: a forced call can't have `{name}`, whose values "
+                "may be lists or objects, in the way in which this model writes them"
+            )
         if types == {"string"} or types == ALL_TYPES:
             return self._text(tool, rule, name, schema, opened, closed)
         parts = [*self._writer.texts(opened), f"{rule}_v", *self._writer.texts(closed)]

@@ -51,7 +51,8 @@ class ThinkingParser:
 
     A turn may begin with thinking, nowhere else does a tag count; `is_open` where the prompt ended
     behind the opening tag. White space inside the tags and behind them is dropped, as templates
-    write it anew. A model that opens the tag once more, behind the prompt's own, thinks once.
+    write it anew. A model that opens the tag once more, behind the prompt's own, thinks once; one
+    whose turn begins with the closing tag does not think.
     """
 
     def __init__(self, tags: ReasoningFormat, inner: FormatParser, *, is_open: bool) -> None:
@@ -95,7 +96,11 @@ class ThinkingParser:
             self._held = begin[len(self._opening) :]
             self.is_thinking = self._drops_space = True
             self._may_begin = False
-        elif not self._opening.startswith(begin):
+        elif begin.startswith(self._tags.close):
+            self._held = begin[len(self._tags.close) :]
+            self.is_thinking = self._may_begin = False
+            self._drops_space = True
+        elif not any(tag.startswith(begin) for tag in (self._opening, self._tags.close)):
             self._may_begin = False
 
     def _read_thinking(self, deltas: list[Delta]) -> None:

@@ -9,56 +9,23 @@ from collections.abc import Sequence
 
 from engine.protocol import Tool
 from engine.text.formats import harmony
-from engine.text.formats.argument_types import ALL_TYPES
 from engine.text.formats.call_format import (
     LIST,
     CallFormat,
     Written,
     object_list,
     of_syntax,
-    tagged,
 )
 from engine.text.formats.harmony import HarmonyParser
 from engine.text.formats.literal_input import LiteralSyntax
 from engine.text.formats.patterns import NAME, SPACE, Maybe, Word
 from engine.text.formats.syntax_calls import CallSyntax
-from engine.text.formats.tagged_input import TagSyntax
+from engine.text.formats.tagged_formats import dsml, glm, kimi_k3, minimax, minimax_m3, qwen3_coder
 from engine.text.formats.tool_calls import Llama3Calls, MistralCalls
 
-_QUOTED_KEY = Word("key", r'[^"<>]')
-_XML_KEY = Word("key", r"[^<>]")
 _HERMES_CALL = '{"name": "{name}", "arguments": {input}}'
 _COHERE_CALL = '{"tool_call_id": "{digits}", "tool_name": "{name}", "parameters": {input}}'
-_DSML = "｜DSML｜"
 _PYTHON = LiteralSyntax(assign="=", end=")")
-
-
-def _dsml(block: str) -> CallFormat:
-    """DeepSeek's markup since V3.2; the block's name changed with V4."""
-    return tagged(
-        f"<{_DSML}{block}>",
-        f"</{_DSML}{block}>",
-        f'<{_DSML}invoke name="{{name}}">',
-        TagSyntax(
-            open=(
-                f'<{_DSML}parameter name="',
-                _QUOTED_KEY,
-                '" string="',
-                Word("kind", "[a-z]"),
-                '">',
-            ),
-            close=f"</{_DSML}parameter>",
-            end=f"</{_DSML}invoke>",
-            others=(f"</{_DSML}{block}>",),
-            kinds={kind: "true" if kind == "string" else "false" for kind in ALL_TYPES},
-        ),
-        Written(
-            begin=f"<{_DSML}{block}>\n",
-            call=f'<{_DSML}invoke name="{{name}}">\n{{input}}</{_DSML}invoke>',
-            separator="\n",
-            end=f"\n</{_DSML}{block}>",
-        ),
-    )
 
 
 def _python(opening: str, closing: str) -> CallFormat:
@@ -132,107 +99,6 @@ def _kimi() -> CallFormat:
             begin=opens,
             call=f"{begin}functions.{{name}}:{{digits}}{middle}{{input}}{end}",
             end=closes,
-        ),
-    )
-
-
-def _qwen3_coder(opens: str, closes: str, *, has_lines: bool) -> CallFormat:
-    calls = [
-        Written(
-            begin=f"{opens}\n",
-            call="<function={name}>\n{input}</function>",
-            separator=f"\n{closes}{between}{opens}\n",
-            end=f"\n{closes}",
-        )
-        for between in ("\n", "")
-    ]
-    return tagged(
-        opens,
-        closes,
-        "<function={name}>",
-        TagSyntax(
-            open=("<parameter=", _XML_KEY, ">"),
-            close="</parameter>",
-            end="</function>",
-            others=(closes,),
-            has_lines=has_lines,
-        ),
-        *calls,
-    )
-
-
-def _glm() -> CallFormat:
-    def written(line: str) -> Written:
-        return Written(call=f"<tool_call>{{name}}{line}{{input}}</tool_call>", separator=line or "")
-
-    return of_syntax(
-        CallSyntax(
-            head=("<tool_call>", SPACE, NAME, SPACE),
-            arguments=TagSyntax(
-                open=("<arg_key>", _XML_KEY, "</arg_key>", SPACE, "<arg_value>"),
-                close="</arg_value>",
-                end="</tool_call>",
-            ),
-        ),
-        written("\n"),
-        written(""),
-    )
-
-
-def _kimi_k3() -> CallFormat:
-    opens, closes = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
-    kinds = {kind: kind for kind in ALL_TYPES} | {"integer": "number"}
-    return of_syntax(
-        CallSyntax(
-            opens=(opens,),
-            head=(
-                '<|open|>call tool="',
-                NAME,
-                '" index="',
-                Word("index", r"\d"),
-                '"<|sep|>',
-            ),
-            closes=(closes, Maybe("<|close|>message<|sep|>")),
-            arguments=TagSyntax(
-                open=(
-                    '<|open|>argument key="',
-                    _QUOTED_KEY,
-                    '" type="',
-                    Word("kind", "[a-z]"),
-                    '"<|sep|>',
-                ),
-                close="<|close|>argument<|sep|>",
-                end="<|close|>call<|sep|>",
-                others=(closes,),
-                kinds=kinds,
-            ),
-            is_opened=True,
-        ),
-        Written(
-            begin=f"<|close|>response<|sep|>{opens}",
-            call='<|open|>call tool="{name}" index="{digits}"<|sep|>{input}<|close|>call<|sep|>',
-            end=closes,
-        ),
-    )
-
-
-def _minimax() -> CallFormat:
-    opens, closes = "<minimax:tool_call>", "</minimax:tool_call>"
-    return tagged(
-        opens,
-        closes,
-        '<invoke name="{name}">',
-        TagSyntax(
-            open=('<parameter name="', _QUOTED_KEY, '">'),
-            close="</parameter>",
-            end="</invoke>",
-            others=(closes,),
-        ),
-        Written(
-            begin=f"{opens}\n",
-            call='<invoke name="{name}">\n{input}</invoke>',
-            separator="\n",
-            end=f"\n{closes}",
         ),
     )
 
@@ -344,16 +210,17 @@ TOOL_FORMATS: dict[str, CallFormat] = {
             ),
         ),
     ),
-    "qwen3_coder": _qwen3_coder("<tool_call>", "</tool_call>", has_lines=True),
-    "seed_oss": _qwen3_coder("<seed:tool_call>", "</seed:tool_call>", has_lines=False),
-    "glm45": _glm(),
-    "minimax_m2": _minimax(),
-    "deepseek_v32": _dsml("function_calls"),
-    "deepseek_v4": _dsml("tool_calls"),
+    "qwen3_coder": qwen3_coder("<tool_call>", "</tool_call>", has_lines=True),
+    "seed_oss": qwen3_coder("<seed:tool_call>", "</seed:tool_call>", has_lines=False),
+    "glm45": glm(),
+    "minimax_m2": minimax(),
+    "minimax_m3": minimax_m3(),
+    "deepseek_v32": dsml("function_calls"),
+    "deepseek_v4": dsml("tool_calls"),
     "deepseek_v31": _deepseek_v31(),
     "deepseek_v3": _deepseek_v3(),
     "kimi_k2": _kimi(),
-    "kimi_k3": _kimi_k3(),
+    "kimi_k3": kimi_k3(),
     "gemma4": _gemma4(),
     "functiongemma": _function_gemma(),
     "functionary": _functionary(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from engine.protocol import Delta, ToolInputDelta
 from engine.text.formats.argument_stream import ArgumentStream
 from engine.text.formats.argument_types import ALL_TYPES, ArgumentTypes, value_of
+from engine.text.formats.element_values import value_of_elements
 from engine.text.formats.patterns import SPACE, Match, Pattern, match
 from engine.text.formats.stops import overlap
 
@@ -23,6 +24,8 @@ class TagSyntax:
     not part of it. `others` may follow an argument as well where a model leaves `end` out. `kinds`
     are the words for each JSON type. `has_cdata`: a string may stand in `<![CDATA[…]]>`. `written`
     is `open` as the template writes it, with the places `{key}` and `{kind}`, where that is known.
+    `close` may have the place `{key}`. `elements` is the prefix of tags inside of values, where
+    lists and objects are elements.
     """
 
     open: Pattern
@@ -33,6 +36,10 @@ class TagSyntax:
     kinds: Mapping[str, str] = field(default_factory=dict)
     has_cdata: bool = False
     written: str = ""
+    elements: str = ""
+
+    def close_of(self, key: str) -> str:
+        return self.close.replace("{key}", key)
 
 
 class TaggedInput(ArgumentStream):
@@ -50,7 +57,7 @@ class TaggedInput(ArgumentStream):
         self._types = types
         self._wanted: frozenset[str] = ALL_TYPES
         self._is_in_value = self._is_at_begin = False
-        self._value_close = syntax.close
+        self._key = self._value_close = ""
         # Of what is held in a value, how much was looked at and is no closing tag.
         self._passed = 0
 
@@ -76,6 +83,7 @@ class TaggedInput(ArgumentStream):
         ends = [match((SPACE, text), self._held) for text in self._ends()]
         if isinstance(found, Match):
             key = found.words["key"].strip()
+            self._key = key
             self._begin_argument(key, said)
             self._held = self._held[found.end :]
             self._wanted = self._types.of(key)
@@ -121,13 +129,13 @@ class TaggedInput(ArgumentStream):
 
     def _read_value_begin(self) -> bool:
         """What a value stands in beside its tags; False where more text is needed to tell."""
-        self._value_close = self._syntax.close
+        self._value_close = self._syntax.close_of(self._key)
         if not self._syntax.has_cdata or not _CDATA.startswith(self._held[: len(_CDATA)]):
             return True
         if len(self._held) < len(_CDATA):
             return False
         self._held = self._held[len(_CDATA) :]
-        self._value_close = _CDATA_END + self._syntax.close
+        self._value_close = _CDATA_END + self._value_close
         return True
 
     def _finish_value(self, value: str, said: list[str]) -> None:
@@ -135,6 +143,9 @@ class TaggedInput(ArgumentStream):
             value = value.removesuffix("\n")
         if self._wanted == _STRING:
             self._say_raw(_escaped(value) + '"', said)
+        elif self._syntax.elements:
+            schema, root = self._types.schema_of(self._key)
+            self._say_value(value_of_elements(value, self._syntax.elements, schema, root), said)
         else:
             self._say_value(value_of(value, self._wanted), said)
         self._is_in_value = False

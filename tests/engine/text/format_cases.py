@@ -26,6 +26,7 @@ OWN = {
     "glm-4.7": ("glm45", "think"),
     "kimi-k2-ids": ("kimi_k2", "think"),
     "kimi-k3": ("kimi_k3", "kimi_k3"),
+    "minimax-m3": ("minimax_m3", "template"),
     "lfm2": ("lfm2", "think"),
     "llama-4-pythonic": ("pythonic", None),
     "phi-4-mini": ("phi4_mini_json", None),

@@ -233,6 +233,17 @@ def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
                 assert read(model, text, asked, cuts) == ([], "", "It is.")
 
 
+def test_a_turn_that_begins_with_the_end_of_thinking_has_none() -> None:
+    model = of("minimax-m3")
+    call = from_call(model, written(model, calls({"city": "Bern"})))
+    for asked in (request(), request(thinking=True)):
+        for text in (f"</mm:think>{call}", f"\n</mm:think>It is.{call}"):
+            for cuts in ((), range(len(text))):
+                found, thought, said = read(model, text, asked, cuts)
+                assert found == [("get_weather", {"city": "Bern"})]
+                assert (thought, said) == ("", "It is." if "It is." in text else "")
+
+
 def test_tags_around_an_answer_are_text_within_one() -> None:
     model = of("command-r7b")
     tags = model.formats.tags

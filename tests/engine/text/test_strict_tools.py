@@ -21,7 +21,7 @@ from tests.engine.text.test_format_proof import (
 )
 
 # Their calls begin like ordinary text: a brace, a bracket, a word, or a channel of the turn.
-UNTRIGGERED = {"gemma-4", "llama-3.1", "llama-4-pythonic", "openai-gpt-oss-120b"}
+UNTRIGGERED = {"gemma-4", "kimi-k3", "llama-3.1", "llama-4-pythonic", "openai-gpt-oss-120b"}
 GOOD: dict[str, Any] = {"city": "Bern it is", "count": 12, "flag": True, "unit": "kelvin"}
 
 
