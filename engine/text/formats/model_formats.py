@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from engine.protocol import GenerateRequest
+from engine.errors import InvalidRequest
+from engine.protocol import GenerateRequest, Message, Prompt, Sampling, TextDelta, TextPart
 from engine.text.errors import TemplateRefused
 from engine.text.formats.call_format import CallFormat
 from engine.text.formats.call_stream import FormatParser
 from engine.text.formats.harmony import HarmonyParser
-from engine.text.formats.proof import LAST_WORD, PROBE_TOOL, CallProof, ProvenCalls
+from engine.text.formats.proof import LAST_WORD, PROBE_TOOL, CallProof, ProvenCalls, turn_begin
 from engine.text.formats.reasoning import (
     HARMONY,
     REASONING_FORMATS,
@@ -22,11 +23,15 @@ from engine.text.formats.thinking_proof import ThinkingProof
 from engine.text.formats.tool_calls import PlainText
 from engine.text.formats.turn_ends import behind_call, declared, within_turn
 from engine.text.template.chat_template import ChatTemplate
+from engine.text.template.conversation import new_conversation
 from engine.text.template.traits import TemplateTraits
 from engine.text.tokens.controls import ControlTexts
 
 log = structlog.get_logger()
 _MAX_SHOWN = 300
+_ANSWER = "probe-answer"
+_QUESTION = Message("user", [TextPart("probe-question")])
+_ANSWERED = Message("assistant", [TextPart(_ANSWER)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +146,7 @@ def find_formats(
     no_ends = within_turn(thinking.inside, pattern) - declared(tool_format, thinking.name)
     tags = thinking.tags or REASONING_FORMATS.get(thinking.name or "")
     no_ends |= set() if tags is None else tags.markers
-    return ModelFormats(
+    formats = ModelFormats(
         tool_format=tool_format,
         reasoning_format=thinking.name,
         traits=thinking.traits,
@@ -150,6 +155,8 @@ def find_formats(
         ends=ends - no_ends,
         no_ends=no_ends,
     )
+    _tell_unread_answer(template, controls, formats)
+    return formats
 
 
 def _tell_unknown(proof: CallProof) -> None:
@@ -159,6 +166,44 @@ def _tell_unknown(proof: CallProof) -> None:
             "no known format reads the calls that the chat template writes: tools are refused",
             written=shown[:_MAX_SHOWN],
         )
+
+
+def _tell_unread_answer(
+    template: ChatTemplate, controls: ControlTexts | None, formats: ModelFormats
+) -> None:
+    """Log what the template writes before an answer, where a client would get it as text."""
+    asked, answered = (
+        _rendered(template, controls, formats.traits, messages)
+        for messages in ([_QUESTION], [_QUESTION, _ANSWERED, _QUESTION])
+    )
+    if asked is None or answered is None:
+        return
+    before = answered[turn_begin(asked, answered) :].partition(_ANSWER)[0]
+    request = GenerateRequest(
+        request_id="", scope="", prompt=Prompt([_QUESTION]), sampling=Sampling(max_tokens=1)
+    )
+    parser = formats.new_parser(request, str, is_open=False)
+    deltas = [*parser.feed(before + _ANSWER), *parser.close()]
+    said = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    if said.strip() != _ANSWER:
+        log.warning(
+            "no known format reads what the chat template writes before an answer: a client gets "
+            "it as text",
+            written=before[:_MAX_SHOWN],
+        )
+
+
+def _rendered(
+    template: ChatTemplate,
+    controls: ControlTexts | None,
+    traits: TemplateTraits,
+    messages: list[Message],
+) -> str | None:
+    conversation = new_conversation(Prompt(messages), controls, traits)
+    try:
+        return template.render(conversation.variables({}, thinking=False))
+    except InvalidRequest:
+        return None
 
 
 def _check(setting: str, name: str, known: Iterable[str]) -> None:

@@ -35,6 +35,13 @@ REASONING_FORMATS = {
         "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
     "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
+    # Its prompts end with the words that open the thinking.
+    "apriel": ReasoningFormat(
+        "Here are my reasoning steps:\n",
+        "[BEGIN FINAL RESPONSE]",
+        ("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
+        opens_answer=True,
+    ),
     "kimi_k3": ReasoningFormat(
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",

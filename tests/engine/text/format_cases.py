@@ -25,6 +25,7 @@ OWN = {
     "gemma-4": ("gemma4", "gemma4"),
     "glm-4.7": ("glm45", "think"),
     "kimi-k2-ids": ("kimi_k2", "think"),
+    "apriel": ("jamba", "apriel"),
     "kimi-k3": ("kimi_k3", "kimi_k3"),
     "minimax-m3": ("minimax_m3", "template"),
     "lfm2": ("lfm2", "think"),

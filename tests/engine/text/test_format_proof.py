@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ THINKING = [name for name, (_, thinking) in EXPECTED.items() if thinking is not 
 WITHOUT_ESCAPES = {"llama-4-pythonic", "lfm2"}
 WITHOUT_LISTS = {"llama-4-pythonic", "lfm2"}
 ONE_CALL = {"openai-gpt-oss-120b"}
-DROPS_THINKING = {"deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+DROPS_THINKING = {"apriel", "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
                   "HuggingFaceTB-SmolLM3-3B", "ibm-granite-granite-3.3-2B-Instruct"}  # fmt: skip
 
 
@@ -183,7 +184,8 @@ def test_a_forced_call_that_is_cut_off_anywhere_is_a_call_or_nothing(name: str) 
     prompt = Prompt([QUESTION], [Tool("get_weather", FORCED, "Weather.")])
     asked = request(prompt=prompt, tool_choice=ToolChoice("tool", "get_weather"))
     text = from_call(model, written(model, calls({"city": "Bern", "count": 2})))
-    begin = "</think>" if model._begins_thinking(asked) else ""
+    tags = model.formats.tags
+    begin = tags.close if tags is not None and model._begins_thinking(asked) else ""
     token_ids = model.tokenizer.encode(begin + text, add_special_tokens=False).ids
     for count in range(len(token_ids)):
         parser = model.parser(asked)
@@ -233,6 +235,19 @@ def test_what_closes_an_answer_is_no_text_and_ends_no_turn() -> None:
                 assert read(model, text, asked, cuts) == ([], "", "It is.")
 
 
+def test_markup_before_answers_that_nothing_reads_is_told() -> None:
+    template = """\
+{%- for m in messages %}{{- '<|start|>' ~ m.role ~ (' to=user' if m.role == 'assistant' else '') }}
+{{- '<|message|>' ~ m.content ~ '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
+    with structlog.testing.capture_logs() as logs:
+        renderer_for(template)
+    assert [entry["written"] for entry in logs] == [" to=user<|message|>"]
+    with structlog.testing.capture_logs() as logs:
+        renderer_for(template.replace(">assistant'", ">assistant to=user<|message|>'"))
+    assert not logs
+
+
 def test_a_turn_that_begins_with_the_end_of_thinking_has_none() -> None:
     model = of("minimax-m3")
     call = from_call(model, written(model, calls({"city": "Bern"})))
@@ -280,7 +295,9 @@ def test_a_forced_call_may_be_written_as_the_template_writes_it(name: str) -> No
         parser = model.parser(asked)
         deltas: list[Delta] = []
         if model._begins_thinking(asked):
-            text = "</think>" + text.removeprefix("</think>")
+            assert model.formats.tags is not None
+            close = model.formats.tags.close
+            text = close + text.removeprefix(close)
         for token in model.tokenizer.encode(text, add_special_tokens=False).ids:
             if parser.finish is not None:
                 break

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Delta, Prompt, TextDelta, Tool
+from engine.protocol import Delta, GenerateRequest, Prompt, TextDelta, Tool
 from engine.schedule.output import OutputParser
 from engine.text.formats.calls_read import calls_of
 from engine.text.renderer import ChatRenderer
@@ -47,6 +47,12 @@ THERE = [name for name in CALLING if source(name) is not None]
 TRIGGERED = [name for name in THERE if name not in UNTRIGGERED]
 
 
+def thinking_end(model: ChatRenderer, asked: GenerateRequest) -> str:
+    """What a turn has to begin with where the prompt ends inside of thinking."""
+    tags = model.formats.tags
+    return tags.close if tags is not None and model._begins_thinking(asked) else ""
+
+
 def test_most_formats_can_hold_calls_among_text() -> None:
     assert len(TRIGGERED) >= len(THERE) // 2, TRIGGERED
 
@@ -63,8 +69,8 @@ def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None
     if name == "hermes-3":
         pytest.skip("it shows the name first and writes it last: what it shows is held")
     call = from_call(model, written(model, calls(GOOD)))
-    begin = "</think>" if model._begins_thinking(asked) else ""
-    call = call.removeprefix("</think>")
+    begin = thinking_end(model, asked)
+    call = call.removeprefix(begin)
     parser = model.parser(asked)
     text = f"{begin}I look it up, 1 < 2.\n{call.lstrip()}"
     fed, deltas = follow(parser, model, text)
@@ -81,9 +87,9 @@ def test_text_and_the_templates_own_call_are_allowed_and_read(name: str) -> None
 def test_a_call_of_another_schema_cannot_be_written(name: str) -> None:
     model = of(name)
     asked = asked_of(model)
-    begin = "</think>" if model._begins_thinking(asked) else ""
+    begin = thinking_end(model, asked)
     bad = {**GOOD, "unit": "furlong"}
-    call = from_call(model, written(model, calls(bad))).removeprefix("</think>").lstrip()
+    call = from_call(model, written(model, calls(bad))).removeprefix(begin).lstrip()
     fed, deltas = follow(model.parser(asked), model, f"{begin}Well.\n{call}")
     assert "furlong" not in fed and "Well." in fed
     assert all(given != bad for _, given in calls_of(deltas))
@@ -94,7 +100,7 @@ def test_a_turn_may_be_text_alone_and_end(name: str) -> None:
     model = of(name)
     asked = asked_of(model)
     parser = model.parser(asked)
-    begin = "</think>" if model._begins_thinking(asked) else ""
+    begin = thinking_end(model, asked)
     fed, _ = follow(parser, model, f"{begin}It is what it is: [1, 2] {{a}} (b).")
     assert fed.endswith("(b).")
     end = next(iter(model.end_token_ids))

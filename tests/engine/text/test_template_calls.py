@@ -15,8 +15,10 @@ PATHS = [*template_paths(), *call_template_paths()]
 OWN = [path for path in PATHS if path.parent != REAL]
 # Replayed calls that can't have the tokens that were sampled. Mistral writes the id behind the
 # input, and a call is told with its id before. gpt-oss writes the channel before the recipient, its
-# template behind. The others' prompts close a thinking that the history does not have.
+# template behind. Apriel's prompts open a thinking, and the others' close one, but the history has
+# none.
 OTHER_TOKENS = {
+    "apriel",
     "mistral-7b-v0.3",
     "mistral-small-3.1",
     "openai-gpt-oss-120b",
