@@ -25,6 +25,7 @@ from gateway.dialects.openai.request import (
 from gateway.dialects.weigh import check_values
 
 _document = msgspec.json.Decoder(dict[str, Raw])
+_messages = msgspec.json.Decoder(list[dict[str, Raw]])
 _MAX_NEUTRAL_BYTES = 1024
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
@@ -70,6 +71,8 @@ def _read(whole: bytes, given: dict[str, Raw], kind: type[Request]) -> Request:
     try:
         return msgspec.json.decode(whole, type=kind)
     except msgspec.ValidationError:
+        if (bare := _without_private(given)) is not None:
+            return _read(_object_of(bare), bare, kind)
         tools = decode_foreign_tools(bytes(given.get("tools", b"null")))
         if tools is None:
             raise
@@ -77,6 +80,28 @@ def _read(whole: bytes, given: dict[str, Raw], kind: type[Request]) -> Request:
         if isinstance(request, ChatRequest):
             request.tools = tools
         return request
+
+
+def _without_private(given: Mapping[str, Raw]) -> dict[str, Raw] | None:
+    """The fields, without those of messages whose names begin with `_`; None where none do.
+
+    Such a field is a note of the client's own, which it should have kept: Copilot CLI sends
+    `__copilotMessageSource` in a session that goes on.
+    """
+    raw = given.get("messages", Raw())
+    if b'"_' not in memoryview(raw).tobytes():
+        return None
+    try:
+        messages = _messages.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not any(name.startswith("_") for message in messages for name in message):
+        return None
+    made = [
+        {name: value for name, value in message.items() if not name.startswith("_")}
+        for message in messages
+    ]
+    return {**given, "messages": Raw(msgspec.json.encode(made))}
 
 
 def _object_of(fields: Mapping[str, Raw]) -> bytes:

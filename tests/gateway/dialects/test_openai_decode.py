@@ -139,6 +139,19 @@ def test_refused_by_name(changes: dict[str, Any], param: str) -> None:
     assert detail.type == "invalid_request_error"
 
 
+def test_a_clients_own_note_in_a_message_is_left_out() -> None:
+    """Copilot CLI sends such a one in a session that goes on, also beside tools of the vendor's."""
+    noted = {**USER, "__copilotMessageSource": {"kind": "user"}}
+    search = {"type": "web_search"}
+    messages = [noted, CALLS, RESULT, {"role": "assistant", "content": "ok"}, noted]
+    for tools in ([TOOL], [TOOL, search]):
+        plain = ask(body(messages=[USER, *messages[1:4], USER], tools=tools))
+        assert ask(body(messages=messages, tools=tools)).plan.prompt == plain.plan.prompt
+    with pytest.raises(InvalidRequest, match="Unrecognized") as refused:
+        ask(body(messages=[{**noted, "copilot": 1}]))
+    assert refused.value.param == "messages[0].copilot"
+
+
 @pytest.mark.parametrize(
     "raw",
     [b"", b"{", b"[]", b'{"model": "\xff"}', b"[" * 100_000, b'{"model": ' + b"[" * 100_000, b"1"],
