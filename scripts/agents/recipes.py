@@ -206,6 +206,12 @@ def copilot(mode: str, base: str, **options: str) -> Recipe:
     )
 
 
+COPILOT = copilot("openai-chat", "$url/v1")
+COPILOT_CONTINUE = replace(
+    COPILOT, name="Copilot CLI, --continue", resumed=((*COPILOT.command, "--continue"),)
+)
+
+
 def opencode(provider: str, module: str, base: str) -> Recipe:
     """opencode with a provider of the AI SDK."""
     settings = {
@@ -324,7 +330,8 @@ AGENTS: tuple[Recipe, ...] = (
     GEMINI_CLI,
     QWEN_OPENAI,
     QWEN_ANTHROPIC,
-    copilot("openai-chat", "$url/v1"),
+    COPILOT,
+    COPILOT_CONTINUE,
     copilot("openai", "$url/v1", wire_api="responses"),
     copilot("anthropic", "$url", type="anthropic"),
     opencode("anthropic", "@ai-sdk/anthropic", "$url/v1"),
