@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.protocol import Tool
 from engine.text.formats.call_stream import FormatParser
+from engine.text.formats.element_values import TAGS
 from engine.text.formats.literal_input import LiteralSyntax
 from engine.text.formats.patterns import NAME, SPACE, Maybe, Space, literals
 from engine.text.formats.syntax_calls import CallSyntax, SyntaxCalls
@@ -54,7 +55,9 @@ def of_syntax(syntax: CallSyntax, *written: Written, in_content: bool = False) -
     if isinstance(arguments, TagSyntax):
         patterns.append(arguments.open)
         before, _, behind = arguments.close.partition("{key}")
-        more = {before, behind, arguments.end, *arguments.others, arguments.elements} - {""}
+        more = {before, behind, arguments.end, *arguments.others} - {""}
+        if arguments.elements:
+            more |= {arguments.elements + tag for tag in TAGS}
     elif arguments is not None and arguments.quote:
         more = {arguments.quote}
 

@@ -11,6 +11,8 @@ from typing import Any
 from engine.text.formats.argument_types import resolve, types_of, value_of
 
 _ITEM = "item"
+TAGS = (f"<{_ITEM}>", f"</{_ITEM}>")
+"""Around each value of a list."""
 _MAX_DEPTH = 64
 _STRING = frozenset({"string"})
 

@@ -68,6 +68,14 @@ def test_a_replayed_call_has_the_tokens_that_were_sampled(path: Path) -> None:
     assert "same text, other tokens" not in (one, *others)
 
 
+def test_a_list_is_read_where_the_tags_of_its_values_are_control_tokens() -> None:
+    model = model_of(next(path for path in OWN if path.stem == "minimax-m3"))
+    assert model.tokenizer.encode("<item>", add_special_tokens=False).tokens == ["<item>"]
+    turn = table.Turn("", [*table.calls({"city": "Bern", "list": ["a", "b,c"]})])
+    tokens = model.tokenizer.encode(table.text_of(model, turn), add_special_tokens=False).ids
+    assert table.Turn("", table.read(model, table.request(), tokens)).content == turn.content
+
+
 def test_a_turn_that_is_read_wrong_shows() -> None:
     """The measure itself: another text than the turn's is neither parsed nor replayed as it."""
     model = model_of(next(path for path in OWN if path.stem == "qwen2.5"))
