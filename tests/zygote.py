@@ -96,6 +96,8 @@ def collect(arguments: Sequence[str]) -> None:
     for name in forked.PRELOADED:
         with contextlib.suppress(ImportError):
             import_module(name)
+    # What UTF-8 can encode: 1.6 s for each process, where Hypothesis has nothing on disk yet.
+    import_module("hypothesis.strategies").text().validate()
     gc.collect()
     gc.freeze()
 
