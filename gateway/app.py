@@ -155,7 +155,6 @@ async def _start(
     keys, workspaces = Keys(ledgers.access), Workspaces(ledgers.access)
     keyring, admission = make_keyring(keys, settings, clock), machine.admission
     spend = machine.spend(workspaces, keyring, clock)
-    router = Router(weights_of(settings))
     fleet = await _open_fleet(stack, settings, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
     reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing, keyring)
@@ -163,7 +162,7 @@ async def _start(
     sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
     await look_at_database(keyring, keys, settings, clock)
     _tell_of_start(journal, machine)
-    dispatcher = _dispatcher(settings, base, fleet, router, reconciler, admission, journal)
+    dispatcher = _dispatcher(settings, base, fleet, reconciler, admission, journal)
     queries = Queries(ledgers.reads)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
@@ -200,6 +199,7 @@ async def _start(
         row_reader=runner.reader,
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
+        auto_cache_messages=settings.auto_cache_messages,
     )
 
 
@@ -212,7 +212,6 @@ def _dispatcher(
     settings: Settings,
     base: Foundation,
     fleet: Fleet,
-    router: Router,
     reconciler: Reconciler,
     admission: Admitting,
     journal: Journal,
@@ -220,7 +219,7 @@ def _dispatcher(
     return Dispatcher(
         fleet=fleet,
         gate=_gate(settings, fleet, base, admission),
-        router=router,
+        router=Router(weights_of(settings)),
         journal=journal,
         reconciler=reconciler,
         metrics=base.metrics,

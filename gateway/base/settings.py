@@ -200,6 +200,11 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     auto_cache_ttl: AutoCacheTtl = Field(
         default="5m", description="For how long it is held: 5m or 1h, renewed by each use"
     )
+    auto_cache_messages: bool = Field(
+        default=False,
+        description="Whether the same is held of requests of the Messages API that mark nothing, as"
+        " of agents' frameworks that speak it without `cache_control`; their usage then has writes",
+    )
     log_level: str = Field(default="info", description="debug, info, warning or error")
     access_log: bool = Field(
         default=False,

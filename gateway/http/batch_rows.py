@@ -38,6 +38,7 @@ class RowReader:
     find_model: Callable[[str], Model]
     removes_nonces: bool
     unreadable: Unreadable
+    auto_cache_messages: bool
     most_rows: int
     clock: Clock
 
@@ -54,6 +55,7 @@ class RowReader:
             self.clock.monotonic(),
             num_removed=num_removed,
             unreadable=self.unreadable,
+            marks_for_client=self.auto_cache_messages,
         )
         return msgspec.structs.replace(ask, stream=False, is_batch=True)
 

@@ -294,6 +294,7 @@ def make_runner(
         find_model=lambda requested: catalogue.find(requested, fleet.served),
         removes_nonces=settings.remove_nonces,
         unreadable=settings.unreadable,
+        auto_cache_messages=settings.auto_cache_messages,
         most_rows=settings.batch_rows,
         clock=turns.clock,
     )

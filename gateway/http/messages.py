@@ -99,6 +99,7 @@ async def create_message(request: KeyRequest, body: bytes) -> ASGIResponse:
             num_removed=num_removed,
             betas=betas,
             unreadable=services.unreadable,
+            marks_for_client=services.auto_cache_messages,
         )
 
     ask = await prepared(request, services, len(body), read, make)

@@ -70,6 +70,7 @@ class Services:
     row_reader: RowReader
     removes_nonces: bool
     unreadable: Unreadable
+    auto_cache_messages: bool
 
     def find_model(self, requested: str) -> Model:
         return self.catalogue.find(requested, self.fleet.served)

@@ -52,6 +52,7 @@ def _batch(rows: list[Json]) -> Work:
         find_model=lambda _: MODEL,
         removes_nonces=True,
         unreadable="placeholder",
+        auto_cache_messages=False,
         most_rows=len(rows),
         clock=Clock(),
     )

@@ -5,6 +5,7 @@ from typing import Any
 from engine.protocol import Sampling, ToolChoice
 from gateway.base.catalogue import Model
 from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.content import ForeignTool
 from gateway.dialects.anthropic.features import note_features
 from gateway.dialects.anthropic.plan import plan_of
@@ -40,11 +41,16 @@ def ask_of(
     num_removed: int = 0,
     betas: str = "",
     unreadable: Unreadable = "placeholder",
+    marks_for_client: bool = False,
 ) -> Ask:
-    """`betas` is the header as it came. `unreadable` says what becomes of images and the like."""
+    """`betas` is the header as it came. `unreadable` says what becomes of images and the like.
+
+    `marks_for_client`: a request without markers gets those of the key's policy.
+    """
     _check_generation(request, version, betas)
     notepad = Notepad()
-    prepared = prepare(request, principal, version, notepad, unreadable)
+    policy = principal.auto_cache if marks_for_client else None
+    prepared = prepare(request, principal, version, notepad, unreadable, policy)
     thinking = request.thinking
     choice, schema = _demands(request, notepad)
     return Ask(
@@ -104,10 +110,12 @@ def prepare(
     version: Version,
     notepad: Notepad,
     unreadable: Unreadable,
+    policy: AutoCache | None = None,
 ) -> Plan:
     _check_shared(request, principal)
     note_features(request, notepad)
-    plan = plan_of(request, principal.scope, notepad, unreadable, principal.plan_memory)
+    memory = principal.plan_memory
+    plan = plan_of(request, principal.scope, notepad, unreadable, memory, policy)
     if version == "2026-10-21":
         _check_version_2026_10_21(request)
     return plan

@@ -3,6 +3,7 @@
 from engine.protocol import Message as PromptMessage
 from engine.protocol import ToolResultPart, ToolUsePart
 from gateway.base.errors import InvalidRequest
+from gateway.base.grants import AutoCache
 from gateway.dialects.anthropic.request import CountTokensRequest
 from gateway.dialects.anthropic.segments import lay_out
 from gateway.prompt.ignored import Notepad
@@ -17,16 +18,20 @@ def plan_of(
     notepad: Notepad | None = None,
     unreadable: Unreadable = "placeholder",
     memory: PlanMemory | None = None,
+    policy: AutoCache | None = None,
 ) -> Plan:
     """Raise InvalidRequest for content that can't be sent to an engine.
 
-    `memory` has what earlier plans made of the same prefixes.
+    `memory` has what earlier plans made of the same prefixes. `policy` is for a request in which
+    nothing is marked.
     """
     layout = lay_out(request, notepad, unreadable)
     if not layout.prompt.messages:
         raise InvalidRequest("messages: at least one message is required")
     automatic = request.cache_control.ttl if request.cache_control else None
-    plan = make_plan(layout, automatic, scope, None, memory)
+    if automatic is not None or any(slot.num_markers for slot in layout.slots):
+        policy = None
+    plan = make_plan(layout, automatic, scope, policy, memory)
     _check_roles(layout.prompt.messages)
     if plan.has_calls:
         _check_tool_results(layout.prompt.messages)

@@ -76,6 +76,7 @@ def test_a_row_counts_its_body_and_its_place() -> None:
         find_model=lambda _: A_MODEL,
         removes_nonces=True,
         unreadable="placeholder",
+        auto_cache_messages=False,
         most_rows=10,
         clock=Clock(),
     )
