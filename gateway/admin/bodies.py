@@ -16,6 +16,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.weigh import check_values
 from gateway.http.generation import check_media
 from gateway.http.services import services_of
+from gateway.ledger.workspaces import IN_WORDS
 
 _MAX_PROBLEMS = 16
 _MAX_REASON = 300
@@ -56,12 +57,17 @@ def decode_body(body: bytes, kind: type[BodyT], bounds: RequestBounds = DEFAULT_
             values[field.name] = msgspec.convert(document[name], field.type)
         except msgspec.ValidationError as error:
             # The reason ends with the path to a value inside the field.
-            problems.append(f"{name}: {str(error)[:_MAX_REASON]}")
+            problems.append(f"{name}: {_reason(str(error))[:_MAX_REASON]}")
     if (num_more := len(problems) - _MAX_PROBLEMS) > 0:
         problems[_MAX_PROBLEMS:] = [f"{num_more} more"]
     if problems:
         raise InvalidRequest("; ".join(problems))
     return kind(**values)
+
+
+def _reason(said: str) -> str:
+    """A regular expression is told in words."""
+    return next((words for pattern, words in IN_WORDS.items() if repr(pattern) in said), said)
 
 
 def given_values(body: msgspec.Struct) -> dict[str, Any]:

@@ -24,9 +24,7 @@ from gateway.limits.keyring import EFFECTIVE_SECONDS
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 _DAY_SECONDS = 86_400.0
 _YEAR_SECONDS = 31_536_000.0
-KeyName = Annotated[
-    str, Meta(min_length=1, max_length=MAX_KEY_NAME, extra_json_schema={"pattern": NAME_PATTERN})
-]
+KeyName = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME, pattern=NAME_PATTERN)]
 Moment = Annotated[datetime, Meta(tz=True)]
 
 

@@ -23,14 +23,8 @@ from gateway.limits.keyring import EFFECTIVE_SECONDS
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 NanoDollars = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-# The ledger checks ids and names, and says in words what is wrong.
-WorkspaceId = Annotated[
-    str, Meta(min_length=1, max_length=64, extra_json_schema={"pattern": ID_PATTERN})
-]
-DisplayName = Annotated[
-    str,
-    Meta(min_length=1, max_length=MAX_DISPLAY_NAME, extra_json_schema={"pattern": NAME_PATTERN}),
-]
+WorkspaceId = Annotated[str, Meta(pattern=ID_PATTERN, max_length=64)]
+DisplayName = Annotated[str, Meta(min_length=1, max_length=MAX_DISPLAY_NAME, pattern=NAME_PATTERN)]
 
 
 class WorkspaceChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -23,6 +23,11 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
 # look alike, and those of direction turn the rest of a line around.
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff"
 NAME_PATTERN = rf"^[^{_UNSEEN}]+$(?!\n)"
+IN_WORDS = {
+    ID_PATTERN: "must be 1 to 64 letters, digits, `.`, `_` or `-`, and begin with a letter or"
+    " digit",
+    NAME_PATTERN: "must have no control characters, line ends or invisible characters",
+}
 MAX_DISPLAY_NAME, MAX_KEY_NAME = 128, 64
 DEFAULT_WORKSPACE = "default"
 
@@ -129,19 +134,15 @@ class Workspaces:
 
 def check_workspace_id(workspace: str, field: str = "id") -> None:
     if not re.match(ID_PATTERN, workspace):
-        raise InvalidRequest(
-            f"{field}: must be 1 to 64 letters, digits, `.`, `_` or `-`, and begin with a letter or"
-            " digit"
-        )
+        raise InvalidRequest(f"{field}: {IN_WORDS[ID_PATTERN]}")
 
 
 def check_name(field: str, name: str, most: int) -> None:
     """Raise InvalidRequest where a name for people is not valid; `most` are characters."""
-    if len(name) > most or not re.match(NAME_PATTERN, name):
-        raise InvalidRequest(
-            f"{field}: must be 1 to {most} characters, none of them a control character or an"
-            " invisible one"
-        )
+    if not 1 <= len(name) <= most:
+        raise InvalidRequest(f"{field}: must have 1 to {most} characters")
+    if not re.match(NAME_PATTERN, name):
+        raise InvalidRequest(f"{field}: {IN_WORDS[NAME_PATTERN]}")
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
