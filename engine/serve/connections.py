@@ -7,6 +7,7 @@ chunk of one byte costs the event loop as much as one of a thousand.
 
 import asyncio
 import resource
+import sys
 
 import httptools
 import msgspec
@@ -31,8 +32,18 @@ DESCRIPTORS_SHARE = 0.75
 """Of the process's descriptors, for connections. The store and workers need some too."""
 
 
+def raise_descriptor_limit() -> None:
+    """As many descriptors as the system lets the process have.
+
+    Shells give 1,024, and each request of a gateway has a connection, also while it waits.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def max_connections() -> int:
-    return int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * DESCRIPTORS_SHARE)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else int(soft * DESCRIPTORS_SHARE)
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -10,7 +10,7 @@ import uvicorn
 from litestar import Litestar
 
 from engine.serve.calls import AccessLog
-from engine.serve.connections import BoundedProtocol
+from engine.serve.connections import BoundedProtocol, raise_descriptor_limit
 from engine.serve.health import ServedEngine
 from engine.settings import Settings
 
@@ -26,6 +26,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Litestar, host: ServedEngine, settings: Settings) -> None:
         self._engine = host
+        raise_descriptor_limit()
         super().__init__(
             uvicorn.Config(
                 AccessLog(app) if settings.access_log else app,

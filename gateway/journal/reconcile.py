@@ -40,6 +40,8 @@ _SWEEP_SECONDS = 30.0
 _FIRST_SWEEP_SECONDS = 1.0
 # The journal's thread looks up so many turns at once. Other turns wait for it meanwhile.
 _SWEEP_COUNTS = 500
+# Turns that are closed at once. All of them have one deadline of the journal's.
+_CLOSED_TOGETHER = 256
 _PATIENCE_SECONDS = 10.0
 # The time for an engine that does not answer. It may come back with the counts.
 _AWAY_SECONDS = 300.0
@@ -311,14 +313,15 @@ class Reconciler:
     async def _close(self, leftovers: Iterable[_Leftover], result: str) -> None:
         """Close turns together, so that they share writes to the disk.
 
-        Raises what the journal raised for one of them once all have ended.
+        Raises what the journal raised for one of them once all of its group have ended.
         """
-        done = await asyncio.gather(
-            *(self._close_one(leftover, result) for leftover in leftovers), return_exceptions=True
-        )
-        for failure in done:
-            if failure is not None:
-                raise failure
+        waiting = list(leftovers)
+        for start in range(0, len(waiting), _CLOSED_TOGETHER):
+            group = waiting[start : start + _CLOSED_TOGETHER]
+            closing = (self._close_one(leftover, result) for leftover in group)
+            for failure in await asyncio.gather(*closing, return_exceptions=True):
+                if failure is not None:
+                    raise failure
 
     async def _close_one(self, leftover: _Leftover, result: str) -> None:
         if not leftover.is_charged:

@@ -6,6 +6,7 @@ is told by the tool's schema, and so is whether elements are a list or an object
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.text.formats.argument_types import resolve, types_of, value_of
@@ -17,26 +18,40 @@ _MAX_DEPTH = 64
 _STRING = frozenset({"string"})
 
 
-def value_of_elements(
-    text: str, prefix: str, schema: Any, root: dict[str, Any], depth: int = 0
-) -> Any:
+def value_of_elements(text: str, prefix: str, schema: Any, root: dict[str, Any]) -> Any:
     """The value of what stands between an argument's tags. `root` is the tool's whole schema."""
-    types = types_of(schema, root)
-    children = None if depth > _MAX_DEPTH or types == _STRING else _children(text, prefix)
-    if children is None:
-        if not text.strip() and "string" not in types and types & {"array", "object"}:
-            return [] if "array" in types else {}
-        return value_of(text, types)
-    inner = resolve(schema, root) if isinstance(schema, dict) else {}
-    if "array" in types and all(name == _ITEM for name, _ in children):
-        items = inner.get("items")
-        return [value_of_elements(each, prefix, items, root, depth + 1) for _, each in children]
-    properties = inner.get("properties")
-    known: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
-    return {
-        name: value_of_elements(each, prefix, known.get(name), root, depth + 1)
-        for name, each in children
-    }
+    return _Elements(prefix, root).value(text, schema, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """Reads one argument. A schema is looked at once, however many elements of it there are."""
+
+    prefix: str
+    root: dict[str, Any]
+    _types: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def value(self, text: str, schema: Any, depth: int) -> Any:
+        types = self._types_of(schema)
+        is_plain = depth > _MAX_DEPTH or types == _STRING
+        children = None if is_plain else _children(text, self.prefix)
+        if children is None:
+            if not text.strip() and "string" not in types and types & {"array", "object"}:
+                return [] if "array" in types else {}
+            return value_of(text, types)
+        inner = resolve(schema, self.root) if isinstance(schema, dict) else {}
+        if "array" in types and all(name == _ITEM for name, _ in children):
+            items = inner.get("items")
+            return [self.value(each, items, depth + 1) for _, each in children]
+        properties = inner.get("properties")
+        known: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+        return {name: self.value(each, known.get(name), depth + 1) for name, each in children}
+
+    def _types_of(self, schema: Any) -> frozenset[str]:
+        # The root keeps its parts alive, so no other schema gets the id of one.
+        if id(schema) not in self._types:
+            self._types[id(schema)] = types_of(schema, self.root)
+        return self._types[id(schema)]
 
 
 def _children(text: str, prefix: str) -> list[tuple[str, str]] | None:

@@ -29,7 +29,7 @@ def plan_of(
     if not layout.prompt.messages:
         raise InvalidRequest("messages: at least one message is required")
     automatic = request.cache_control.ttl if request.cache_control else None
-    if automatic is not None or any(slot.num_markers for slot in layout.slots):
+    if policy and (automatic or any(slot.num_markers for slot in layout.slots)):
         policy = None
     plan = make_plan(layout, automatic, scope, policy, memory)
     _check_roles(layout.prompt.messages)

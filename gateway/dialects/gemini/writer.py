@@ -92,7 +92,7 @@ class GeminiWriter:
     _thinking_tokens: int = 0
     _extension: Holdfast | UnsetType = UNSET
     _calls: dict[int, _Call] = field(default_factory=dict)
-    _quoted: dict[int, str] = field(default_factory=dict)
+    _quoted: dict[int, list[str]] = field(default_factory=dict)
     _ended: dict[int, Candidate] = field(default_factory=dict)
 
     def write(self, frame: Frame) -> Iterator[GenerateContentResponse]:
@@ -103,7 +103,7 @@ class GeminiWriter:
                 found = extension_of(frame, self.found, self.paths)
                 self._extension = msgspec.structs.replace(found, written_tokens=written)
             case TextDelta(text=text, choice=choice) if self.is_enum:
-                self._quoted[choice] = self._quoted.get(choice, "") + text
+                self._quoted.setdefault(choice, []).append(text)
             case TextDelta(text=text, choice=choice, logprobs=drawn):
                 yield from self._complete(choice)
                 yield self._say(choice, Part(text=text), logprobs_of(drawn))
@@ -142,7 +142,7 @@ class GeminiWriter:
         self._thinking_tokens += frame.thinking_tokens
         reason = _REASONS[frame.reason]
         call = self._calls.pop(frame.choice, None)
-        said = Part(text=_word_in(self._quoted.get(frame.choice, "")))
+        said = Part(text=_word_in("".join(self._quoted.get(frame.choice, []))))
         part = call.part() if call is not None else said
         if part is None:
             part = Part(text="")

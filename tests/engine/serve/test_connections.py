@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -183,3 +184,11 @@ async def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.Monke
         assert (await kept[0][0].read()).startswith(b"HTTP/1.1 200")
         for _, each in kept:
             each.close()
+
+
+@pytest.mark.parametrize(("soft", "most"), [(1024, 768), (resource.RLIM_INFINITY, 10**9)])
+def test_an_endless_number_of_descriptors_is_no_bound_of_zero(
+    monkeypatch: pytest.MonkeyPatch, soft: int, most: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert connections.max_connections() >= most

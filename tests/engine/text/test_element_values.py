@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from engine.text.formats import element_values
 from engine.text.formats.element_values import value_of_elements
 
 SCHEMA: dict[str, Any] = {
@@ -61,3 +62,17 @@ def test_a_deep_nest_ends() -> None:
     while isinstance(value, dict):
         value, depth = value["a"], depth + 1
     assert 10 < depth < 100 and isinstance(value, str)
+
+
+def test_a_schema_is_looked_at_once_however_many_elements_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[object] = []
+    real = element_values.types_of
+    monkeypatch.setattr(
+        element_values, "types_of", lambda *given: (looked.append(given[0]), real(*given))[1]
+    )
+    items = {"type": "array", "items": {"anyOf": [{"type": "integer"}] * 100}}
+    text = "~<item>1~</item>" * 500
+    assert value_of_elements(text, "~", items, {}) == [1] * 500
+    assert len(looked) == 2
