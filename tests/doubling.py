@@ -30,12 +30,12 @@ _CLEAR_GROWTH = 2.15
 """Half of these 15%: after as many turns as the first measurement has runs, this needs no more."""
 FLOOR_SECONDS = 0.002
 """Below this what does not grow, and the clock's steps, are most of it."""
-_LEAST_SECONDS = 0.01
+_LEAST_SECONDS = 0.02
 _HEAP_ROUNDS = 6000
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MOST_KEPT = 32 << 20
-_TRIES = 2
+_TRIES = 3
 _MORE_TRIES = 20
 _ROUNDS = 3
 _MORE_ROUNDS = 15

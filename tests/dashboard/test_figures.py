@@ -31,7 +31,7 @@ NUM_TURNS = 700
 HOUR_MS = 3_600_000
 
 
-SEEDS = (7, 11, pytest.param(23, marks=pytest.mark.slow))
+SEEDS = (7, 11, 23)
 
 
 def turns(seed: int) -> Iterator[Row]:

@@ -119,7 +119,7 @@ def test_negative_savings(monkeypatch: pytest.MonkeyPatch, gateways: Gateways, p
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_twenty_thousand_rows(
+def test_a_hundred_thousand_rows(
     monkeypatch: pytest.MonkeyPatch, gateways: Gateways, page: str
 ) -> None:
     """The gateway sums them: no page gets more than it draws."""

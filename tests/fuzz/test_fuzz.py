@@ -30,7 +30,7 @@ def play(server: Server, sequences: int) -> Player:
 
 def test_native_engines_count_as_the_contract_says(tmp_path: Path) -> None:
     with by_protocol(tmp_path) as server:
-        tally = play(server, 12).tally
+        tally = play(server, 20).tally
     assert [what for what in EXERCISED if not tally[what]] == []
 
 

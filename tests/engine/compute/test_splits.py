@@ -15,7 +15,7 @@ from tests.engine.compute.test_engine_exactness import FAMILIES, Models, RealEng
 from tests.engine.compute.tiny import TinyModel
 from tests.engine.schedule.harness import Sent
 
-NUM_PROMPTS = int(os.environ.get("EXACT_PROMPTS", "1"))
+NUM_PROMPTS = int(os.environ.get("EXACT_PROMPTS", "2"))
 NUM_SPLITS = 3
 Way = Callable[[TinyModel, random.Random, list[int], int], RealEngine]
 

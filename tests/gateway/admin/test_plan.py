@@ -21,7 +21,7 @@ from tests.gateway.serving import ADMIN_KEY, eventually, serve_gateway
 
 __all__ = ["data"]
 SMALL = {"made": {"tenants": 1, "conversations": 2, "turns": 3}, "device_gib": 24}
-LONG = {"made": {"tenants": 50, "conversations": 40, "turns": 10}, "device_gib": 24}
+LONG = {"made": {"tenants": 50, "conversations": 100, "turns": 10}, "device_gib": 24}
 RANGE = {"since_ms": DAY_MS, "until_ms": DAY_MS + 3_600_000}
 HEADERS = {"x-api-key": ADMIN_KEY}
 

@@ -2,7 +2,7 @@
 
 import os
 
-EVERY = int(os.environ.get("CUT_EVERY", "16"))
+EVERY = int(os.environ.get("CUT_EVERY", "6"))
 """1 for every byte (`scripts/long_tests cuts`)."""
 _NEAR = 2
 
