@@ -55,6 +55,11 @@ class Book:
         self._group = group
         self._buffer = bytearray()
 
+    @property
+    def end(self) -> tuple[int, int]:
+        """The number of the newest segment, and the end of what is on disk of it in bytes."""
+        return self.files.number, self.files.tail
+
     def begin(self) -> None:
         """Begin a group. Raise OSError. Changes do it by themselves, reads need not."""
         if self.files.is_full:

@@ -7,6 +7,8 @@ Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotte
 checksum; damaged lines are left out. The first line is `=INSTANCE`, and `@SECONDS` tells when the
 lines behind it were written, since 1970. `*NUMBER` tells how many turns had been forgotten before
 the lines behind it. The journal counts them too, so that a list that lacks names is known as such.
+`#SEGMENT_END` tells how far the newest segment was on disk, in bytes. Without it a segment that was
+cut could not be told from one that a crash of the machine has torn.
 """
 
 import os
@@ -23,7 +25,8 @@ FORGOTTEN_SECONDS = 86_400
 """For so long a forgotten turn is remembered, and must be in the ledger: retention leaves it there
 for two days."""
 _CLOCK_SECONDS = 60
-_LINE = re.compile(rb"([+=@*-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"([+=@*#-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
+_END = re.compile(r"(\d{1,19})_(\d{1,19})")
 
 
 @dataclass(slots=True)
@@ -32,7 +35,7 @@ class Told:
 
     `num_forgotten` is the number of turns ever forgotten, as far as the list has it; `base` was
     that number when the list was begun, -1 where it is not known. `gone` are the turns that were
-    forgotten since.
+    forgotten since. Segment `end[0]` was on disk up to byte `end[1]`, or further.
     """
 
     instance: str | None = None
@@ -41,6 +44,7 @@ class Told:
     forgotten: list[str] = field(default_factory=list)
     base: int = -1
     num_forgotten: int = 0
+    end: tuple[int, int] = (0, 0)
 
 
 def names_of(directory: Path) -> list[Path]:
@@ -61,6 +65,7 @@ def read(paths: Sequence[Path]) -> Told:
         merged.gone |= told.gone
         merged.forgotten = list(dict.fromkeys([*merged.forgotten, *told.forgotten]))
     merged.alive -= merged.gone
+    merged.end = max(told.end for told in newest)
     merged.num_forgotten = max(merged.num_forgotten, max(base, 0) + len(merged.gone))
     return merged
 
@@ -82,6 +87,8 @@ def _read(path: Path) -> Told:
             is_recent = now - int(turn_id) < FORGOTTEN_SECONDS
         elif found[1] == b"*":
             told.base = told.num_forgotten = int(turn_id)
+        elif found[1] == b"#":
+            told.end = max(told.end, _end(turn_id))
         elif found[1] == b"+":
             told.alive.add(turn_id)
         else:
@@ -97,34 +104,43 @@ class LiveIds:
     """The lists while the journal is open; all methods are called from the journal's thread."""
 
     def __init__(
-        self, paths: Sequence[Path], instance: str, alive: Iterable[str], num_forgotten: int
+        self,
+        paths: Sequence[Path],
+        instance: str,
+        alive: Iterable[str],
+        num_forgotten: int,
+        end: tuple[int, int],
     ) -> None:
+        """`end` as in `Told`."""
         self._lists = [_List(path) for path in paths]
         self._instance = instance
         self._clock = 0
-        self.rewrite(alive, num_forgotten)
+        self._end = end
+        self.rewrite(alive, num_forgotten, end)
 
     @property
     def is_long(self) -> bool:
         return any(one.num_bytes > MAX_BYTES for one in self._lists)
 
-    def rewrite(self, alive: Iterable[str], num_forgotten: int) -> None:
+    def rewrite(self, alive: Iterable[str], num_forgotten: int, end: tuple[int, int]) -> None:
         """Begin anew with what is alive."""
-        content = _line(b"=", self._instance) + _line(b"*", str(num_forgotten))
+        content = _line(b"=", self._instance) + _line(b"*", str(num_forgotten)) + _end_line(end)
         content += b"".join(_line(b"+", each) for each in alive)
         for one in self._lists:
             one.rewrite(content)
         self._clock = 0
 
-    def add(self, recorded: Sequence[str], forgotten: Sequence[str]) -> None:
-        if not recorded and not forgotten:
+    def add(self, recorded: Sequence[str], forgotten: Sequence[str], end: tuple[int, int]) -> None:
+        if not recorded and not forgotten and end == self._end:
             return
+        self._end = end
         lines = [_line(b"+", each) for each in recorded]
         now = int(time.time())
         if forgotten and now - self._clock >= _CLOCK_SECONDS:
             self._clock = now
             lines.append(_line(b"@", str(now)))
-        content = b"".join(lines + [_line(b"-", each) for each in forgotten])
+        lines += [_line(b"-", each) for each in forgotten]
+        content = b"".join([*lines, _end_line(end)])
         for one in self._lists:
             one.add(content)
 
@@ -163,3 +179,12 @@ class _List:
 def _line(mark: bytes, turn_id: str) -> bytes:
     name = turn_id.encode()
     return b"%b%b %08x\n" % (mark, name, crc32(mark + name))
+
+
+def _end_line(end: tuple[int, int]) -> bytes:
+    return _line(b"#", f"{end[0]}_{end[1]}")
+
+
+def _end(text: str) -> tuple[int, int]:
+    found = _END.fullmatch(text)
+    return (int(found[1]), int(found[2])) if found is not None else (0, 0)

@@ -7,7 +7,8 @@ journal of before, which was a database of SQLite, is taken over in the same way
 Turns whose record is gone are set aside by name, as *lost*. If the lists of names are shorter than
 the journal's own count, that is reported: the ledger may have lost some of those turns, and they
 can't be named. A journal that has lost something gets a new instance. `recover --instance` can then
-make rows from what engines counted for the old instance.
+make rows from what engines counted for the old instance. A turn that was open before what is lost
+may have been closed in it: it is named too, and then settled as any open turn.
 
 Each start begins a new segment. Nothing is written behind what a crash left.
 """
@@ -44,9 +45,9 @@ def open_journal(directory: Path, max_bytes: int) -> Opened:
     """Raise OSError or sqlite3.Error where the journal can't be opened in any way."""
     lists = live_ids.names_of(directory)
     told = live_ids.read(lists)
-    found, old = read_journal(directory), read_old(directory)
+    found, old = read_journal(directory, told.end), read_old(directory)
     book = _book(directory, max_bytes, found, old, told)
-    _tell_of_damage(found)
+    _tell_of_damage(found, told)
     try:
         _bring_over(book, found, old, told)
         if found.damaged:
@@ -60,7 +61,7 @@ def open_journal(directory: Path, max_bytes: int) -> Opened:
         number = state.num_forgotten - told.num_forgotten
         get_logger("journal").error("names_missing", file=str(lists[0]), number=number)
     held = [*state.open, *state.closed]
-    ids = live_ids.LiveIds(lists, book.instance, held, state.num_forgotten)
+    ids = live_ids.LiveIds(lists, book.instance, held, state.num_forgotten, book.end)
     return Opened(book, ids, told.forgotten)
 
 
@@ -134,13 +135,16 @@ def _set_aside(book: Book, turn_id: str, reason: str, content: bytes | None) -> 
     book.put_aside(turn_id, reason, content)
 
 
-def _tell_of_damage(found: Found) -> None:
+def _tell_of_damage(found: Found, told: live_ids.Told) -> None:
     for number, damage in found.damaged.items():
         name = path_of(Path(), number).name
         get_logger("journal").error("journal_damaged", file=name, error=damage)
     for number in found.missing:
         name = path_of(Path(), number).name
         get_logger("journal").error("journal_damaged", file=name, error="it is gone")
+    for turn_id in found.unsure:
+        if turn_id not in told.gone:
+            get_logger("journal").error("turn_unsure", turn=turn_id, reason="its close may be lost")
 
 
 def _move(directory: Path, book: Book, numbers: list[int]) -> None:

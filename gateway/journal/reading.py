@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.journal import live_ids
 from gateway.journal.files import segment_files
 from gateway.journal.segments import Kind, Record, Scan, decode, scan
 from gateway.journal.state import Head, Place, State
 
 _NUM_LOOKS = 10
 _HEAD_BYTES = 64 << 10
+_END_OF_ALL = 1 << 62
 _decode_head = msgspec.json.Decoder(Head).decode
 
 
@@ -22,7 +24,9 @@ class Found:
     `ends` are where the records of each segment end. A crash of the machine has left `torn`: its
     end is before what is broken, and sound records may stand behind that. `damaged` tells by
     segment what else is wrong; `missing` segments are not there. `broken` are turns whose latest
-    record is not what was written, with the record's kind and what is left of it.
+    record is not what was written, with the record's kind and what is left of it. `lost_at` is the
+    last place, segment and byte, at which records may be gone without a trace. `unsure` turns were
+    open before it, so that their close may be gone.
     """
 
     state: State = field(default_factory=State)
@@ -33,10 +37,15 @@ class Found:
     damaged: dict[int, str] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     broken: dict[str, tuple[Kind, bytes]] = field(default_factory=dict)
+    lost_at: tuple[int, int] = (0, 0)
+    unsure: list[str] = field(default_factory=list)
 
 
-def read_journal(directory: Path) -> Found:
-    """Raise OSError."""
+def read_journal(directory: Path, synced: tuple[int, int] = (0, 0)) -> Found:
+    """`synced` tells a segment and how far it was on disk at least (`live_ids.Told.end`).
+
+    Raise OSError.
+    """
     found, paths = Found(), segment_files(directory)
     heads = {number: _head_of(path) for number, path in paths.items()}
     for number, head in heads.items():
@@ -50,13 +59,23 @@ def read_journal(directory: Path) -> Found:
         end = told.get(number)
         if end is not None and len(content) < end:
             found.damaged[number] = f"it ends at {len(content)} of {end} bytes"
-        _read_segment(found, number, content if end is None else content[:end], newest, end)
+        least = synced[1] if number == synced[0] else 0
+        _read_segment(found, number, content if end is None else content[:end], newest, end, least)
         found.state.keep()
     if found.head is not None:
         found.state.num_forgotten = max(found.state.num_forgotten, found.head.forgotten)
         found.state.keep()
     oldest = min(paths, default=0)
     found.missing = [number for number in sorted(told) if number > oldest and number not in paths]
+    if synced[0] > newest:
+        found.missing.append(synced[0])
+    if found.missing:
+        found.lost_at = max(found.lost_at, (found.missing[-1], 0))
+    found.unsure = [
+        turn_id
+        for turn_id, place in found.state.open.items()
+        if (place.segment, place.offset) < found.lost_at and turn_id not in found.broken
+    ]
     return found
 
 
@@ -64,8 +83,12 @@ def look(directory: Path) -> Found:
     """As `read_journal`, of a journal whose gateway may run. Raise OSError."""
     for _ in range(_NUM_LOOKS):
         with suppress(FileNotFoundError):  # a segment that was drained meanwhile
-            return read_journal(directory)
-    return read_journal(directory)
+            return _read_with_lists(directory)
+    return _read_with_lists(directory)
+
+
+def _read_with_lists(directory: Path) -> Found:
+    return read_journal(directory, live_ids.read(live_ids.names_of(directory)).end)
 
 
 def set_aside_in(directory: Path) -> list[tuple[str, str, str, int]]:
@@ -97,17 +120,23 @@ def _head(record: Record) -> Head | None:
 
 
 def _read_segment(
-    found: Found, number: int, content: bytes, newest: int, told_end: int | None
+    found: Found, number: int, content: bytes, newest: int, told_end: int | None, least: int
 ) -> None:
+    """The segment counts up to `told_end`, where a later head tells it, or to `least` at least."""
     scanned = scan(content)
     found.ends[number] = scanned.end if told_end is None else told_end
-    if told_end == 0 or (told_end is None and not scanned.records and not scanned.holes):
+    synced = least if told_end is None else told_end
+    if not synced and (told_end == 0 or not (scanned.records or scanned.holes)):
         return  # begun, and nothing in it was acknowledged
+    first_broken = scanned.first_broken
     is_torn = number == newest and scanned.is_torn
-    if is_torn and scanned.first_broken is not None:
-        found.torn, found.ends[number] = number, scanned.first_broken
-    if (damage := _damage_of(scanned, number, is_torn, told_end)) is not None:
+    if is_torn and first_broken is not None:
+        is_torn = first_broken >= synced
+    if is_torn and first_broken is not None:
+        found.torn, found.ends[number] = number, first_broken
+    if (damage := _damage_of(scanned, number, is_torn, synced)) is not None:
         found.damaged.setdefault(number, damage)
+        found.lost_at = max(found.lost_at, (number, _lost_at(scanned, number, synced)))
     for record in scanned.records:
         found.group = max(found.group, record.group)
         if record.payload is not None:
@@ -118,20 +147,31 @@ def _read_segment(
             found.broken[record.turn_id] = (record.kind, left)
 
 
-def _damage_of(scanned: Scan, number: int, is_torn: bool, told_end: int | None) -> str | None:
+def _damage_of(scanned: Scan, number: int, is_torn: bool, synced: int) -> str | None:
     first = scanned.records[0] if scanned.records else None
     head = _head(first) if first is not None and first.kind is Kind.HEAD else None
     if first is None or first.offset or head is None:
         return "its head is gone"
     if head.number != number:
         return f"it is a copy of segment {head.number}"
-    if told_end is not None and scanned.end < told_end:
-        return f"its records end at {scanned.end} of {told_end} bytes"
+    if scanned.end < synced:
+        return f"its records end at {scanned.end} of {synced} bytes"
     if scanned.is_whole or is_torn:
         return None
     holes = ", ".join(f"{start} to {stop}" for start, stop in scanned.holes[:5])
     broken = sum(record.payload is None for record in scanned.records)
     return f"{len(scanned.holes)} holes ({holes}), {broken} broken records"
+
+
+def _lost_at(scanned: Scan, number: int, synced: int) -> int:
+    """Where the last records may be gone of which nothing tells the turn."""
+    first = scanned.records[0] if scanned.records else None
+    head = _head(first) if first is not None and first.kind is Kind.HEAD else None
+    if head is not None and head.number != number:
+        return _END_OF_ALL  # none of its own is left
+    if scanned.end < synced:
+        return scanned.end
+    return max((start for start, _ in scanned.holes), default=0)
 
 
 def _apply(found: Found, number: int, record: Record) -> None:

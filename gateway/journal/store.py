@@ -206,7 +206,7 @@ class Store:
         finally:
             # Nothing is left to undo after a commit.
             self._book.undo()
-        self._note_ids(jobs)
+        self._note(jobs)
         if any(job.kind in _ENDS for job in jobs):
             self._clean()
         self._count()
@@ -222,13 +222,13 @@ class Store:
         finally:
             self._book.undo()
 
-    def _note_ids(self, jobs: list[Job]) -> None:
+    def _note(self, jobs: list[Job]) -> None:
         opened = [each for job in jobs if job.kind == "open" for each in job.turn_ids]
         gone = [each for job in jobs if job.kind in ("forget", "aside") for each in job.turn_ids]
-        self._ids.add(opened, gone)
+        state, end = self._book.state, self._book.end
+        self._ids.add(opened, gone, end)
         if self._ids.is_long:
-            state = self._book.state
-            self._ids.rewrite([*state.open, *state.closed], state.num_forgotten)
+            self._ids.rewrite([*state.open, *state.closed], state.num_forgotten, end)
 
     def _refuse(self, job: Job, error: Exception) -> None:
         # A turn that is there already is the caller's mistake. The disk is well.

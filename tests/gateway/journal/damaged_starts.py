@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
-from gateway.journal.reading import read_journal
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.writer import Journal
 from gateway.ledger.check import problems, stored_turns
@@ -37,6 +36,7 @@ _STEPS = 40
 _TELLING = (
     "set_aside",
     "turn_lost",
+    "turn_unsure",
     "lost_turns",
     "journal_damaged",
     "ledger_damage",
@@ -67,7 +67,8 @@ class Found:
     """What there is after a start. `ledger_is_gone`: the ledger as a whole is said to be broken."""
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    waiting: set[str] = field(default_factory=set)
+    open: set[str] = field(default_factory=set)
+    closed: dict[str, tuple[str, int]] = field(default_factory=dict)
     named: str = ""
     ledger_is_gone: bool = False
 
@@ -81,7 +82,9 @@ def judge(truth: dict[str, Truth], found: Found, outcome: Outcome) -> None:
     hurt = {"journal" if each.startswith("journal/") else "ledger" for each in outcome.damages}
     for turn_id, true in truth.items():
         row = found.rows.get(turn_id)
-        if (row is not None and true.is_row(row)) or turn_id in found.waiting:
+        is_row = row is not None and true.is_row(row)
+        is_open = true.stage == "open" and turn_id in found.open
+        if is_row or is_open or found.closed.get(turn_id) == true.end:
             outcome.intact.append(turn_id)
             continue
         was_in = "ledger" if true.stage == "drained" else "journal"
@@ -162,12 +165,19 @@ async def _start_here(
     except GatewayError as error:
         said.append(str(error))
         found.ledger_is_gone = True
-    waiting = [*await journal.open_turns(), *await journal.closed_turns(1000)]
-    found.waiting = {each.id for each in waiting}
-    said += await journal.set_aside_turns()
+    said += await _look_into(journal, found)
     await ledger.close()
     await journal.stop()
     return said, found
+
+
+async def _look_into(journal: Journal, found: Found) -> list[str]:
+    """Note what waits in the journal; return what was set aside."""
+    found.open = {each.id for each in await journal.open_turns()}
+    found.closed = {
+        each.id: (each.outcome, each.output_tokens) for each in await journal.closed_turns(1000)
+    }
+    return await journal.set_aside_turns()
 
 
 async def _rows(ledger: Ledger) -> dict[str, dict[str, Any]]:
@@ -212,7 +222,7 @@ def start_a_gateway(data: Path, truth: dict[str, Truth], outcome: Outcome) -> No
     is_gone = bool(migrated.returncode or (health and health["ledger"]))
     is_gone |= any("the ledger's file is damaged" in each for each in _damage(health))
     found = Found(ledger_is_gone=is_gone)
-    found.rows, found.waiting, aside = _left_in(data)
+    aside = asyncio.run(_left_in(data, found))
     lines = [migrated.stderr, *_telling(told), json.dumps(health), *aside]
     _conclude(truth, found, outcome, lines)
 
@@ -247,21 +257,17 @@ def _settled(url: str, process: "subprocess.Popen[bytes]") -> dict[str, Any] | N
     return dict(health)
 
 
-def _left_in(data: Path) -> tuple[dict[str, dict[str, Any]], set[str], list[str]]:
-    """Rows of the ledger, and what waits in the journal and what was set aside there."""
-
-    async def read() -> dict[str, dict[str, Any]]:
+async def _left_in(data: Path, found: Found) -> list[str]:
+    """Note the ledger's rows and what waits in the journal; return what was set aside there."""
+    if (data / "ledger.db").exists():
         ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
-        try:
-            return await _rows(ledger)
-        except (GatewayError, ValueError):
-            return {}
-        finally:
-            await ledger.close()
-
-    rows = asyncio.run(read()) if (data / "ledger.db").exists() else {}
-    state = read_journal(data / "journal").state
-    return rows, {*state.open, *state.closed}, list(state.aside)
+        with suppress(GatewayError, ValueError):
+            found.rows = await _rows(ledger)
+        await ledger.close()
+    journal = Journal(data / "journal")
+    aside = await _look_into(journal, found)
+    await journal.stop()
+    return aside
 
 
 def _wrong_sums(data: Path) -> list[str]:

@@ -34,6 +34,11 @@ class Truth:
     stage: Stage
     row: dict[str, Any]
 
+    @property
+    def end(self) -> tuple[str, int]:
+        """The outcome and the output tokens."""
+        return self.row["outcome"], self.row["output_tokens"]
+
     def is_row(self, row: dict[str, Any]) -> bool:
         return all(row[name] == value for name, value in self.row.items())
 
@@ -58,7 +63,6 @@ def _turn(journal: Journal, number: int) -> TurnRecord:
         stream=False,
         opened_at=NOW,
         fingerprint=b"f" * (number * 97 % 5000),
-        output_tokens=number,
     )
 
 
@@ -76,6 +80,12 @@ def _truth_of(turn: TurnRecord, stage: Stage) -> Truth:
     return Truth(stage, row)
 
 
+def _stage_of(number: int) -> Stage:
+    if number < DRAINED:
+        return "drained"
+    return "closed" if number < DRAINED + CLOSED else "open"
+
+
 async def _nobody(_engine: str, _turns: list[str]) -> None: ...
 
 
@@ -83,26 +93,24 @@ async def prepare(data: Path) -> dict[str, Truth]:
     """Turns of all stages under `data`, and beside it the files as a kill would leave them, before
     (`earlier`) and after (`killed`) the last turns. What must become of each, by id.
 
-    The journal is small, so that it has several segments."""
+    The journal is small, so that it has several segments. While a turn is open five others are
+    opened, so the record of its close may stand in a later segment than that of its opening."""
     await asyncio.to_thread(migrate, DatabaseSettings(data=data))
     journal = Journal(data / "journal", _MAX_BYTES)
     ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
     drain = Drain(journal, ledger.insert_turns, _nobody, Metrics(), ledger.known)
-    truth: dict[str, Truth] = {}
-    for number in range(1, OPEN + CLOSED + DRAINED + 1):
-        turn = _turn(journal, number)
-        if number == DRAINED // 2:
-            shutil.copytree(data, data.parent / "earlier")
+    turns = [_turn(journal, number) for number in range(1, OPEN + CLOSED + DRAINED + 1)]
+    for number, turn in enumerate(turns):
         await journal.open(turn)
-        if number <= DRAINED + CLOSED:
-            turn.outcome = "stop"
-            await journal.close(turn)
-        if number <= DRAINED:
+        if (done := number - OPEN) < 0:
+            continue
+        turns[done].outcome, turns[done].output_tokens = "stop", done + 1
+        await journal.close(turns[done])
+        if done < DRAINED:
             await drain.step()
-        stage: Stage = (
-            "drained" if number <= DRAINED else "closed" if number <= DRAINED + CLOSED else "open"
-        )
-        truth[turn.id] = _truth_of(turn, stage)
+        if done == DRAINED // 2:
+            shutil.copytree(data, data.parent / "earlier")
+    truth = {turn.id: _truth_of(turn, _stage_of(n)) for n, turn in enumerate(turns)}
     shutil.copytree(data, data.parent / "killed")
     await ledger.close()
     await journal.stop()

@@ -11,9 +11,9 @@ from gateway.journal.live_ids import LiveIds, names_of, read
 def written(folder: Path) -> list[Path]:
     """Lists that were begun with `a`; then `b` to `d` came and `a` and `b` went."""
     paths = names_of(folder)
-    ids = LiveIds(paths, "i", ["a"], 7)
-    ids.add(["b", "c"], [])
-    ids.add(["d"], ["a", "b"])
+    ids = LiveIds(paths, "i", ["a"], 7, (1, 100))
+    ids.add(["b", "c"], [], (1, 300))
+    ids.add(["d"], ["a", "b"], (2, 50))
     ids.close()
     return paths
 
@@ -36,7 +36,7 @@ def take_another_file(path: Path) -> None:
 
 def begin_earlier(path: Path) -> None:
     """As it was before it was last begun anew: `z` went meanwhile."""
-    LiveIds([path], "i", ["z"], 3).close()
+    LiveIds([path], "i", ["z"], 3, (1, 20)).close()
 
 
 def lose_its_base(path: Path) -> None:
@@ -59,6 +59,7 @@ def test_one_whole_list_is_enough(
     told = read(paths)
     assert (told.instance, told.alive, told.num_forgotten) == ("i", {"c", "d"}, 9)
     assert told.forgotten == ["a", "b"]
+    assert told.end == (2, 50)
 
 
 def test_lists_that_lack_different_lines_are_whole_together(tmp_path: Path) -> None:
@@ -73,3 +74,4 @@ def test_lists_that_lack_different_lines_are_whole_together(tmp_path: Path) -> N
 def test_without_lists_nothing_is_told(tmp_path: Path) -> None:
     told = read(names_of(tmp_path))
     assert (told.instance, told.alive, told.num_forgotten) == (None, set(), 0)
+    assert told.end == (0, 0)

@@ -1,5 +1,7 @@
 """The format of segments: cuts and damage give a prefix or a named hole, and no wrong record."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from gateway.journal.files import segment_files
+from gateway.journal.live_ids import names_of
 from gateway.journal.opening import open_journal
 from gateway.journal.reading import Found, read_journal
 from gateway.journal.segments import MAGIC, Kind, Record, encode, scan
 from gateway.journal.state import Head
+from gateway.journal.writer import Journal
+from tests.gateway.journal import test_journal
 
 IDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789_", min_size=1, max_size=64)
 TURNS = st.sampled_from([Kind.OPEN, Kind.CLOSE])
@@ -201,3 +207,66 @@ def test_what_stands_behind_the_end_that_the_next_head_tells_was_never_acknowled
     (tmp_path / "segment-0000000002").write_bytes(contents[1] + refused)
     found = read_journal(tmp_path)
     assert "msg_refused" not in found.state and not found.damaged
+
+
+def cut_behind_the_opening(path: Path) -> None:
+    """At the end of a record, as no crash would leave what was synced."""
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(MAGIC)])
+
+
+def tear_the_close(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(MAGIC) + 30])
+
+
+def clear_the_close(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(MAGIC)].ljust(len(content), b"\0"))
+
+
+def delete_the_newest(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_behind_the_opening, tear_the_close, clear_the_close, delete_the_newest]
+)
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_turn_whose_close_may_be_in_what_was_lost_is_named(
+    tmp_path: Path, damage: Callable[[Path], None], is_told: bool
+) -> None:
+    """The lists tell how far the newest segment was on disk. A crash of the machine may leave
+    lists that tell of less, and then what looks torn is no damage."""
+    directory = tmp_path / "journal"
+
+    async def make() -> str:
+        journal = Journal(directory)
+        early, late = test_journal.record(journal, 1), test_journal.record(journal, 2)
+        await journal.open(early)
+        kept = {path: path.read_bytes() for path in names_of(directory)}
+        await journal.stop()
+        journal = Journal(directory)  # another segment
+        await journal.open(late)
+        early.outcome = "stop"
+        await journal.close(early)
+        await journal.stop()
+        for path, content in kept.items() if not is_told else ():
+            path.write_bytes(content)
+        return early.id
+
+    turn_id = asyncio.run(make())
+    damage(list(segment_files(directory).values())[-1])
+    with capture_logs() as logged:
+        opened = open_journal(directory, 1 << 20)
+    opened.ids.close()
+    opened.book.files.close()
+    named = [line["turn"] for line in logged if line["event"] == "turn_unsure"]
+    assert turn_id in opened.book.state.open
+    assert (turn_id in named) if is_told else not named
+    assert any(line["event"] == "journal_damaged" for line in logged) == is_told
+    with capture_logs() as logged:
+        again = open_journal(directory, 1 << 20)
+    again.ids.close()
+    again.book.files.close()
+    assert not logged
