@@ -25,6 +25,12 @@ from engine.compute.kv import KvPool
 _WIDE_SCORES = 64
 _KEYS = 64
 _LEAST = 16  # of each dimension that `tl.dot` takes
+# The largest heads that so many keys are taken of. Triton holds up to three such pieces of keys and
+# of values in a chip's shared memory, and smaller chips have 99 KB of it.
+_KEYS_DIM = 128
+# Bytes of a tile's queries. The output takes so many registers that larger ones need twice the
+# threads.
+_FOUR_WARPS_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,14 @@ def _padded(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def _num_keys(padded_dim: int, dtype: torch.dtype) -> int:
+    """How many keys a tile takes at a time."""
+    if dtype == torch.float32:
+        # Exact products have no tensor cores: they are unrolled into registers.
+        return _LEAST
+    return max(min(_KEYS, _KEYS * _KEYS_DIM // padded_dim), _LEAST)
+
+
 def _attend_tiles(
     tiles: _Tiles, tile_rows: int, query: torch.Tensor, pool: KvPool, layer: Layer
 ) -> torch.Tensor:
@@ -81,9 +95,11 @@ def _attend_tiles(
     keys, values = pool.keys[layer.index], pool.values[layer.index]
     outputs = query.new_empty((len(tiles.parts), num_heads, head_dim), dtype=torch.float32)
     log_sums = query.new_empty((len(tiles.parts), num_heads), dtype=torch.float32)
+    group, padded_dim = _padded(num_heads // kv_heads), max(_padded(head_dim), _LEAST)
     for kind, rows in ((tiles.wide, tile_rows), (tiles.narrow, 1)):
         if not len(kind):
             continue
+        scores = max(rows * group, _LEAST)
         attend_tile[(len(kind), kv_heads)](
             query,
             keys,
@@ -99,14 +115,15 @@ def _attend_tiles(
             query.stride(1),
             KV_HEADS=kv_heads,
             HEADS_OF_EACH=num_heads // kv_heads,
-            GROUP=_padded(num_heads // kv_heads),
-            SCORES=max(rows * _padded(num_heads // kv_heads), _LEAST),
+            GROUP=group,
+            SCORES=scores,
             HEAD_DIM=head_dim,
-            PADDED_DIM=max(_padded(head_dim), _LEAST),
+            PADDED_DIM=padded_dim,
             BLOCK_SIZE=pool.block_size,
-            KEYS=_KEYS,
+            KEYS=_num_keys(padded_dim, query.dtype),
             SOFTCAP=layer.softcap or 0.0,
             WINDOW=layer.window or 0,
+            num_warps=8 if scores * padded_dim * query.itemsize > _FOUR_WARPS_BYTES else 4,
         )
     merged = torch.empty((num_heads, num_rows, head_dim), dtype=query.dtype, device=query.device)
     merge_parts[(num_rows, num_heads)](
@@ -118,6 +135,6 @@ def _attend_tiles(
         num_heads,
         num_rows,
         HEAD_DIM=head_dim,
-        PADDED_DIM=max(_padded(head_dim), _LEAST),
+        PADDED_DIM=padded_dim,
     )
     return merged

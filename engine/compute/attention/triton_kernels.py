@@ -40,8 +40,8 @@ def attend_tile(
     head = kv_head * HEADS_OF_EACH + member
     is_row = (place < num_rows) & (member < HEADS_OF_EACH)
     is_there = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-    where = head[:, None] * query_head_stride + row[:, None] * query_row_stride + dim[None, :]
-    q = tl.load(query + where, mask=is_there, other=0.0)
+    asked = head.to(tl.int64) * query_head_stride + row.to(tl.int64) * query_row_stride
+    q = tl.load(query + asked[:, None] + dim[None, :], mask=is_there, other=0.0)
     end = tl.minimum(end, tl.max(position, 0) + 1)
     if WINDOW > 0:
         earliest = tl.min(tl.where(place < num_rows, position, 2147483647), 0)
@@ -63,8 +63,8 @@ def attend_tile(
     whole = tl.where(total > 0.0, total, 1.0)
     part = (part_begin + place).to(tl.int64) * (KV_HEADS * HEADS_OF_EACH) + head
     tl.store(log_sums + part, largest + tl.log(whole), mask=is_row)
-    where = part[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(outputs + where, output / whole[:, None], mask=is_there)
+    written = part[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(outputs + written, output / whole[:, None], mask=is_there)
 
 
 @triton.jit
