@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 from litestar.datastructures import State
 
-from gateway.base.errors import GatewayError, InvalidRequest
+from gateway.base.errors import GatewayError, InvalidRequest, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.http.health import exposition_of, readiness_of
 from gateway.http.machine import Machine
@@ -66,6 +66,11 @@ async def meet_others(machine: Machine, state: State) -> None:
     )
     for change in await machine.has_begun(EngineChange):
         await apply_change(services.fleet, change)
+    try:
+        # Changes of keys since this worker read them were told to those that served already.
+        await services.keyring.poll()
+    except LedgerUnavailable as error:
+        get_logger("gateway").warning("keys_not_read", error=str(error))
 
 
 async def breakers_of(services: Services) -> Mapping[str, BreakerView]:

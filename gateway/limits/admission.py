@@ -160,13 +160,22 @@ class Admission:
         """As `admitted`. It raises when the returned block is entered."""
         return self.admitted(turn_id, principal, estimate, backlog)
 
-    def take(self, turn_id: str, workspace: str, limits: Limits, estimate: int) -> None:
+    def take(
+        self,
+        turn_id: str,
+        workspace: str,
+        limits: Limits,
+        estimate: int,
+        *,
+        may_refuse: bool = True,
+    ) -> None:
         """Take a turn's place until `leave`. `estimate` is in tokens.
 
-        Raise RateLimited or SpendLimitReached, with nothing taken.
+        Raise RateLimited or SpendLimitReached, with nothing taken, unless the turn runs already and
+        so can't be refused.
         """
         account = self._account(workspace, limits)
-        reservation = self._reserve(account, workspace, max(1, estimate))
+        reservation = self._reserve(account, workspace, max(1, estimate), may_refuse=may_refuse)
         self._reservations[turn_id] = reservation
         self._in_flight += 1
         account.in_flight += 1
@@ -188,7 +197,7 @@ class Admission:
         self.count(used_by(record))
 
     async def settled(self, turn_id: str) -> None:
-        """A closed turn counts at once here."""
+        """A turn counts at once here, and its place is free when it ends."""
 
     def count(self, used: Used) -> None:
         self._put_right(used.turn_id, used.tokens)
@@ -217,30 +226,38 @@ class Admission:
         account = self._account(workspace, limits)
         return Standings(_rate(account.requests, now), _rate(account.tokens, now))
 
-    def _reserve(self, account: _Account, workspace: str, estimate: int) -> _Reservation:
+    def _reserve(
+        self, account: _Account, workspace: str, estimate: int, *, may_refuse: bool
+    ) -> _Reservation:
         """Check everything, then take everything."""
         limits, now = account.limits, self._monotonic()
+        reserved = 0
+        if limits.tokens_per_minute is not None:
+            expected = math.ceil(estimate * account.counted_share)
+            reserved = min(max(1, expected), limits.tokens_per_minute)
+        if may_refuse:
+            self._check(account, reserved, now)
+        for bucket, amount in ((account.requests, 1), (account.tokens, reserved)):
+            if bucket is not None:
+                bucket.take(amount, now)
+        return _Reservation(workspace, estimate, reserved)
+
+    def _check(self, account: _Account, tokens: int, now: float) -> None:
+        """Raise RateLimited or SpendLimitReached if another turn of so many tokens can't begin."""
+        limits = account.limits
         most = limits.monthly_spend
         if most is not None and self._this_months(account).spent >= most:
             raise SpendLimitReached
         if limits.max_concurrency is not None and account.in_flight >= limits.max_concurrency:
             raise RateLimited("concurrent requests", limits.max_concurrency, 1)
-        reserved = 0
-        if limits.tokens_per_minute is not None:
-            expected = math.ceil(estimate * account.counted_share)
-            reserved = min(max(1, expected), limits.tokens_per_minute)
         wanted = [
             ("requests per minute", account.requests, 1),
-            ("tokens per minute", account.tokens, reserved),
+            ("tokens per minute", account.tokens, tokens),
         ]
         waits = [(b.wait(n, now), what, b.per_minute) for what, b, n in wanted if b is not None]
         seconds, what, limit = max(waits, default=(0.0, "", 0))
         if seconds > 0:
             raise RateLimited(what, limit, max(1, math.ceil(seconds)))
-        for _, bucket, amount in wanted:
-            if bucket is not None:
-                bucket.take(amount, now)
-        return _Reservation(workspace, estimate, reserved)
 
     def _put_right(self, turn_id: str, counted: int) -> None:
         """Replace a turn's reservation by its counted tokens. A second call does nothing."""

@@ -49,6 +49,7 @@ class Seat:
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "enter": self.enter,
+            "entered": self.entered,
             "leave": self.leave,
             "used": self.used,
             "count": self.count,
@@ -64,9 +65,25 @@ class Seat:
         except (RateLimited, SpendLimitReached) as error:
             refusal = Refusal.of(error)
         else:
-            self._held[entering.turn_id] = workspace
-            self._uncounted.add(entering.turn_id)
+            self._hold(entering)
         return Entered(self._admission.standings(workspace, limits), refusal)
+
+    def entered(self, body: bytes) -> None:
+        """Count a turn that runs already.
+
+        Its worker knew of no limit. There may be one here: a process hears of a change up to some
+        seconds before another.
+        """
+        entering = _entering(body)
+        limits = self._limits_of(entering.workspace)
+        self._admission.take(
+            entering.turn_id, entering.workspace, limits, entering.estimate, may_refuse=False
+        )
+        self._hold(entering)
+
+    def _hold(self, entering: Entering) -> None:
+        self._held[entering.turn_id] = entering.workspace
+        self._uncounted.add(entering.turn_id)
 
     def leave(self, body: bytes) -> None:
         leaving = _leaving(body)

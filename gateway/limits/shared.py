@@ -1,7 +1,9 @@
 """A worker's side of limits that all workers of a gateway share: the parent process counts them.
 
-A turn of a workspace with limits waits for the parent's answer. Any other turn is told to the
-parent and begins at once, so that a limit that is set later knows it.
+A turn of a workspace with limits waits for the parent's answer, before it begins and before its
+client has the last of its answer. So a client that sends one turn after another meets its own use
+and no place of its last turn, at whatever worker. A turn of a workspace without limits is told to
+the parent and begins at once, so that a limit that is set later knows it.
 """
 
 import asyncio
@@ -85,9 +87,10 @@ class SharedAdmission:
         self._max_backlog = MAX_BACKLOG // num_workers
         self._in_flight = 0
         self._standings: OrderedDict[str, Standings] = OrderedDict()
-        # Turns in flight of workspaces with limits, and the answers about those that are closed.
-        self._limited: set[str] = set()
-        self._counting: dict[str, asyncio.Future[msgspec.Raw]] = {}
+        # Turns of workspaces with limits: those that hold a place, and those that gave it back
+        # while the parent has not said so.
+        self._limited: dict[str, AdmittedTurn] = {}
+        self._leaving: dict[str, asyncio.Future[msgspec.Raw]] = {}
 
     @property
     def in_flight(self) -> int:
@@ -104,7 +107,7 @@ class SharedAdmission:
             raise Overloaded
         entering = Entering(turn_id, principal.workspace, estimate)
         if principal.limits == NO_LIMITS:
-            self._link.tell("enter", entering)
+            self._link.tell("entered", entering)
         else:
             await self._ask(entering)
         return self._held(turn_id, is_limited=principal.limits != NO_LIMITS)
@@ -129,27 +132,40 @@ class SharedAdmission:
         place = AdmittedTurn()
         self._in_flight += 1
         if is_limited:
-            self._limited.add(turn_id)
+            self._limited[turn_id] = place
         try:
             yield place
         finally:
             self._in_flight -= 1
-            self._limited.discard(turn_id)
-            self._counting.pop(turn_id, None)
-            self._link.tell("leave", Leaving(turn_id, place.is_open))
+            if not is_limited:
+                self._link.tell("leave", Leaving(turn_id, place.is_open))
+            elif turn_id in self._limited:
+                self._leave(turn_id)
+
+    def _leave(self, turn_id: str) -> None:
+        """Give the parent the place back, and what the turn used before it."""
+        place = self._limited.pop(turn_id)
+        answer = self._link.request("leave", Leaving(turn_id, place.is_open))
+        self._leaving[turn_id] = answer
+        answer.add_done_callback(lambda _: self._left(turn_id, answer))
+
+    def _left(self, turn_id: str, answer: asyncio.Future[msgspec.Raw]) -> None:
+        self._leaving.pop(turn_id, None)
+        if not answer.cancelled():
+            answer.exception()  # a lost link ends this process, and has told so
 
     def count_used(self, record: TurnRecord) -> None:
-        if record.id in self._limited:
-            self._counting[record.id] = self._link.request("used", used_by(record))
-        else:
-            self._link.tell("used", used_by(record))
+        self._link.tell("used", used_by(record))
 
     async def settled(self, turn_id: str) -> None:
-        """Wait until the parent has counted a closed turn of a workspace with limits.
+        """Give back the place of a turn that is closed or has failed. Wait until the parent has it.
 
-        So the next turn of a client that has its answer meets it, at whatever worker.
+        It has then counted what the turn used, too. Nobody waits for turns of workspaces without
+        limits.
         """
-        if (answer := self._counting.pop(turn_id, None)) is not None:
+        if turn_id in self._limited:
+            self._leave(turn_id)
+        if (answer := self._leaving.get(turn_id)) is not None:
             await asyncio.wait([answer], timeout=_ASK_SECONDS)
 
     def rates(self, principal: Principal) -> Standings:

@@ -139,54 +139,60 @@ class TurnService:
     ) -> AsyncGenerator[Taken | list[Frame], None]:
         self.dispatcher.check_length(ask)
         gate, tokens = self.dispatcher.gate, ask.estimated_tokens
-        with ExitStack() as admitted:
-            with ExitStack() as entering:
-                if ask.is_batch:
-                    # A row that waits for idle room takes no place of its workspace's other turns.
-                    passing = entering.enter_context(await gate.enter(ask))
-                backlog = self.journal.backlog
-                place = admitted.enter_context(
-                    await self.admission.admit(turn_id, ask.principal, tokens, backlog)
-                )
-                if not ask.is_batch:
-                    passing = entering.enter_context(await gate.enter(ask))
-                if passing.unanswered is not None:
-                    admitted.enter_context(passing.unanswered)
-                turn = self._open(ask, turn_id, origin, trace)
-                turn.dispatch.is_charged = passing.is_charged
-                turn.dispatch.unanswered = passing.unanswered
-            place.is_open = True
-            try:
-                turn.comparison = self.diagnostics.begin(ask)
-                await self.dispatcher.send(turn.dispatch)
-                await turn.dispatch.opened()
-                # The head of a stream goes out next.
-                turn.is_streaming = ask.stream
-                yield Taken(turn.findings)
-                whole: list[Frame] = []
-                async for frames in self.dispatcher.frames(turn.dispatch):
-                    for frame in frames:
-                        self._note(turn, frame)
-                        if isinstance(frame, Started):
-                            whole.clear()
-                        if not ask.stream:
-                            whole.append(frame)
-                    if frames and isinstance(frames[-1], Done):
-                        await self._close(turn)
-                    if ask.stream:
-                        yield frames
-                if whole:
-                    yield whole
-            except GatewayError as error:
-                failure = await _told_after(turn, error)
-                turn.outcome = failure.type
-                turn.record.error = kept_text(failure)
-                turn.record.status = _OK if turn.is_streaming else status_of(failure, ask.dialect)
-                if failure is error:
-                    raise
-                raise failure from None
-            finally:
-                self._leave(turn)
+        try:
+            with ExitStack() as admitted:
+                with ExitStack() as entering:
+                    if ask.is_batch:
+                        # A row that waits for idle room takes no place of its workspace's turns.
+                        passing = entering.enter_context(await gate.enter(ask))
+                    backlog = self.journal.backlog
+                    place = admitted.enter_context(
+                        await self.admission.admit(turn_id, ask.principal, tokens, backlog)
+                    )
+                    if not ask.is_batch:
+                        passing = entering.enter_context(await gate.enter(ask))
+                    if passing.unanswered is not None:
+                        admitted.enter_context(passing.unanswered)
+                    turn = self._open(ask, turn_id, origin, trace)
+                    turn.dispatch.is_charged = passing.is_charged
+                    turn.dispatch.unanswered = passing.unanswered
+                place.is_open = True
+                try:
+                    turn.comparison = self.diagnostics.begin(ask)
+                    await self.dispatcher.send(turn.dispatch)
+                    await turn.dispatch.opened()
+                    # The head of a stream goes out next.
+                    turn.is_streaming = ask.stream
+                    yield Taken(turn.findings)
+                    whole: list[Frame] = []
+                    async for frames in self.dispatcher.frames(turn.dispatch):
+                        for frame in frames:
+                            self._note(turn, frame)
+                            if isinstance(frame, Started):
+                                whole.clear()
+                            if not ask.stream:
+                                whole.append(frame)
+                        if frames and isinstance(frames[-1], Done):
+                            await self._close(turn)
+                        if ask.stream:
+                            yield frames
+                    if whole:
+                        yield whole
+                except GatewayError as error:
+                    failure = await _told_after(turn, error)
+                    turn.outcome = failure.type
+                    turn.record.error = kept_text(failure)
+                    turn.record.status = (
+                        _OK if turn.is_streaming else status_of(failure, ask.dialect)
+                    )
+                    if failure is error:
+                        raise
+                    raise failure from None
+                finally:
+                    self._leave(turn)
+        except GatewayError:
+            await self.admission.settled(turn_id)
+            raise
 
     async def count(self, ask: Ask) -> int:
         """The exact tokens of the prompt, from the engine that would serve it."""

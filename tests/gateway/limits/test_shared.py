@@ -3,14 +3,14 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
 
 from gateway.base.bounds import LoadBounds
-from gateway.base.errors import Overloaded, RateLimited, SpendLimitReached
+from gateway.base.errors import EngineFailed, Overloaded, RateLimited, SpendLimitReached
 from gateway.base.grants import NO_LIMITS, Limits
 from gateway.base.link import Link
 from gateway.base.record import TurnRecord
@@ -167,6 +167,54 @@ def test_a_turn_of_a_workspace_without_limits_waits_for_nobody_and_counts_later(
                         await asyncio.sleep(0)
                 with pytest.raises(RateLimited):
                     await house.begin(other, "b")
+
+    asyncio.run(run())
+
+
+def test_a_turn_that_is_settled_holds_no_place_when_its_client_has_the_answer() -> None:
+    async def run() -> None:
+        house = House(Limits(max_concurrency=1))
+        async with house.worker() as one, house.worker() as other:
+            with await house.begin(one, "answered") as place:
+                place.is_open = True
+                one.admission.count_used(record("answered"))
+                await one.admission.settled("answered")
+                with await house.begin(other, "next"):
+                    assert house.admission.in_flight == 1
+                await other.admission.settled("next")
+            with pytest.raises(EngineFailed), await house.begin(one, "failed"):
+                raise EngineFailed
+            await one.admission.settled("failed")
+            assert house.admission.in_flight == 0
+            with await house.begin(other, "last"):
+                pass
+
+    asyncio.run(run())
+
+
+def test_a_turn_of_a_worker_that_knows_no_limit_yet_is_counted_and_not_refused() -> None:
+    async def run() -> None:
+        house = House()
+        unlimited = house.principal
+        house.limits = Limits(max_concurrency=1, tokens_per_minute=100, requests_per_minute=10)
+        async with house.worker() as late, house.worker() as other:
+            with ExitStack() as stack:
+                for turn_id in ("a", "b"):
+                    begun = await late.admission.admit(turn_id, unlimited, 30, 0)
+                    stack.enter_context(begun).is_open = True
+                    late.admission.count_used(record(turn_id, tokens=60))
+                async with asyncio.timeout(30):
+                    while house.admission.in_flight < 2:
+                        await asyncio.sleep(0)
+                with pytest.raises(RateLimited, match="concurrent"):
+                    await house.begin(other, "c")
+            async with asyncio.timeout(30):
+                while house.admission.in_flight:
+                    await asyncio.sleep(0)
+            with pytest.raises(RateLimited, match="tokens per minute"):
+                await house.begin(other, "d")
+            left = other.admission.rates(house.principal).requests
+            assert left is not None and left.remaining == 8
 
     asyncio.run(run())
 
