@@ -15,10 +15,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from gateway.journal.files import SegmentFiles
+from gateway.journal.live_ids import Held
 from gateway.journal.segments import Kind, decode, encode
 from gateway.journal.state import (
     BROKEN,
     LOST,
+    LOST_BY_LEDGER,
     Aside,
     Head,
     Place,
@@ -59,6 +61,11 @@ class Book:
     def end(self) -> tuple[int, int]:
         """The number of the newest segment, and the end of what is on disk of it in bytes."""
         return self.files.number, self.files.tail
+
+    @property
+    def held(self) -> Held:
+        state = self.state
+        return Held([*state.open, *state.closed], state.aside, state.num_forgotten, self.end)
 
     def begin(self) -> None:
         """Begin a group. Raise OSError. Changes do it by themselves, reads need not."""
@@ -148,12 +155,12 @@ class Book:
         self._add(Kind.PROBE, "", b"")
 
     def lost(self) -> list[str]:
-        """Turns of which no record is left."""
+        """Turns of which no record is left here. The ledger may have them, or have them again."""
         return [
             turn_id
             for turn_id, place in self.state.aside.items()
             if place.aside is not None
-            and place.aside.reason == LOST
+            and place.aside.reason in (LOST, LOST_BY_LEDGER)
             and place.aside.num_bytes is None
         ]
 

@@ -12,6 +12,7 @@ from gateway.base.errors import GatewayError, LedgerRefused
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
+from gateway.journal.state import LOST_BY_LEDGER
 from gateway.journal.writer import Journal
 
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
@@ -89,7 +90,7 @@ class Drain:
                 found = await self._known([*lost, *drained])
                 await self._journal.found(sorted(found & set(lost)))
                 gone = sorted(set(drained) - found)
-                await self._journal.lost_later(gone, "lost by the ledger")
+                await self._journal.lost_later(gone, LOST_BY_LEDGER)
                 for turn_id in [*sorted(set(lost) - found), *gone]:
                     self._log.error("turn_lost", turn=turn_id)
                     self._metrics.turns_set_aside.inc()

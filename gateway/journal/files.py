@@ -55,8 +55,13 @@ class SegmentFiles:
     earlier ones. All in bytes.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, ends: dict[int, int]) -> None:
-        """`max_bytes` is the bound of the journal, of which a segment is a small part."""
+    def __init__(
+        self, directory: Path, max_bytes: int, ends: dict[int, int], number: int = 0
+    ) -> None:
+        """`max_bytes` is the bound of the journal, of which a segment is a small part.
+
+        `number` is a segment that there was. It is not begun again, although it may be gone.
+        """
         self._directory = directory
         self.segment_bytes = min(_MAX_SEGMENT_BYTES, max(_MIN_SEGMENT_BYTES, max_bytes // 256))
         self._step = min(_MAX_STEP_BYTES, max(_MIN_STEP_BYTES, self.segment_bytes // 8))
@@ -64,7 +69,7 @@ class SegmentFiles:
         self._sizes = {
             number: path.stat().st_size for number, path in segment_files(directory).items()
         }
-        self.number = max(self._sizes, default=0)
+        self.number = max(number, *self._sizes, 0)
         self.tail = 0
         self._file = -1
         self._has_failed = True
@@ -116,13 +121,16 @@ class SegmentFiles:
         self.tail += len(content)
 
     def read(self, place: Place) -> bytes:
-        """The bytes of a record; fewer where the file is shorter. Raise OSError."""
+        """The bytes of a record; fewer where the file is shorter, or gone. Raise OSError."""
         if place.segment == self.number:
             return os.pread(self._file, place.length, place.offset)
         file = self._readers.get(place.segment)
         if file is None:
             path = path_of(self._directory, place.segment)
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""
             if len(self._readers) >= _NUM_READERS:
                 os.close(self._readers.pop(next(iter(self._readers))))
             self._readers[place.segment] = file

@@ -3,10 +3,12 @@
 They are written after each commit and never synced, so they survive the process and not always the
 machine. When a part of the journal is damaged or gone, they name the turns that were in it.
 
-Lines are `+ID` for a turn that was recorded and `-ID` for one that was forgotten, each with a
-checksum; damaged lines are left out. The first line is `=INSTANCE`, and `@SECONDS` tells when the
-lines behind it were written, since 1970. `*NUMBER` tells how many turns had been forgotten before
-the lines behind it. The journal counts them too, so that a list that lacks names is known as such.
+Lines are `+ID` for a turn that was recorded, `!ID` for one that was set aside and `-ID` for one
+that was forgotten, each with a checksum; damaged lines are left out. The first line is `=INSTANCE`,
+and `@SECONDS` tells when the turns behind it were forgotten, since 1970. `*NUMBER` tells how many
+turns had been forgotten before the lines behind it. The journal counts them too, so that a list
+that lacks names is known as such. The last forgotten names stay when the lists are begun anew, so a
+start that is killed, or finds no ledger, takes none of them.
 `#SEGMENT_END` tells how far the newest segment was on disk, in bytes. Without it a segment that was
 cut could not be told from one that a crash of the machine has torn.
 """
@@ -14,18 +16,23 @@ cut could not be told from one that a crash of the machine has torn.
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 MAX_BYTES = 1 << 20
+"""A list is begun anew when it is longer, and twice as long as it was when it was begun."""
+MAX_FORGOTTEN = 8000
+"""So many forgotten names stay when a list is begun anew: 400 KB."""
 FORGOTTEN_SECONDS = 86_400
 """For so long a forgotten turn is remembered, and must be in the ledger: retention leaves it there
 for two days."""
 _CLOCK_SECONDS = 60
-_LINE = re.compile(rb"([+=@*#-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
+_RETRY_SECONDS = 1.0
+_LINE = re.compile(rb"([+!=@*#-])([A-Za-z0-9_]{1,64}) ([0-9a-f]{8})\n")
 _END = re.compile(r"(\d{1,19})_(\d{1,19})")
 
 
@@ -35,16 +42,27 @@ class Told:
 
     `num_forgotten` is the number of turns ever forgotten, as far as the list has it; `base` was
     that number when the list was begun, -1 where it is not known. `gone` are the turns that were
-    forgotten since. Segment `end[0]` was on disk up to byte `end[1]`, or further.
+    forgotten since; `forgotten` are those of the last day, with the seconds since 1970. Segment
+    `end[0]` was on disk up to byte `end[1]`, or further.
     """
 
     instance: str | None = None
     alive: set[str] = field(default_factory=set)
+    aside: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
-    forgotten: list[str] = field(default_factory=list)
+    forgotten: dict[str, int] = field(default_factory=dict)
     base: int = -1
     num_forgotten: int = 0
     end: tuple[int, int] = (0, 0)
+
+    def forget(self, turn_ids: Iterable[str], at: int | None) -> None:
+        """These turns were forgotten at `at`, in seconds since 1970; None: long ago."""
+        for turn_id in turn_ids:
+            self.num_forgotten += 1
+            self.alive.discard(turn_id)
+            self.gone.add(turn_id)
+            if at is not None:
+                self.forgotten[turn_id] = at
 
 
 def names_of(directory: Path) -> list[Path]:
@@ -62,16 +80,17 @@ def read(paths: Sequence[Path]) -> Told:
     merged = max(newest, key=lambda told: (told.num_forgotten, len(told.alive)))
     for told in newest:
         merged.alive |= told.alive
+        merged.aside |= told.aside
         merged.gone |= told.gone
-        merged.forgotten = list(dict.fromkeys([*merged.forgotten, *told.forgotten]))
-    merged.alive -= merged.gone
+        merged.forgotten |= told.forgotten
+    merged.alive -= merged.gone | merged.aside
     merged.end = max(told.end for told in newest)
     merged.num_forgotten = max(merged.num_forgotten, max(base, 0) + len(merged.gone))
     return merged
 
 
 def _read(path: Path) -> Told:
-    told, now, is_recent = Told(), time.time(), False
+    told, now, at = Told(), time.time(), None
     try:
         content = path.read_bytes()
     except OSError:
@@ -84,65 +103,94 @@ def _read(path: Path) -> Told:
         if found[1] == b"=":
             told.instance = turn_id
         elif found[1] == b"@":
-            is_recent = now - int(turn_id) < FORGOTTEN_SECONDS
+            at = int(turn_id) if now - int(turn_id) < FORGOTTEN_SECONDS else None
         elif found[1] == b"*":
             told.base = told.num_forgotten = int(turn_id)
         elif found[1] == b"#":
             told.end = max(told.end, _end(turn_id))
         elif found[1] == b"+":
             told.alive.add(turn_id)
-        else:
-            told.num_forgotten += 1
+        elif found[1] == b"!":
             told.alive.discard(turn_id)
-            told.gone.add(turn_id)
-            if is_recent:
-                told.forgotten.append(turn_id)
+            told.aside.add(turn_id)
+        else:
+            told.forget([turn_id], at)
     return told
+
+
+class Held(NamedTuple):
+    """What the journal holds: open and closed turns, those set aside; the others as in `Told`."""
+
+    alive: Iterable[str]
+    aside: Iterable[str]
+    num_forgotten: int
+    end: tuple[int, int]
 
 
 class LiveIds:
     """The lists while the journal is open; all methods are called from the journal's thread."""
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        instance: str,
-        alive: Iterable[str],
-        num_forgotten: int,
-        end: tuple[int, int],
+        self, paths: Sequence[Path], instance: str, forgotten: Mapping[str, int], held: Held
     ) -> None:
-        """`end` as in `Told`."""
+        """`forgotten` as in `Told`."""
         self._lists = [_List(path) for path in paths]
         self._instance = instance
+        self._forgotten = dict(forgotten)
         self._clock = 0
-        self._end = end
-        self.rewrite(alive, num_forgotten, end)
+        self._end = held.end
+        self._rewritten_at = 0.0
+        self.rewrite(held)
 
     @property
-    def is_long(self) -> bool:
-        return any(one.num_bytes > MAX_BYTES for one in self._lists)
+    def is_due(self) -> bool:
+        """Whether the lists should be begun anew: one is long, or lacks lines that a disk refused.
 
-    def rewrite(self, alive: Iterable[str], num_forgotten: int, end: tuple[int, int]) -> None:
-        """Begin anew with what is alive."""
-        content = _line(b"=", self._instance) + _line(b"*", str(num_forgotten)) + _end_line(end)
-        content += b"".join(_line(b"+", each) for each in alive)
+        That is tried once a second.
+        """
+        has_waited = time.monotonic() - self._rewritten_at >= _RETRY_SECONDS
+        return any(one.is_long or (has_waited and not one.is_whole) for one in self._lists)
+
+    def rewrite(self, held: Held) -> None:
+        """Begin anew with what the journal holds, and what it has forgotten lately."""
+        base = max(held.num_forgotten - len(self._forgotten), 0)
+        lines = [_line(b"=", self._instance), _line(b"*", str(base)), _end_line(held.end)]
+        for at, names in groupby(self._forgotten, self._forgotten.__getitem__):
+            lines += [_line(b"@", str(at)), *_lines(b"-", names)]
+        lines += [*_lines(b"+", held.alive), *_lines(b"!", held.aside)]
+        content = b"".join(lines)
         for one in self._lists:
             one.rewrite(content)
         self._clock = 0
+        self._rewritten_at = time.monotonic()
 
-    def add(self, recorded: Sequence[str], forgotten: Sequence[str], end: tuple[int, int]) -> None:
-        if not recorded and not forgotten and end == self._end:
+    def add(
+        self,
+        recorded: Sequence[str],
+        forgotten: Sequence[str],
+        aside: Sequence[str],
+        end: tuple[int, int],
+    ) -> None:
+        if not recorded and not forgotten and not aside and end == self._end:
             return
         self._end = end
-        lines = [_line(b"+", each) for each in recorded]
+        lines = [*_lines(b"+", recorded), *_lines(b"!", aside)]
         now = int(time.time())
-        if forgotten and now - self._clock >= _CLOCK_SECONDS:
+        if forgotten and abs(now - self._clock) >= _CLOCK_SECONDS:
             self._clock = now
             lines.append(_line(b"@", str(now)))
-        lines += [_line(b"-", each) for each in forgotten]
+        lines += _lines(b"-", forgotten)
+        self._remember(forgotten)
         content = b"".join([*lines, _end_line(end)])
         for one in self._lists:
             one.add(content)
+
+    def _remember(self, forgotten: Sequence[str]) -> None:
+        for turn_id in forgotten:
+            self._forgotten[turn_id] = self._clock
+        num_over = max(len(self._forgotten) - MAX_FORGOTTEN, 0)
+        for turn_id in list(islice(self._forgotten, num_over)):
+            del self._forgotten[turn_id]
 
     def close(self) -> None:
         for one in self._lists:
@@ -150,30 +198,52 @@ class LiveIds:
 
 
 class _List:
-    """One file. A full disk is no error: the file is a help, and the journal says so itself."""
+    """One file. A full disk is no error: the file is a help, and the journal says so itself.
+
+    `is_whole`: no line is missing in it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = -1
-        self.num_bytes = 0
+        self._num_bytes = 0
+        self._num_begun = 0
+        self.is_whole = False
+
+    @property
+    def is_long(self) -> bool:
+        """Lists of many turns are as long as they must be when they are begun."""
+        return self._num_bytes > max(MAX_BYTES, 2 * self._num_begun)
 
     def rewrite(self, content: bytes) -> None:
         new = self._path.with_suffix(".new")
-        with suppress(OSError):
+        try:
             new.write_bytes(content)
             new.replace(self._path)
             self.close()
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            self.num_bytes = len(content)
+        except OSError:
+            self.is_whole = False
+        else:
+            self._num_bytes = self._num_begun = len(content)
+            self.is_whole = True
 
     def add(self, content: bytes) -> None:
-        with suppress(OSError):
-            self.num_bytes += os.write(self._file, content)
+        try:
+            written = os.write(self._file, content) if self._file >= 0 else 0
+        except OSError:
+            written = 0
+        self._num_bytes += written
+        self.is_whole &= written == len(content)
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _lines(mark: bytes, turn_ids: Iterable[str]) -> Iterator[bytes]:
+    return (_line(mark, each) for each in turn_ids)
 
 
 def _line(mark: bytes, turn_id: str) -> bytes:

@@ -15,6 +15,7 @@ Each start begins a new segment. Nothing is written behind what a crash left.
 
 import re
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,7 +46,9 @@ def open_journal(directory: Path, max_bytes: int) -> Opened:
     """Raise OSError or sqlite3.Error where the journal can't be opened in any way."""
     lists = live_ids.names_of(directory)
     told = live_ids.read(lists)
-    found, old = read_journal(directory, told.end), read_old(directory)
+    found, old = read_journal(directory, told), read_old(directory)
+    # A kill may come between the record that forgets turns and the lists.
+    told.forget(sorted(told.alive & found.forgotten), int(time.time()))
     book = _book(directory, max_bytes, found, old, told)
     _tell_of_damage(found, told)
     try:
@@ -60,9 +63,9 @@ def open_journal(directory: Path, max_bytes: int) -> Opened:
     if told.num_forgotten < state.num_forgotten:
         number = state.num_forgotten - told.num_forgotten
         get_logger("journal").error("names_missing", file=str(lists[0]), number=number)
-    held = [*state.open, *state.closed]
-    ids = live_ids.LiveIds(lists, book.instance, held, state.num_forgotten, book.end)
-    return Opened(book, ids, told.forgotten)
+    forgotten = {i: at for i, at in told.forgotten.items() if i not in state.aside}
+    ids = live_ids.LiveIds(lists, book.instance, forgotten, book.held)
+    return Opened(book, ids, list(forgotten))
 
 
 def _bring_over(book: Book, found: Found, old: OldJournal | None, told: live_ids.Told) -> None:
@@ -77,7 +80,7 @@ def _bring_over(book: Book, found: Found, old: OldJournal | None, told: live_ids
         _take_over(book, old)
     for turn_id, (_, left) in found.broken.items():
         _set_aside(book, turn_id, BROKEN, left)
-    for turn_id in sorted(told.alive - book.state.ids):
+    for turn_id in sorted((told.alive | told.aside) - book.state.ids):
         _set_aside(book, turn_id, LOST, None)
     book.commit()
 
@@ -94,11 +97,12 @@ def _book(
         state.num_forgotten = max(state.num_forgotten, old.num_forgotten)
         state.keep()
     known = state.ids | set(found.broken) | (old.ids if old is not None else set())
-    missing = told.alive - known
+    missing = (told.alive | told.aside) - known
     is_hurt = bool(found.damaged or found.missing or missing)
     is_hurt |= head is None and any(found.ends.values())
     is_hurt |= old is not None and (old.is_damaged or old.instance is None)
-    if is_hurt or told.instance not in (None, instance):
+    # A start that was killed may have changed the instance before it began the lists anew.
+    if is_hurt or told.instance not in (None, instance, *former):
         earlier = {each for each in (told.instance, instance) if each is not None}
         new = secrets.token_hex(4)
         former |= earlier | _instances_of(known)
@@ -110,7 +114,7 @@ def _book(
         )
         instance = new
     kept = {n: end for n, end in found.ends.items() if n not in found.damaged}
-    files = SegmentFiles(directory, max_bytes, kept)
+    files = SegmentFiles(directory, max_bytes, kept, told.end[0])
     return Book(files, state, instance or secrets.token_hex(4), sorted(former), found.group + 1)
 
 

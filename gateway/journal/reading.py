@@ -26,7 +26,8 @@ class Found:
     segment what else is wrong; `missing` segments are not there. `broken` are turns whose latest
     record is not what was written, with the record's kind and what is left of it. `lost_at` is the
     last place, segment and byte, at which records may be gone without a trace. `unsure` turns were
-    open before it, so that their close may be gone.
+    open before it, so that their close may be gone. `forgotten` turns were in the ledger as of a
+    record that is still there.
     """
 
     state: State = field(default_factory=State)
@@ -39,23 +40,28 @@ class Found:
     broken: dict[str, tuple[Kind, bytes]] = field(default_factory=dict)
     lost_at: tuple[int, int] = (0, 0)
     unsure: list[str] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
 
 
-def read_journal(directory: Path, synced: tuple[int, int] = (0, 0)) -> Found:
-    """`synced` tells a segment and how far it was on disk at least (`live_ids.Told.end`).
+def read_journal(directory: Path, lists: live_ids.Told | None = None) -> Found:
+    """`lists` tell whose journal it is, and how far its newest segment was on disk at least.
 
     Raise OSError.
     """
     found, paths = Found(), segment_files(directory)
+    synced = lists.end if lists is not None else (0, 0)
     heads = {number: _head_of(path) for number, path in paths.items()}
-    for number, head in heads.items():
-        if head is not None and head.number == number:
-            found.head = head
+    found.head = _newest(heads, lists.instance if lists is not None else None)
     # Earlier heads may tell of segments that a start has moved away.
     told = found.head.ends if found.head is not None else {}
     newest = max(paths, default=0)
     for number, path in paths.items():
         content = path.read_bytes()
+        if _is_foreign(heads[number], found.head):
+            found.damaged[number] = "it is of another journal"
+            found.lost_at = max(found.lost_at, (number, _END_OF_ALL))
+            found.ends[number] = len(content)
+            continue
         end = told.get(number)
         if end is not None and len(content) < end:
             found.damaged[number] = f"it ends at {len(content)} of {end} bytes"
@@ -88,7 +94,7 @@ def look(directory: Path) -> Found:
 
 
 def _read_with_lists(directory: Path) -> Found:
-    return read_journal(directory, live_ids.read(live_ids.names_of(directory)).end)
+    return read_journal(directory, live_ids.read(live_ids.names_of(directory)))
 
 
 def set_aside_in(directory: Path) -> list[tuple[str, str, str, int]]:
@@ -108,6 +114,20 @@ def _head_of(path: Path) -> Head | None:
         if record is not None and record.length > len(content):
             record = decode(content + file.read(record.length - len(content)))
     return _head(record) if record is not None and record.kind is Kind.HEAD else None
+
+
+def _newest(heads: dict[int, Head | None], instance: str | None) -> Head | None:
+    """The newest head of a journal that is, or was, `instance`; without one, the newest of all."""
+    sound = [head for number, head in heads.items() if head is not None and head.number == number]
+    own = [head for head in sound if instance in (head.instance, *head.former)]
+    return (own or sound or [None])[-1]
+
+
+def _is_foreign(head: Head | None, newest: Head | None) -> bool:
+    """Whether a segment is of a journal that never was this one, as another worker's."""
+    if head is None or newest is None:
+        return False
+    return head.instance not in (newest.instance, *newest.former)
 
 
 def _head(record: Record) -> Head | None:
@@ -182,8 +202,11 @@ def _apply(found: Found, number: int, record: Record) -> None:
     except (ValueError, msgspec.MsgspecError):
         found.damaged.setdefault(number, f"record at {record.offset} can't be read")
         return
-    for turn_id in _replaced_by(found, record, record.payload):
+    replaced = _replaced_by(found, record, record.payload)
+    for turn_id in replaced:
         found.broken.pop(turn_id, None)
+    if record.kind is Kind.FORGET:
+        found.forgotten.update(replaced)
 
 
 def _replaced_by(found: Found, record: Record, payload: bytes) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 from gateway.journal.segments import Kind
 
 LOST = "lost"
+LOST_BY_LEDGER = "lost by the ledger"
 BROKEN = "broken"
 
 

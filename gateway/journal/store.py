@@ -103,7 +103,7 @@ class Store:
     def submit(self, work: Work, kind: Kind, turn_ids: Sequence[str], outcome: Outcome) -> None:
         """The outcome is told when the work is on disk; a close that fails is tried again.
 
-        `turn_ids` are those that the work opens or forgets.
+        `turn_ids` are those that the work opens, forgets or sets aside.
         """
         loop = asyncio.get_running_loop()
         self._gathered.append(Job(work, kind, outcome, loop, tuple(turn_ids)))
@@ -224,11 +224,11 @@ class Store:
 
     def _note(self, jobs: list[Job]) -> None:
         opened = [each for job in jobs if job.kind == "open" for each in job.turn_ids]
-        gone = [each for job in jobs if job.kind in ("forget", "aside") for each in job.turn_ids]
-        state, end = self._book.state, self._book.end
-        self._ids.add(opened, gone, end)
-        if self._ids.is_long:
-            self._ids.rewrite([*state.open, *state.closed], state.num_forgotten, end)
+        gone = [each for job in jobs if job.kind == "forget" for each in job.turn_ids]
+        aside = [each for job in jobs if job.kind in ("aside", "lost") for each in job.turn_ids]
+        self._ids.add(opened, gone, aside, self._book.end)
+        if self._ids.is_due or any(job.kind == "found" for job in jobs):
+            self._ids.rewrite(self._book.held)
 
     def _refuse(self, job: Job, error: Exception) -> None:
         # A turn that is there already is the caller's mistake. The disk is well.

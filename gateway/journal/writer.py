@@ -148,7 +148,7 @@ class Journal:
 
         What was set aside before stays as it was, with its bytes.
         """
-        await self._wait(lambda book: book.lose(turn_ids, reason), "lost")
+        await self._wait(lambda book: book.lose(turn_ids, reason), "lost", turn_ids)
 
     async def found(self, turn_ids: Sequence[str]) -> None:
         """Turns that were set aside, and that the ledger has after all."""

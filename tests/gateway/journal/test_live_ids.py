@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.journal.live_ids import LiveIds, names_of, read
+from gateway.journal.live_ids import Held, LiveIds, names_of, read
 
 
 def written(folder: Path) -> list[Path]:
-    """Lists that were begun with `a`; then `b` to `d` came and `a` and `b` went."""
+    """Lists that were begun with `a` and `s`; then `b` to `d` came, `a` and `b` went,
+    and `s` was set aside."""
     paths = names_of(folder)
-    ids = LiveIds(paths, "i", ["a"], 7, (1, 100))
-    ids.add(["b", "c"], [], (1, 300))
-    ids.add(["d"], ["a", "b"], (2, 50))
+    ids = LiveIds(paths, "i", {}, Held(["a", "s"], [], 7, (1, 100)))
+    ids.add(["b", "c"], [], [], (1, 300))
+    ids.add(["d"], ["a", "b"], ["s"], (2, 50))
     ids.close()
     return paths
 
@@ -36,7 +37,7 @@ def take_another_file(path: Path) -> None:
 
 def begin_earlier(path: Path) -> None:
     """As it was before it was last begun anew: `z` went meanwhile."""
-    LiveIds([path], "i", ["z"], 3, (1, 20)).close()
+    LiveIds([path], "i", {}, Held(["z"], [], 3, (1, 20))).close()
 
 
 def lose_its_base(path: Path) -> None:
@@ -58,7 +59,8 @@ def test_one_whole_list_is_enough(
             damage(path)
     told = read(paths)
     assert (told.instance, told.alive, told.num_forgotten) == ("i", {"c", "d"}, 9)
-    assert told.forgotten == ["a", "b"]
+    assert list(told.forgotten) == ["a", "b"]
+    assert told.aside == {"s"}
     assert told.end == (2, 50)
 
 

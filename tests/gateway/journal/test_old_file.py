@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway.base.record import TurnRecord
 from gateway.cli.left import left_journals
 from gateway.cli.main import main
-from gateway.journal.live_ids import LiveIds, names_of
+from gateway.journal.live_ids import Held, LiveIds, names_of
 from gateway.journal.reading import read_journal
 from gateway.journal.writer import Journal
 from tests.gateway.journal.old_journals import write_old
@@ -64,7 +64,9 @@ def test_every_turn_is_taken_over_once_under_the_same_instance(
         aside=["msg_aside"],
         is_killed=is_killed,
     )
-    LiveIds(names_of(tmp_path)[:2], INSTANCE, [turn.id for turn in turns], 7, (0, 0)).close()
+    LiveIds(
+        names_of(tmp_path)[:2], INSTANCE, {}, Held([turn.id for turn in turns], [], 7, (0, 0))
+    ).close()
     with capture_logs() as logged:
         journal, found, aside = take_over(tmp_path)
     assert not [line for line in logged if line["log_level"] == "error"]
@@ -89,7 +91,9 @@ def test_a_start_that_was_killed_before_the_old_file_went_changes_nothing(tmp_pa
 def test_what_damage_took_from_an_old_journal_is_named(tmp_path: Path, seed: int) -> None:
     rng, turns = random.Random(seed), turns_of(40)
     write_old(tmp_path, turns, instance=INSTANCE, is_killed=seed % 2 == 0)
-    LiveIds(names_of(tmp_path)[:2], INSTANCE, [turn.id for turn in turns], 0, (0, 0)).close()
+    LiveIds(
+        names_of(tmp_path)[:2], INSTANCE, {}, Held([turn.id for turn in turns], [], 0, (0, 0))
+    ).close()
     path = max(tmp_path.glob("journal.db*"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
     if seed < 2:
