@@ -11,7 +11,6 @@ import asyncio
 import errno
 import signal
 import socket
-import sys
 import time
 from contextlib import AsyncExitStack
 
@@ -19,7 +18,6 @@ import msgspec
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from gateway.base.background import pause
 from gateway.base.catalogue import load_catalogue
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError, Overloaded
@@ -30,7 +28,7 @@ from gateway.base.metrics import ParentMetrics, summed
 from gateway.base.record import TurnRecord
 from gateway.base.settings import Settings
 from gateway.base.supervisor import Supervisor
-from gateway.cli.left import left_journals
+from gateway.cli.left import recover_left
 from gateway.cli.processes import Processes, Worker
 from gateway.cli.relay import Relay
 from gateway.http.admitted import backlog_for, num_descriptors
@@ -54,7 +52,6 @@ from gateway.turn.gate_desk import GateDesk, GateSeat
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _END_SECONDS = 15.0
-_RETRY_SECONDS = 5.0
 _BUSY_SECONDS = 3.0
 _BUSY_PAUSE_SECONDS = 0.05
 
@@ -297,12 +294,4 @@ class Parent:
         return ParentState(workers=workers, loops=self._supervisor.failing)
 
     async def _recover_left(self, stopping: asyncio.Event) -> None:
-        """Settle the journals of workers that there are no more."""
-        for path in left_journals(self._settings.data, len(self.processes.workers)):
-            while not stopping.is_set():
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "gateway", "recover", "--journal", str(path))
-                )
-                if await process.wait() == 0:
-                    break
-                await pause(stopping, _RETRY_SECONDS)
+        await recover_left(self._settings.data, len(self.processes.workers), stopping)

@@ -120,7 +120,8 @@ def _newest(heads: dict[int, Head | None], instance: str | None) -> Head | None:
     """The newest head of a journal that is, or was, `instance`; without one, the newest of all."""
     sound = [head for number, head in heads.items() if head is not None and head.number == number]
     own = [head for head in sound if instance in (head.instance, *head.former)]
-    return (own or sound or [None])[-1]
+    newest = own or sound
+    return newest[-1] if newest else None
 
 
 def _is_foreign(head: Head | None, newest: Head | None) -> bool:

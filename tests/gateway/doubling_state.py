@@ -126,7 +126,7 @@ def _opened(size: int) -> Work:
     for turn_id in turn_ids:
         opened.book.open(turn_id, msgspec.json.encode(_record(turn_id)))
     opened.book.commit()
-    opened.ids.rewrite(turn_ids, 0, opened.book.end)
+    opened.ids.rewrite(opened.book.held)
     opened.ids.close()
     opened.book.files.close()
 
@@ -141,8 +141,8 @@ def _opened(size: int) -> Work:
 
 def _names_read(size: int) -> Work:
     folder = Path(tempfile.mkdtemp(prefix="doubling-"))
-    names = (f"msg_{n:08}" for n in range(size))
-    live_ids.LiveIds(live_ids.names_of(folder), "i", names, 0, (1, 0)).close()
+    held = live_ids.Held([f"msg_{n:08}" for n in range(size)], [], 0, (1, 0))
+    live_ids.LiveIds(live_ids.names_of(folder), "i", {}, held).close()
 
     def work() -> None:
         live_ids.read(live_ids.names_of(folder))

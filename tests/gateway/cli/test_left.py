@@ -1,13 +1,24 @@
 """Journals of workers that a gateway with fewer workers has no process for."""
 
 import asyncio
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from gateway.base.record import TurnRecord
-from gateway.cli.left import left_journals
+from gateway.base.settings import load_database
+from gateway.cli.left import left_journals, recover_left
+from gateway.cli.migrate import migrate
+from gateway.cli.recover import recover_journal
 from gateway.http.machine import journal_of
+from gateway.journal.files import segment_files
+from gateway.journal.reading import set_aside_in
 from gateway.journal.writer import Journal
+from scripts.stack import ENGINE_SECRET, gateway_environment, python
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import make_settings, serve
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -50,3 +61,74 @@ def test_a_journal_that_can_not_be_read_may_hold_turns(tmp_path: Path) -> None:
     (broken / "journal.db").write_bytes(b"no database" * 100)
     assert left_journals(tmp_path, 1) == [broken]
     assert left_journals(tmp_path / "nowhere", 1) == []
+
+
+def environment(data: Path, engine: str, patch: pytest.MonkeyPatch) -> None:
+    for name, value in gateway_environment(0, data, [engine]).items():
+        patch.setenv(name, value)
+
+
+def test_a_left_journal_that_can_not_be_settled_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = journal_of(tmp_path, 2)
+    with serve(ScriptedEngine(secret=ENGINE_SECRET)) as engine:
+        environment(tmp_path, engine, monkeypatch)
+        migrate(load_database())
+        for number in (2, 3):
+            hold_a_turn(journal_of(tmp_path, number))
+
+        async def run() -> None:
+            stopping, owner = asyncio.Event(), Journal(held)  # another process has it
+            settling = asyncio.create_task(recover_left(tmp_path, 1, stopping))
+            async with asyncio.timeout(120):
+                while left_journals(tmp_path, 1) != [held]:
+                    await asyncio.sleep(0.1)
+                await owner.stop()
+                await settling
+            assert left_journals(tmp_path, 1) == []
+
+        asyncio.run(run())
+
+
+def test_a_left_journal_without_its_segments_is_settled_and_its_turns_are_named(
+    tmp_path: Path,
+) -> None:
+    directory = journal_of(tmp_path, 2)
+    with serve(ScriptedEngine()) as engine:
+        settings = make_settings(tmp_path, engine)
+        migrate(settings)
+        hold_a_turn(directory)
+        for path in segment_files(directory).values():
+            path.unlink()
+        assert left_journals(tmp_path, 1) == [directory]
+        assert asyncio.run(recover_journal(settings, directory)).left == 0
+    assert [(row[0][-4:], row[2]) for row in set_aside_in(directory)] == [("0001", "lost")]
+    assert left_journals(tmp_path, 1) == []
+
+
+def test_a_journal_that_is_being_settled_is_free_when_the_gateway_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start may have a worker for it."""
+    directory = journal_of(tmp_path, 2)
+    engine = ScriptedEngine(secret=ENGINE_SECRET)
+    with serve(engine) as url:
+        environment(tmp_path, url, monkeypatch)
+        migrate(load_database())
+        hold_a_turn(directory)
+
+        async def run() -> None:
+            settling = await asyncio.create_subprocess_exec(
+                *(*python("gateway"), "recover", "--ends-with-input", "--journal", str(directory)),
+                stdin=asyncio.subprocess.PIPE,
+            )
+            async with asyncio.timeout(120):
+                while not engine.cancelled:  # it asks the engine for ten seconds from here on
+                    await asyncio.sleep(0.02)
+                assert settling.stdin is not None
+                settling.stdin.close()  # as the kernel does for a parent that is gone
+                assert await settling.wait() == os.EX_TEMPFAIL
+            await Journal(directory).stop()
+
+        asyncio.run(run())
