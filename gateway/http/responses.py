@@ -67,7 +67,7 @@ class ResponsesController(Controller):
         """The exact tokens of a request's prompt."""
         check_media(request)
         services = services_of(request)
-        with await services.counting.admit(request.user.workspace, len(body)):
+        async with services.counting.admit(request.user.workspace, len(body)):
             made = await _prepared(request, services, body)
             try:
                 tokens = await while_present(request, services.turns.count(made.ask))

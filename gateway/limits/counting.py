@@ -5,8 +5,8 @@ A count makes no turn, so no limit of turns bounds it. Pure but for the clock th
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,7 +31,7 @@ class _Account:
 class CountingCalls(Protocol):
     """The method that handlers call, in this process or over a link."""
 
-    async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]: ...
+    def admit(self, workspace: str, num_bytes: int) -> AbstractAsyncContextManager[None]: ...
 
 
 class Counting:
@@ -73,9 +73,11 @@ class Counting:
     def leave(self, workspace: str) -> None:
         self._account(workspace).num_running -= 1
 
-    async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]:
-        """As `admitted`. It raises when the returned block is entered."""
-        return self.admitted(workspace, num_bytes)
+    @asynccontextmanager
+    async def admit(self, workspace: str, num_bytes: int) -> AsyncIterator[None]:
+        """As `admitted`."""
+        with self.admitted(workspace, num_bytes):
+            yield
 
     def _account(self, workspace: str) -> _Account:
         account = self._accounts.get(workspace)

@@ -8,8 +8,13 @@ the parent and begins at once, so that a limit that is set later knows it.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 
 import msgspec
 
@@ -185,8 +190,12 @@ class SharedCounting:
         self._link = link
         self._number = 0
 
-    async def admit(self, workspace: str, num_bytes: int) -> AbstractContextManager[None]:
-        """Raise RateLimited, and Overloaded where the parent does not answer in time."""
+    @asynccontextmanager
+    async def admit(self, workspace: str, num_bytes: int) -> AsyncIterator[None]:
+        """Hold a place at the parent while the block runs. It is free there when the block ends.
+
+        Raise RateLimited, and Overloaded where the parent does not answer in time.
+        """
         self._number += 1
         call = Call(self._number, workspace, num_bytes)
         answer: Begun | None = None
@@ -197,14 +206,11 @@ class SharedCounting:
                 self._link.tell("counted", call.number)
         if answer.refusal is not None:
             raise answer.refusal.error()
-        return self._held(call.number)
-
-    @contextmanager
-    def _held(self, number: int) -> Iterator[None]:
         try:
             yield
         finally:
-            self._link.tell("counted", number)
+            with suppress(Overloaded):
+                await self._link.ask("counted", call.number, type(None), _ASK_SECONDS)
 
 
 def _standing(known: Standing | None, limit: int | None) -> Standing | None:

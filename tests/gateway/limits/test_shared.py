@@ -279,13 +279,29 @@ def test_calls_of_count_tokens_are_counted_over_workers_and_end_with_their_worke
     async def run() -> None:
         house = House()
         async with house.worker() as one, house.worker() as other:
-            held = await one.counting.admit("w", 10)
-            held.__enter__()
-            with await other.counting.admit("w", 10), pytest.raises(RateLimited):
-                await other.counting.admit("w", 10)
+            held = one.counting.admit("w", 10)
+            await held.__aenter__()
+            async with other.counting.admit("w", 10):
+                with pytest.raises(RateLimited):
+                    await other.counting.admit("w", 10).__aenter__()
             await one.die()
-            with await other.counting.admit("w", 10), await other.counting.admit("w", 10):
+            async with other.counting.admit("w", 10), other.counting.admit("w", 10):
                 pass
+            await held.__aexit__(None, None, None)
+
+    asyncio.run(run())
+
+
+def test_a_call_of_count_tokens_holds_no_place_when_its_client_has_the_answer() -> None:
+    async def run() -> None:
+        house = House()
+        async with house.worker() as one, house.worker() as other:
+            async with other.counting.admit("w", 10):
+                for _ in range(3):
+                    async with one.counting.admit("w", 10):
+                        pass
+                    with house.counting.admitted("w", 10):
+                        pass  # the parent knows it by now
 
     asyncio.run(run())
 
