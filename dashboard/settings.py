@@ -3,19 +3,22 @@
 from functools import cache
 from ipaddress import ip_network
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_URL_MUST_BE = "must be http:// or https://, a host, and no more than a port and a path"
 
 
 class Settings(BaseSettings):
     """Raises pydantic.ValidationError, naming every wrong variable at once."""
 
-    model_config = SettingsConfigDict(env_prefix="DASHBOARD_", extra="ignore", frozen=True)
-
-    gateway_url: str = Field(
-        "http://127.0.0.1:8080", pattern="^https?://", description="Where the gateway listens"
+    model_config = SettingsConfigDict(
+        env_prefix="DASHBOARD_", env_ignore_empty=True, extra="ignore", frozen=True
     )
+
+    gateway_url: str = Field("http://127.0.0.1:8080", description="Where the gateway listens")
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8501, ge=1, le=65535, description="Port to listen on")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -37,6 +40,17 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("gateway_url")
+    @classmethod
+    def _is_a_url(cls, value: str) -> str:
+        """Raise ValueError for what no request can be sent to."""
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(_URL_MUST_BE)
+        if not value.isascii() or not value.isprintable() or " " in value:
+            raise ValueError(_URL_MUST_BE)
         return value
 
     @field_validator("trusted_proxies")

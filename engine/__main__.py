@@ -1,9 +1,10 @@
-"""`python -m engine`: one engine on one port. Settings: the environment, see `settings.py`."""
+"""`python -m engine`: one engine on one port. Settings: the environment, see SETTINGS.md."""
 
 import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,13 +31,21 @@ default. A step of the model takes the lock anew for each of its hundreds of ope
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m engine",
+        description="One engine on one port. Settings: the environment, see engine/SETTINGS.md.",
+    )
     parser.add_argument("--backend", choices=["native", "synthetic", "vllm", "upstream"])
     backend = parser.parse_args(arguments).backend
     try:
         settings = Settings(**({"backend": backend} if backend else {}))
     except ValidationError as error:
         print(*problems_of(error), sep="\n", file=sys.stderr)
+        return 2
+    try:
+        socket.getaddrinfo(settings.host, settings.port)
+    except (OSError, UnicodeError):  # the second is of a name that is too long
+        print("ENGINE_HOST: must be an address of this machine", file=sys.stderr)
         return 2
     _configure_logs(settings.log_level)
     for line in misspelt(os.environ):

@@ -20,13 +20,20 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Settings(BaseSettings):
     """Raises pydantic.ValidationError, naming every wrong variable at once."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+    )
 
-    secret: SecretStr = Field(min_length=16, description="Shared secret that every call carries")
+    secret: SecretStr = Field(
+        description="Shared secret that every call carries, of 16 characters or more"
+    )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="Port to listen on")
     grace_seconds: int = Field(
-        10, ge=0, description="For how many seconds running generations may go on after SIGTERM"
+        10,
+        ge=0,
+        le=86_400,
+        description="For how many seconds running generations may go on after SIGTERM",
     )
     backend: Literal["native", "synthetic", "vllm", "upstream"] = Field(
         "native", description="What computes"
@@ -46,18 +53,24 @@ class Settings(BaseSettings):
         "kernel, in C++ on a CPU (built before, or compiled at the start), in Triton on a GPU; "
         "`auto`: the kernel where there is one",
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: its own")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads of torch; default: its own"
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block")
     num_blocks: int | None = Field(
         None,
         ge=8,
+        le=2**24,
         description="Blocks in the pool; default: 8 contexts, within a quarter of free memory",
     )
     host_blocks: int = Field(
-        0, ge=0, description="Blocks in host memory, for what the pool has no room for"
+        0, ge=0, le=2**24, description="Blocks in host memory, for what the pool has no room for"
     )
     copy_bytes_per_step: int = Field(
-        64 * 2**20, ge=1, description="Bytes that one step may copy to the host, and back, at most"
+        64 * 2**20,
+        ge=1,
+        le=2**50,
+        description="Bytes that one step may copy to the host, and back, at most",
     )
     store: str = Field(
         "",
@@ -70,10 +83,13 @@ class Settings(BaseSettings):
         "volume or NFS: each writes a folder of its own, and reads the others'",
     )
     store_bytes: int = Field(
-        2 * 2**30, ge=2**20, description="Bytes of blocks that the store may take on disk"
+        2 * 2**30, ge=2**20, le=2**50, description="Bytes of blocks that the store may take on disk"
     )
     store_bytes_per_second: int = Field(
-        64 * 2**20, ge=2**16, description="Bytes a second that are written to the store at most"
+        64 * 2**20,
+        ge=2**16,
+        le=2**50,
+        description="Bytes a second that are written to the store at most",
     )
     store_flush_seconds: float = Field(
         5.0,
@@ -87,7 +103,10 @@ class Settings(BaseSettings):
         "engine answers (`prefill`), or turns and such answers (`decode`); needs a shared store",
     )
     min_cache_tokens: int = Field(
-        1024, ge=1, description="Shortest prefix that is cached, where the request says nothing"
+        1024,
+        ge=1,
+        le=2**24,
+        description="Shortest prefix that is cached, where the request says nothing",
     )
     lease_share: Share = Field(0.5, description="Part of the pool that leases may hold")
     scope_lease_share: Share = Field(
@@ -112,9 +131,10 @@ class Settings(BaseSettings):
     max_step_tokens: int | None = Field(
         None,
         ge=16,
+        le=2**20,
         description="Tokens computed in one step at most; default: 256 on a CPU, 2048 on a GPU",
     )
-    max_running: int = Field(32, ge=1, description="Sequences computed together at most")
+    max_running: int = Field(32, ge=1, le=2**16, description="Sequences computed together at most")
     speculation: Literal["off", "ngram"] = Field(
         "off",
         description="What proposes tokens, which one forward verifies, so that answers stay the "
@@ -123,7 +143,9 @@ class Settings(BaseSettings):
     speculation_tokens: int = Field(
         8, ge=1, le=32, description="Tokens that are proposed at once at most"
     )
-    max_waiting: int = Field(256, ge=1, description="Requests that may wait; more are refused")
+    max_waiting: int = Field(
+        256, ge=1, le=2**20, description="Requests that may wait; more are refused"
+    )
     prepare_workers: int | None = Field(
         None,
         ge=1,
@@ -140,17 +162,26 @@ class Settings(BaseSettings):
         5.0, gt=0, le=60, description="Seconds that a prompt may wait for such a process"
     )
     prepare_memory_bytes: int = Field(
-        2 * 2**30, ge=2**26, description="Memory that preparing one prompt may take"
+        2 * 2**30, ge=2**26, le=2**50, description="Memory that preparing one prompt may take"
     )
     max_segments: int = Field(
-        100_000, ge=1, description="Tools, system blocks and message parts of one prompt at most"
+        100_000,
+        ge=1,
+        le=2**24,
+        description="Tools, system blocks and message parts of one prompt at most",
     )
-    max_stops: int = Field(1024, ge=4, description="Stop strings of one request at most")
+    max_stops: int = Field(1024, ge=4, le=2**16, description="Stop strings of one request at most")
     max_schema_bytes: int = Field(
-        256 * 1024, ge=1024, description="JSON of the schemas that one output is bound to, at most"
+        256 * 1024,
+        ge=1024,
+        le=2**26,
+        description="JSON of the schemas that one output is bound to, at most",
     )
     max_schema_properties: int = Field(
-        1024, ge=1, description="Properties in the schemas that one output is bound to, at most"
+        1024,
+        ge=1,
+        le=2**20,
+        description="Properties in the schemas that one output is bound to, at most",
     )
     tool_format: str = Field(
         "auto",
@@ -169,13 +200,13 @@ class Settings(BaseSettings):
         "an hour; `today`; or a day as YYYY-MM-DD",
     )
     synthetic_prefill_us: float = Field(
-        50.0, ge=0, description="Synthetic engine: microseconds per prefilled token"
+        50.0, ge=0, le=1e6, description="Synthetic engine: microseconds per prefilled token"
     )
     synthetic_decode_ms: float = Field(
-        20.0, ge=0, description="Synthetic engine: milliseconds per decode step"
+        20.0, ge=0, le=60_000, description="Synthetic engine: milliseconds per decode step"
     )
     synthetic_context: int = Field(
-        131_072, ge=1024, description="Synthetic engine: context in tokens"
+        131_072, ge=1024, le=2**24, description="Synthetic engine: context in tokens"
     )
     synthetic_model: str = Field(
         "",
@@ -227,6 +258,14 @@ class Settings(BaseSettings):
         description="Send spans of calls to an OpenTelemetry collector; needs the extra `otel`. "
         "The standard OTEL_* variables say where to",
     )
+
+    @field_validator("secret")
+    @classmethod
+    def _fits_in_a_header(cls, value: SecretStr) -> SecretStr:
+        text = value.get_secret_value()
+        if len(text) < 16 or text != text.strip() or not (text.isascii() and text.isprintable()):
+            raise ValueError("must be 16 or more printable ASCII characters, no blank at an end")
+        return value
 
     @field_validator("template_date")
     @classmethod
@@ -287,7 +326,8 @@ def problems_of(error: ValidationError) -> list[str]:
     """One line for each setting that is missing or wrong, without its value."""
     lines = []
     for problem in error.errors(include_input=False, include_url=False):
-        name, told = "_".join(map(str, problem["loc"])), problem["msg"]
+        name = "_".join(map(str, problem["loc"]))
+        told = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
             told = f"is not set; it is needed: {Settings.model_fields[name].description}"
         lines.append(f"{PREFIX}{name.upper()}: {told}")

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -20,6 +20,17 @@ from pydantic_settings import (
 from gateway.base.bounds import LoadBounds, RequestBounds
 from gateway.base.engine_places import engine_list
 from gateway.base.grants import AutoCacheMode, AutoCacheTtl
+from gateway.base.setting_types import (
+    ONE_DAY,
+    Bytes,
+    Count,
+    DatabaseUrl,
+    Days,
+    Directory,
+    HeaderSecret,
+    Pause,
+    ReadableFile,
+)
 
 PREFIX = "HOLDFAST_"
 JOURNAL_MAX_BYTES = 1 << 30
@@ -47,10 +58,10 @@ class DatabaseSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
-    data: Path = Field(
+    data: Directory = Field(
         default=Path("data"), description="Directory of the journal and the default database"
     )
-    database_url: str = Field(
+    database_url: DatabaseUrl = Field(
         default="",
         description="SQLAlchemy URL of the ledger (`sqlite+aiosqlite://` or `postgresql+psycopg://`);"
         " empty means SQLite under HOLDFAST_DATA",
@@ -79,34 +90,27 @@ class DatabaseSettings(BaseSettings):
         path = self.ledger_url.removeprefix(prefix)
         return Path(path) if self.ledger_url.startswith(prefix) and path else None
 
-    @field_validator("database_url")
-    @classmethod
-    def _known_driver(cls, url: str) -> str:
-        if url and not url.startswith(("sqlite+aiosqlite://", "postgresql+psycopg://")):
-            raise ValueError("must start with sqlite+aiosqlite:// or postgresql+psycopg://")
-        return url
-
 
 class PriceFiles(DatabaseSettings):
     """Where prices come from."""
 
-    prices: Path | None = Field(
+    prices: ReadableFile | None = Field(
         default=None, description="Path of a price sheet that replaces the shipped one"
     )
-    hosted_prices: Path | None = Field(
+    hosted_prices: ReadableFile | None = Field(
         default=None,
         description="Path of published prices, for comparison, that replace the shipped ones",
     )
 
 
 class Settings(PriceFiles, RequestBounds, LoadBounds):
-    api_key: SecretStr | None = Field(
+    api_key: HeaderSecret | None = Field(
         default=None, description="API key of the workspace `default`, created when absent"
     )
-    admin_key: SecretStr | None = Field(
+    admin_key: HeaderSecret | None = Field(
         default=None, description="Key of the admin API; unset leaves it to keys of scope `admin`"
     )
-    keys_stale_seconds: float = Field(
+    keys_stale_seconds: Days = Field(
         default=3600.0,
         gt=0,
         description="For how many seconds known API keys still work while the database is away",
@@ -116,7 +120,7 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         description="Engine URLs, or `name=URL`, separated by commas; without a name an engine is"
         " called by its URL's host and port",
     )
-    engine_down_seconds: float = Field(
+    engine_down_seconds: Pause = Field(
         default=30.0,
         ge=0,
         description="After how many seconds without an answer an engine is down; before, turns wait"
@@ -133,7 +137,7 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         le=10,
         description="What a token of recent load above the fair share costs, in tokens of prefill",
     )
-    routing_fade_seconds: float = Field(
+    routing_fade_seconds: Days = Field(
         default=600.0, gt=0, description="Time constant with which recent load fades, in seconds"
     )
     routing_host_cost: float = Field(
@@ -145,6 +149,7 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     routing_delay_cost: float = Field(
         default=0.25,
         ge=0,
+        le=1000,
         description="What a token of prefill costs each answer that runs beside it, in computed "
         "tokens: from where on a long new prompt goes to an engine with the role `prefill` first",
     )
@@ -155,14 +160,16 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         description="For how many seconds a turn may wait for an engine with room; 0 refuses it at"
         " once",
     )
-    engine_queue_tokens: int = Field(
+    engine_queue_tokens: Count = Field(
         default=16_384,
         ge=1,
         description="Tokens of prefill that may wait at one engine; further turns wait at the"
         " gateway, in fair order",
     )
-    engine_secret: SecretStr = Field(description="Secret shared with the engines")
-    master_secret: SecretStr = Field(
+    engine_secret: HeaderSecret = Field(
+        description="Secret shared with the engines, which want 16 characters or more"
+    )
+    master_secret: HeaderSecret = Field(
         description="Secret from which each workspace's cache scope is derived"
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on")
@@ -174,7 +181,7 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         description="Worker processes that serve the port, beside one that counts limits and writes"
         " the ledger; 1 is one process for all",
     )
-    models: Path | None = Field(
+    models: ReadableFile | None = Field(
         default=None, description="Path of a models.toml that replaces the shipped one"
     )
     claude_alias: bool = Field(
@@ -222,18 +229,18 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         description="Send spans of turns to an OpenTelemetry collector; needs the extra `otel`."
         " The standard OTEL_* variables say where to",
     )
-    request_seconds: float = Field(
+    request_seconds: Pause = Field(
         default=30.0,
         gt=0,
         description="For how many seconds a request's headers may take to come, and then its body;"
         " a body gets one more for each 16 KiB of it",
     )
-    stall_seconds: float = Field(
+    stall_seconds: Pause = Field(
         default=60.0,
         gt=0,
         description="After how many seconds a client that does not read its answer is cut off",
     )
-    drain_seconds: float = Field(
+    drain_seconds: Pause = Field(
         default=0.0,
         ge=0,
         description="For how many seconds after SIGTERM the gateway still takes requests while it"
@@ -242,9 +249,10 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     grace_seconds: int = Field(
         default=30,
         ge=0,
+        le=ONE_DAY,
         description="How many seconds running turns then have to end; the others are cut off",
     )
-    journal_max_bytes: int = Field(
+    journal_max_bytes: Bytes = Field(
         default=JOURNAL_MAX_BYTES,
         ge=JOURNAL_MIN_BYTES,
         description="Bytes of the journal beyond which new turns are refused; an eighth more"
@@ -272,13 +280,6 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
         if level.lower() not in {"debug", "info", "warning", "error"}:
             raise ValueError("must be debug, info, warning or error")
         return level.lower()
-
-    @field_validator("engine_secret", "master_secret", "api_key", "admin_key")
-    @classmethod
-    def _not_blank(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None and not secret.get_secret_value().strip():
-            raise ValueError("must not be empty")
-        return secret
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -341,6 +342,11 @@ def _load(kind: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
                 given[name] = Path(path).read_text(encoding="utf-8").strip()
             except OSError as error:
                 problems.append(f"{variable}_FILE: {error.strerror}: {path}")
+            except UnicodeDecodeError:
+                problems.append(f"{variable}_FILE: is not UTF-8: {path}")
+            else:
+                if not given[name]:
+                    problems.append(f"{variable}_FILE: is empty: {path}")
     try:
         settings = kind.model_validate(given)
     except ValidationError as error:

@@ -57,6 +57,10 @@ def _serve(options: argparse.Namespace) -> int:
     num_workers = settings.workers if options.workers is None else options.workers
     if not 1 <= num_workers <= MAX_WORKERS:
         raise SettingsError(f"--workers: must be between 1 and {MAX_WORKERS}: {num_workers}")
+    try:
+        socket.getaddrinfo(settings.host, settings.port)
+    except (OSError, UnicodeError):  # the second is of a name that is too long
+        raise SettingsError("HOLDFAST_HOST: must be an address of this machine") from None
     if num_workers > 1:
         return run_parent(settings, num_workers)
     warn_of_left(settings.data, num_workers)

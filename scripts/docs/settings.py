@@ -72,6 +72,8 @@ def page(program: str) -> str:
         "",
         "Environment variables, read once at start. `python -m scripts.docs.settings` writes this",
         "page from `settings.py` beside it; `.env.example` lists the settings of all programs.",
+        "A variable that is empty counts as unset. A wrong value ends the start with exit code 2",
+        "and a line that names the variable and what it must be.",
         "",
         "| variable | default | meaning |",
         "|---|---|---|",
