@@ -73,7 +73,7 @@ def _plan(options: argparse.Namespace) -> int:
         job = _job(options)
         plan = asyncio.run(_planned(job))
     except (OSError, UnicodeDecodeError, InvalidRequest) as error:
-        print(error, file=sys.stderr)
+        print(str(error).replace("since_ms: ", "--since: "), file=sys.stderr)
         return 2
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())

@@ -75,7 +75,10 @@ async def find_kind(wire: Wire) -> Kind:
         raise UpstreamDenied("the server wants a key: ENGINE_UPSTREAM_KEY")
     if 429 in statuses or max(statuses) >= 500:
         raise UpstreamBusy(f"the server is not ready: status {max(statuses)}")
-    raise UpstreamRefused("ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it")
+    raise UpstreamRefused(
+        "ENGINE_UPSTREAM_KIND: the server shows none of the kinds; name it: `openai` for any server"
+        " of Chat Completions"
+    )
 
 
 _OWNERS: dict[str, Kind] = {

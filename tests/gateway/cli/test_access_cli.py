@@ -115,3 +115,20 @@ def test_a_bad_value_is_a_usage_error(
 def test_an_end_that_is_over_is_refused(gateway: Gateway) -> None:
     said = gateway("keys", "create", "--expires-at", "2020-01-01T00:00:00+00:00", status=2)
     assert "must be in the future" in said
+
+
+def test_a_database_that_was_never_made_is_told_with_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They said that the database is not available."""
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "none"))
+    monkeypatch.delenv("HOLDFAST_DATABASE_URL", raising=False)
+    for command in (["keys", "list"], ["workspaces", "list"], ["export", "--since", "2026-01-01"]):
+        assert main(command) == 1
+        told = capsys.readouterr().err
+        assert told.startswith(f"there is no database at `{tmp_path / 'none' / 'ledger.db'}`: run ")
+        assert not (tmp_path / "none").exists()
+
+
+def test_a_plan_without_traffic_names_the_option(gateway: Gateway) -> None:
+    assert gateway("plan", status=2).startswith("--since: no request of this range")
