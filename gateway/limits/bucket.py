@@ -51,9 +51,13 @@ class TokenBucket:
         return self.wait(self.per_minute, now)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Set another limit. The used part of the old one stays used."""
+        """Set another limit. The used part of the old one stays used, as far as there is a new one.
+
+        A lower limit makes no debt: what was within the old limit would be waited for at the new
+        rate, for hours. A debt that there is stays.
+        """
         self._refill(now)
-        self.level += per_minute - self.per_minute
+        self.level = max(self.level + per_minute - self.per_minute, min(self.level, 0.0))
         self.per_minute = per_minute
 
     def _refill(self, now: float) -> None:

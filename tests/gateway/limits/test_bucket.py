@@ -74,3 +74,16 @@ def test_another_limit_keeps_what_was_used() -> None:
     assert bucket.remaining(0.0) == 20
     bucket.resize(200, 0.0)
     assert bucket.remaining(0.0) == 170
+
+
+def test_a_lower_limit_makes_no_debt_and_forgives_none() -> None:
+    used = TokenBucket.full(1_000_000, 0.0)
+    used.take(500_000, 0.0)
+    used.resize(1000, 0.0)
+    assert used.remaining(0.0) == 0
+    assert used.wait(1000, 0.0) == 60.0
+
+    indebted = TokenBucket.full(1000, 0.0)
+    indebted.take(1100, 0.0)
+    indebted.resize(500, 0.0)
+    assert indebted.wait(500, 0.0) == 72.0  # for 100 of debt, and the whole bucket
