@@ -120,6 +120,10 @@ class AdminClient:
                 raise NotThere("The gateway knows nothing of that.")
             case 400 | 409 | 422 if method != "GET":
                 raise Refused(refusal(reply))
+            case 529:
+                raise ClientError(
+                    "The gateway is busy or can't read its database; its log says which."
+                )
             case status if not 200 <= status < 300:
                 raise ClientError(f"The gateway answers {status}.")
         return reply
