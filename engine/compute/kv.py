@@ -13,6 +13,9 @@ from engine.cache.ids import BlockId
 from engine.cache.store_files import Payload
 from engine.compute.kv_codecs import KvCodec, KvDtype, new_codec
 
+# The host tier's memory is taken in pieces of at most so many bytes.
+PIECE_BYTES = 2**30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
@@ -105,6 +108,15 @@ class KvPool:
             keys, values = self._codec.decode(keys, dtype), self._codec.decode(values, dtype)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
+    def of_block(self, block: BlockId) -> torch.Tensor:
+        """One block's memory (2 x layers, block_size, kv_heads, head_dim): keys, then values."""
+        return self._all[:, block]
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was told to."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def copy_blocks(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy whole blocks (source, destination) in all layers.
 
@@ -137,14 +149,15 @@ class KvPool:
             if len(payload) != layout.bytes_per_block(self.block_size):
                 raise ValueError("a payload of another layout")
             flat = torch.frombuffer(bytearray(payload), dtype=dtype)
-            self._all[:, target].copy_(flat.view(shape).to(self.device))
+            self.of_block(target).copy_(flat.view(shape).to(self.device))
 
 
 class HostKv:
     """The host tier's memory: blocks of the pool's shape, in pinned memory if the device is a GPU.
 
-    One tensor (num_blocks, 2 x layers, block_size, kv_heads, head_dim). A block is contiguous, so
-    copying it is one transfer.
+    It is in pieces (blocks, 2 x layers, block_size, kv_heads, head_dim). A block is contiguous, so
+    copying it is one transfer. One piece would take up to twice the memory, because torch rounds
+    pinned memory up to a power of two.
     """
 
     def __init__(self, pool: KvPool, num_blocks: int) -> None:
@@ -152,33 +165,36 @@ class HostKv:
         layout = pool.layout
         width, dtype = layout.kept
         shape = (2 * layout.num_layers, pool.block_size, layout.num_kv_heads, width)
-        self.blocks = torch.zeros(
-            (num_blocks, *shape),
-            dtype=dtype,
-            pin_memory=bool(num_blocks) and pool.device.type == "cuda",
-        )
+        is_pinned = pool.device.type == "cuda"
+        self._in_piece = max(PIECE_BYTES // layout.bytes_per_block(pool.block_size), 1)
+        self._pieces = [
+            torch.zeros(
+                (min(self._in_piece, num_blocks - begin), *shape), dtype=dtype, pin_memory=is_pinned
+            )
+            for begin in range(0, num_blocks, self._in_piece)
+        ]
 
     @property
     def num_bytes(self) -> int:
-        return self.blocks.nbytes
+        return sum(piece.nbytes for piece in self._pieces)
 
     def demote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy blocks (device, host)."""
         for source, target in pairs:
-            tensors = [tensor[source] for tensor in (*self._pool.keys, *self._pool.values)]
-            self.blocks[target].copy_(torch.stack(tensors), non_blocking=True)
-        self._wait(bool(pairs))
+            self._block(target).copy_(self._pool.of_block(source), non_blocking=True)
+        self._wait(pairs)
 
     def promote(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Copy blocks (host, device)."""
         for source, target in pairs:
-            arrived = self.blocks[source].to(self._pool.device, non_blocking=True)
-            tensors = (*self._pool.keys, *self._pool.values)
-            for layer, tensor in zip(arrived, tensors, strict=True):
-                tensor[target].copy_(layer)
-        self._wait(bool(pairs))
+            self._pool.of_block(target).copy_(self._block(source), non_blocking=True)
+        self._wait(pairs)
 
-    def _wait(self, is_copying: bool) -> None:
-        """Wait until the copies are done, because blocks are reused right after the call."""
-        if is_copying and self._pool.device.type == "cuda":
-            torch.cuda.synchronize(self._pool.device)
+    def _block(self, block: BlockId) -> torch.Tensor:
+        piece, place = divmod(block, self._in_piece)
+        return self._pieces[piece][place]
+
+    def _wait(self, pairs: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Blocks are reused right after the call, so the copies must be done."""
+        if pairs:
+            self._pool.wait()

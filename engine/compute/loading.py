@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +43,9 @@ Progress = Callable[[str, float], None]
 """Takes a stage's name and the fraction of the load that is done, 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The load check: tokens of the prompt, tokens of its first chunk, slots per block.
-_CHECK_TOKENS, _CHECK_SPLIT, _CHECK_BLOCK = 24, 13, 8
+# The load check: tokens of the prompt, where it is cut, slots per block. The last token alone is a
+# decode step, which kernels compute in another way than a chunk.
+_CHECK_TOKENS, _CHECK_CUTS, _CHECK_BLOCK = 24, (0, 13, 23, 24), 8
 # Largest difference to the plain forward, as a share of the largest logit. A wrong attention is off
 # by a tenth or more. Rounding is off by a few units in the last place, amplified by the layers.
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
@@ -202,7 +204,7 @@ def prepare_model(
 def check_exactness(loaded: LoadedModel) -> None:
     """Compare a short prompt's logits with those of the model's own attention.
 
-    The prompt is computed in two chunks over scattered blocks.
+    The prompt is computed in two chunks and a decode step, over scattered blocks.
 
     Raises ModelRefused when the results differ by more than rounding, or when a layer's attention
     does not run exactly once. A sliding window longer than this prompt is compared with the
@@ -220,15 +222,12 @@ def check_exactness(loaded: LoadedModel) -> None:
         raise ModelRefused(f"{type(loaded.model).__name__} keeps its own attention")
     table = [BlockId(block) for block in (4, 1, 3)]
     params = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
-    head = Work(token_ids=token_ids[:_CHECK_SPLIT], start=0, block_table=table)
-    tail = Work(
-        token_ids=token_ids[_CHECK_SPLIT:], start=_CHECK_SPLIT, block_table=table, sample=params
-    )
     runner = loaded.runner(num_blocks=5, block_size=_CHECK_BLOCK)
-    runner.logits([head])
-    logits, visited = runner.visit([tail])
-    if visited != list(range(loaded.layout.num_layers)):
-        raise ModelRefused(f"layers without attention of ours: {len(visited)} came by")
+    for start, end in pairwise(_CHECK_CUTS):
+        work = Work(token_ids=token_ids[start:end], start=start, block_table=table, sample=params)
+        logits, visited = runner.visit([work])
+        if visited != list(range(loaded.layout.num_layers)):
+            raise ModelRefused(f"layers without attention of ours: {len(visited)} came by")
     difference = float((logits[0].float() - expected).abs().max() / expected.abs().max())
     if not difference <= _CHECK_TOLERANCE[loaded.layout.dtype]:
         raise ModelRefused(f"paged attention is not exact for this model: off by {difference:.1e}")
@@ -239,17 +238,21 @@ def _paged_kernel(
 ) -> tuple[Kernel | None, str | None]:
     """The kernel, or why `auto` finds none. Raises ModelRefused where one was asked for by name.
 
-    The kernel in Triton is there where torch's build for CUDA is. That in C++ is there where it was
-    built before, or a compiler is.
+    The kernel in Triton is there where torch's build for CUDA is, and its compiler takes it. That
+    in C++ is there where it was built before, or a compiler is.
     """
     if attention == "sdpa":
         return None, None
     if attention == "triton" or (attention == "auto" and device.type == "cuda"):
-        if find_spec("triton") is not None:
-            from engine.compute.attention.kernel import PagedKernel
+        if find_spec("triton") is None:
+            why = "triton is not installed"
+        else:
+            from engine.compute.attention.kernel import tried_kernel
 
-            return PagedKernel(num_heads, layout.num_kv_heads), None
-        why = "triton is not installed"
+            try:
+                return tried_kernel(layout, num_heads, device), None
+            except NotCompiled as error:
+                why = str(error)
     elif device.type != "cpu":
         why = f"the kernel in C++ does not run on {device.type}"
     else:

@@ -58,6 +58,9 @@ class TorchRunner:
             logits = self.visit(works, stop)[0]
         except StepStopped:
             return None
+        if all(work.sample is None for work in works):
+            # A draw waits for the device. Nothing else here does, and the caller times the step.
+            self.pool.wait()
         rows, index = _Rows(logits, works), 0
         tokens: list[TokenId | None] = []
         for work in works:

@@ -18,6 +18,8 @@ _FRACTION_BITS = 53  # of a double: as many as a uniform number in [0, 1) has
 _NUM_BINS = 4096
 _MAX_NUMBERS = 1 << 16
 """Logits that are ordered at a time: what is computed of them stays in a processor's cache."""
+_MAX_NUMBERS_ON_GPU = 1 << 22
+"""There each call costs more than its numbers. This many take some 130 MB."""
 
 
 def is_greedy(params: SampleParams) -> bool:
@@ -58,21 +60,25 @@ def sample_rows(
     No row is greedy. `num_kept` tokens can be drawn, None: all.
     """
     num_kept = logits.shape[-1] if num_kept is None else num_kept
+    most = _MAX_NUMBERS if logits.device.type == "cpu" else _MAX_NUMBERS_ON_GPU
     by_top_k = defaultdict(list)
     for index, one in enumerate(params):
         by_top_k[one.top_k if one.top_k < num_kept else 0].append(index)
     tokens = [0] * len(params)
     for top_k, indexes in by_top_k.items():
         width = top_k or logits.shape[-1]
-        for some in _parts(indexes, max(_MAX_NUMBERS // width, 1)):
+        for some in _parts(indexes, max(most // width, 1)):
             rows = logits if len(some) == len(params) else logits[some]
             values, token_ids = torch.topk(rows, top_k) if top_k else (rows, None)
             places = _Ordered(values, [params[i].temperature for i in some]).draw(
                 [params[i].top_p for i in some],
                 [uniform(params[i].seed, positions[i]) for i in some],
             )
-            for row, (index, place) in enumerate(zip(some, places, strict=True)):
-                tokens[index] = place if token_ids is None else int(token_ids[row, place])
+            if token_ids is not None:
+                at = torch.tensor(places, device=token_ids.device)[:, None]
+                places = token_ids.gather(-1, at)[:, 0].tolist()
+            for index, token in zip(some, places, strict=True):
+                tokens[index] = token
     return tokens
 
 

@@ -4,21 +4,31 @@
     scripts/gpu_check --interpret      exactness alone, with Triton's interpreter on a CPU
 
 It fetches nothing. The speed is that of a model of Llama 3 8B's shape with random weights in
-bfloat16, which are made on the device.
+bfloat16, which are made on the device. What was found out so far is in both files at any time.
 """
 
-import json
+import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from scripts.bench.report import markdown
+from scripts.gpu.report import Report, failure_of
 from scripts.setup.options import parse
 
-LIMIT_SECONDS = 500.0
+if TYPE_CHECKING:
+    import torch
+
+    from scripts.gpu.exactness import Comparison
+
+NEEDS = ("numpy", "torch", "transformers", "msgspec")
+# No part begins later than the second; comparisons, which mostly wait for Triton's compiler, end
+# with the first. A part that hangs ends the process with the third.
+EXACT_SECONDS, LIMIT_SECONDS, HARD_SECONDS = 240.0, 440.0, 530.0
 
 
 def main() -> int:
@@ -28,38 +38,78 @@ def main() -> int:
         small=(False, "a tiny model, also without a GPU: to try this script"),
         out=(".", "folder of the JSON and the Markdown"),
     )
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
+        print(f"not installed: {', '.join(missing)}")
+        return 2
+    os.environ["HF_HUB_OFFLINE"] = "1"
     if options.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
     import torch
 
+    begun = time.perf_counter()
     if options.interpret:
-        return 0 if exactness(torch.device("cpu")) else 1
+        report = Report(None, {})
+        exactness(torch.device("cpu"), report, float("inf"))
+        return 1 if report.has_failed else 0
     is_gpu = torch.cuda.is_available()
     if not is_gpu and not options.small:
         print("there is no GPU here: not run (--interpret: exactness on a CPU)")
         return 2
-    begun = time.perf_counter()
-    device = torch.device("cuda" if is_gpu else "cpu")
-    is_exact = exactness(device) if is_gpu else True
-    from scripts.gpu import speed
-
-    results: dict[str, Any] = {
-        "chip": torch.cuda.get_device_name() if is_gpu else "no GPU",
-        "torch": torch.__version__,
-        "exact": is_exact,
-        "rows": [],
-    }
-    deadline = begun + LIMIT_SECONDS
-    sizes = speed.small() if options.small else speed.llama_8b()
-    for subject, figure in speed.measure(deadline, sizes, device):
-        results["rows"].append([subject, figure])
-        print(f"{subject}: {figure}", flush=True)
-    write(Path(options.out), results)
-    return 0 if is_exact else 1
+    chip = torch.cuda.get_device_name() if is_gpu else "no GPU"
+    report = Report(Path(options.out), {"chip": chip, "torch": torch.__version__})
+    faulthandler.dump_traceback_later(HARD_SECONDS, exit=True)
+    try:
+        run(report, torch.device("cuda" if is_gpu else "cpu"), begun, is_small=options.small)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return 1 if report.has_failed else 0
 
 
-def exactness(device: Any) -> bool:
-    """Print each comparison; whether all are within what is allowed."""
+def run(report: Report, device: "torch.device", begun: float, *, is_small: bool) -> None:
+    if device.type == "cuda":
+        report.tried("exact", lambda: exactness(device, report, begun + EXACT_SECONDS))
+
+    def speeds() -> None:
+        from scripts.gpu import speed
+
+        sizes = speed.small() if is_small else speed.llama_8b()
+        speed.measure(report, begun + LIMIT_SECONDS, sizes, device)
+
+    report.tried("speed", speeds)
+
+
+def exactness(device: "torch.device", report: Report, deadline: float) -> None:
+    """Print each comparison, and report whether all are within what is allowed."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    worst, wrong, right, left = 0.0, 0, 0, 0
+    for what, compare, allowed in comparisons(device):
+        if time.perf_counter() > deadline:
+            left += 1
+            continue
+        found: list[float] = []
+        failure = failure_of(partial(_append, found, compare))
+        is_right = failure is None and found[0] <= allowed
+        wrong, right = wrong + (not is_right), right + is_right
+        worst = max([worst, *(difference / allowed for difference in found)])
+        told = failure or f"{found[0]:.1e}"
+        print(f"{'ok   ' if is_right else 'WRONG'} {told} {what}", flush=True)
+    report.facts["exact"] = not wrong
+    report.has_failed |= wrong > 0
+    report.add(
+        "comparisons with plain attention",
+        f"{right} right, {wrong} wrong, {left} not run; the largest difference is {worst:.2f} of "
+        "what is allowed",
+    )
+
+
+def _append(found: list[float], compare: Callable[[], float]) -> None:
+    found.append(compare())
+
+
+def comparisons(device: "torch.device") -> "Iterator[tuple[*Comparison, float]]":
+    """Each with what is allowed; the type that a GPU serves with comes first."""
     import torch
 
     from scripts.gpu.exactness import (
@@ -68,37 +118,21 @@ def exactness(device: Any) -> bool:
         SHAPES,
         SMALL,
         SMALLER,
-        kernel_differences,
-        model_differences,
+        kernel_comparisons,
+        model_comparisons,
     )
 
-    def compared() -> Iterator[tuple[str, float, float]]:
-        is_gpu = device.type == "cuda"
-        dtypes = (torch.float32, torch.bfloat16, torch.float16) if is_gpu else (torch.float32,)
-        for dtype in dtypes:
-            shapes = SHAPES if is_gpu else FEW_SHAPES
-            for what, difference in kernel_differences(device, dtype, shapes):
-                yield f"{dtype} {what}", difference, ALLOWED[dtype]
-        num_tokens, sizes = (150, SMALL) if is_gpu else (60, SMALLER)
-        for what, difference in model_differences(device, num_tokens, sizes):
-            yield f"model {what}", difference, 1e-4
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    worst, wrong = 0.0, 0
-    for what, difference, allowed in compared():
-        is_right = difference <= allowed
-        wrong += not is_right
-        worst = max(worst, difference / allowed)
-        print(f"{'ok   ' if is_right else 'WRONG'} {difference:.1e} {what}", flush=True)
-    print(f"{wrong} wrong; the largest difference is {worst:.2f} of what is allowed")
-    return wrong == 0
-
-
-def write(folder: Path, results: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu_check.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    text = markdown((f"{results['chip']}, torch {results['torch']}", "measured"), results["rows"])
-    (folder / "gpu_check.md").write_text(text + "\n", "utf-8")
+    is_gpu = device.type == "cuda"
+    shapes = SHAPES if is_gpu else FEW_SHAPES
+    num_tokens, sizes = (150, SMALL) if is_gpu else (60, SMALLER)
+    dtypes = [torch.bfloat16, torch.float16] if is_gpu else []
+    for dtype in dtypes:
+        for what, compare in kernel_comparisons(device, dtype, shapes):
+            yield f"{dtype} {what}", compare, ALLOWED[dtype]
+    for what, compare in model_comparisons(device, num_tokens, sizes):
+        yield f"model {what}", compare, 1e-4
+    for what, compare in kernel_comparisons(device, torch.float32, shapes):
+        yield f"{torch.float32} {what}", compare, ALLOWED[torch.float32]
 
 
 if __name__ == "__main__":

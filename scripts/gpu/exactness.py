@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,17 +76,32 @@ def in_triton(layout: KvLayout, num_heads: int) -> Kernel:
     return PagedKernel(num_heads, layout.num_kv_heads)
 
 
+Comparison = tuple[str, Callable[[], float]]
+"""What is compared, and how: the largest difference as a share of the largest value."""
+
+
 def kernel_differences(
     device: torch.device,
     dtype: torch.dtype,
     shapes: list[Shape],
     new_kernel: NewKernel = in_triton,
 ) -> Iterator[tuple[str, float]]:
-    """What was compared, and the largest difference as a share of the largest value."""
+    """What was compared, and the difference."""
+    for what, compare in kernel_comparisons(device, dtype, shapes, new_kernel):
+        yield what, compare()
+
+
+def kernel_comparisons(
+    device: torch.device,
+    dtype: torch.dtype,
+    shapes: list[Shape],
+    new_kernel: NewKernel = in_triton,
+) -> Iterator[Comparison]:
     for shape in shapes:
         steps = dict(STEPS) if shape.window else {**STEPS, "shared": []}
         for name, step in steps.items():
-            yield f"{name}: {shape}", _difference(device, dtype, shape, step, new_kernel)
+            compare = partial(_difference, device, dtype, shape, step, new_kernel)
+            yield f"{name}: {shape}", compare
 
 
 def _difference(
@@ -193,26 +209,28 @@ CONFIGS: dict[str, Callable[[dict[str, Any]], PretrainedConfig]] = {
 new_model: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
 
 
-def model_differences(
+def model_comparisons(
     device: torch.device, num_tokens: int, sizes: dict[str, Any]
-) -> Iterator[tuple[str, float]]:
+) -> Iterator[Comparison]:
     """Prompts in three chunks and a decode step, in float32, against each model's own attention."""
     for name, config in CONFIGS.items():
-        torch.manual_seed(3)
-        model = new_model(config(sizes), attn_implementation="eager")
-        torch.nn.Module.to(model, device)
-        model.train(mode=False)
-        generator = torch.Generator().manual_seed(4)
-        tokens = torch.randint(0, 199, (num_tokens,), generator=generator).tolist()
-        with torch.inference_mode():
-            plain = model(torch.tensor([tokens], device=device), use_cache=False).logits[0, -1]
-        runner = prepare_model(model, "triton").runner(NUM_BLOCKS // 2, 8)
-        table = np.random.default_rng(5).permutation(NUM_BLOCKS // 2).tolist()
-        ends = [0, num_tokens // 3, num_tokens - 7, num_tokens - 1, num_tokens]
-        for start, end in itertools.pairwise(ends):
-            work = Work(token_ids=tokens[start:end], start=start, block_table=table, sample=GREEDY)
-            logits = runner.logits([work])[0]
-        yield (
-            f"{name}, {num_tokens} tokens",
-            float((logits - plain).abs().max() / plain.abs().max()),
-        )
+        compare = partial(_model_difference, device, num_tokens, config(sizes))
+        yield f"{name}, {num_tokens} tokens", compare
+
+
+def _model_difference(device: torch.device, num_tokens: int, config: PretrainedConfig) -> float:
+    torch.manual_seed(3)
+    model = new_model(config, attn_implementation="eager")
+    torch.nn.Module.to(model, device)
+    model.train(mode=False)
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(0, 199, (num_tokens,), generator=generator).tolist()
+    with torch.inference_mode():
+        plain = model(torch.tensor([tokens], device=device), use_cache=False).logits[0, -1]
+    runner = prepare_model(model, "triton").runner(NUM_BLOCKS // 2, 8)
+    table = np.random.default_rng(5).permutation(NUM_BLOCKS // 2).tolist()
+    ends = [0, num_tokens // 3, num_tokens - 7, num_tokens - 1, num_tokens]
+    for start, end in itertools.pairwise(ends):
+        work = Work(token_ids=tokens[start:end], start=start, block_table=table, sample=GREEDY)
+        logits = runner.logits([work])[0]
+    return float((logits - plain).abs().max() / plain.abs().max())

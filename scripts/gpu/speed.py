@@ -1,24 +1,26 @@
 """Speed and memory of the native engine's computation, by its own runner over its own pool."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    ContinuousBatchingConfig,
     GenerationConfig,
     LlamaConfig,
     PreTrainedModel,
 )
 
 from engine.cache.ids import BlockId
+from engine.compute.errors import ModelRefused
 from engine.compute.loading import LoadedModel, prepare_model
 from engine.compute.runner import TorchRunner
 from engine.schedule.runner import SampleParams, Work
+from scripts.gpu.report import Report, why
 
 GREEDY = SampleParams(temperature=0, top_p=1, top_k=0, seed=0)
 BLOCK_SIZE = 16
@@ -67,26 +69,44 @@ def small() -> Sizes:
     return Sizes(config, (256, 3000), (1, 4), 256, 32, 16)
 
 
-def measure(deadline: float, sizes: Sizes, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Rows of subject and figure. What the deadline (`time.perf_counter`) leaves no room for is
-    named as not run."""
+Part = Callable[[LoadedModel, Sizes], Iterator[tuple[str, str]]]
+
+
+def measure(report: Report, deadline: float, sizes: Sizes, device: torch.device) -> None:
+    """What the deadline (`time.perf_counter`) leaves no room for is named as not run.
+
+    A part that fails, for want of memory perhaps, leaves the rows that it had.
+    """
     is_gpu = device.type == "cuda"
     model = random_model(sizes.config, device, torch.bfloat16 if is_gpu else torch.float32)
-    loaded = prepare_model(model)
-    yield "attention", "the paged kernel" if loaded.kernel is not None else "torch's functions"
-    parts: list[Callable[[LoadedModel, Sizes], Iterator[tuple[str, str]]]] = [
-        first_tokens,
-        decoding,
-        host_tier,
-        transformers_batching,
-    ]
-    for part in parts:
+    loaded = prepared(report, model)
+    report.add("attention", loaded.why_no_kernel or loaded.attention)
+
+    def add_rows(part: Part) -> None:
+        for subject, figure in part(loaded, sizes):
+            report.add(subject, figure)
+
+    for part in (first_tokens, decoding, host_tier, transformers_batching):
+        subject = part.__name__.replace("_", " ")
         if time.perf_counter() > deadline:
-            yield part.__name__.replace("_", " "), "not run: no time left"
+            report.add(subject, "not run: no time left")
             continue
-        yield from part(loaded, sizes)
+        report.tried(subject, partial(add_rows, part))
+        gc.collect()
+        if is_gpu:
+            torch.cuda.empty_cache()
     if is_gpu:
-        yield "peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        report.add("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+
+
+def prepared(report: Report, model: PreTrainedModel) -> LoadedModel:
+    """With the paged kernel, or with torch's functions where the load's check refuses that."""
+    try:
+        return prepare_model(model)
+    except ModelRefused as error:
+        report.has_failed = True
+        report.add("the paged kernel", f"failed: {why(error)}")
+        return prepare_model(model, "sdpa")
 
 
 new_model: Callable[[LlamaConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
@@ -108,15 +128,17 @@ def random_model(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
 
 def first_tokens(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
     """From a prompt to its first token: all of it computed, and all but the last block read."""
-    runner = loaded.runner(-(-max(sizes.contexts) // BLOCK_SIZE) + 1, BLOCK_SIZE)
-    prefill(runner, min(sizes.contexts), 0)  # compiles
     for tokens in sizes.contexts:
+        runner = loaded.runner(-(-tokens // BLOCK_SIZE), BLOCK_SIZE)
+        if tokens == sizes.contexts[0]:
+            prefill(runner, tokens, 0)  # compiles
         cold = seconds(partial(prefill, runner, tokens, 0))
         warm = seconds(partial(prefill, runner, tokens, tokens - BLOCK_SIZE))
         yield (
             f"first token of {tokens:,} tokens: cold, cached",
             f"{cold:.3f} s ({tokens / cold:,.0f} tokens/s), {warm * 1000:.1f} ms",
         )
+        del runner  # before the next one's memory is taken
 
 
 def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
@@ -141,9 +163,9 @@ def prefill(runner: TorchRunner, tokens: int, start: int) -> None:
 def decoding(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
     """Steps of one token a sequence, behind one shared prefix and behind one each."""
     shared, own = sizes.shared_tokens // BLOCK_SIZE, sizes.own_tokens // BLOCK_SIZE
-    num_blocks = max(sizes.batches) * (shared + own)
-    runner = loaded.runner(num_blocks, BLOCK_SIZE)
     for batch in sizes.batches:
+        num_blocks = batch * (shared + own)
+        runner = loaded.runner(num_blocks, BLOCK_SIZE)
         figures = []
         for is_shared in (True, False):
             tables = [
@@ -161,6 +183,7 @@ def decoding(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
             f"decode, {batch} sequences behind {sizes.shared_tokens:,} tokens: shared, own",
             f"{figures[0]}, {figures[1]} tokens/s",
         )
+        del runner
 
 
 def decode(runner: TorchRunner, tables: list[list[int]], start: int, steps: int) -> None:
@@ -183,39 +206,41 @@ def host_tier(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
 
 def transformers_batching(loaded: LoadedModel, sizes: Sizes) -> Iterator[tuple[str, str]]:
     """transformers' own continuous batching of the same model, prompts of the same length."""
+    from transformers import ContinuousBatchingConfig
+
     model: Any = loaded.model
     batch = sizes.batches[1]
     new = min(64, sizes.own_tokens // 2)
     total = sizes.shared_tokens + new
     prompts = [[(7 * i + place) % 500 for place in range(total)] for i in range(batch)]
-    subject = f"transformers' continuous batching, {batch} sequences with own {total:,} tokens"
-    continuous = ContinuousBatchingConfig(
-        page_size=PAGE_SIZE,
-        num_blocks=2 * batch * -(-(total + new) // PAGE_SIZE),
-        max_requests_per_batch=batch,
+    # Releases name the tokens of a page in two ways.
+    names = {field.name for field in fields(ContinuousBatchingConfig)}
+    page = {"page_size" if "page_size" in names else "block_size": PAGE_SIZE}
+    new_config: Callable[..., Any] = ContinuousBatchingConfig
+    continuous = new_config(
+        num_blocks=2 * batch * -(-(total + new) // PAGE_SIZE), max_requests_per_batch=batch, **page
     )
     new_generation_config: Callable[..., Any] = GenerationConfig
     generation = new_generation_config(max_new_tokens=new, do_sample=False, eos_token_id=-1)
     model.set_attn_implementation("sdpa")
-    try:
-        with model.continuous_batching_context_manager(
-            generation_config=generation, continuous_batching_config=continuous
-        ) as manager:
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=continuous
+    ) as manager:
 
-            def generate() -> None:
-                manager.add_requests(prompts, max_new_tokens=new)
-                done = 0
-                while done < batch:
-                    result = manager.get_result(timeout=60)
-                    if result is None or result.error:
-                        raise RuntimeError(result.error if result else "no answer for a minute")
-                    done += result.is_finished()
+        def generate() -> None:
+            manager.add_requests(prompts, max_new_tokens=new)
+            done = 0
+            while done < batch:
+                result = manager.get_result(timeout=60)
+                if result is None or result.error:
+                    raise RuntimeError(result.error if result else "no answer for a minute")
+                done += result.is_finished()
 
-            spent = seconds(generate)
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        yield subject, f"did not run: {str(error).partition(chr(10))[0][:120]}"
-    else:
-        yield subject, f"{batch * new / spent:,.0f} tokens/s, prefill included"
+        spent = seconds(generate)
+    yield (
+        f"transformers' continuous batching, {batch} sequences with own {total:,} tokens",
+        f"{batch * new / spent:,.0f} tokens/s, prefill included",
+    )
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -4,12 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
+from transformers import ContinuousBatchingConfig
 
+import scripts.gpu.__main__ as gpu
+from engine.compute.loading import LoadedModel
+from scripts.gpu import speed
 from scripts.gpu.__main__ import main
+from scripts.gpu.report import Report
 from scripts.stack import ROOT
 
 COMMAND = str(ROOT / "scripts" / "gpu_check")
@@ -27,14 +37,98 @@ def test_the_paged_kernel_equals_plain_attention_in_the_interpreter() -> None:
     assert "0 wrong" in done.stdout and "model gemma2" in done.stdout
 
 
+def run_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, str]]:
+    """In this process, which has imported torch: the exit status, and the rows by subject."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", [COMMAND, "--small", "--out", str(folder)])
+    status = main()
+    assert "| measured |" in (folder / "gpu_check.md").read_text("utf-8")
+    return status, dict(json.loads((folder / "gpu_check.json").read_text("utf-8"))["rows"])
+
+
 def test_the_speeds_are_measured_by_a_script_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, which has imported torch."""
-    monkeypatch.setattr(sys, "argv", [COMMAND, "--small", "--out", str(tmp_path)])
-    assert main() == 0
-    rows = dict(json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["rows"])
-    assert rows["attention"] in ("torch's functions", "the paged kernel")
+    status, rows = run_small(tmp_path, monkeypatch)
+    assert status == 0
     assert any(subject.startswith("decode, 4 sequences") for subject in rows)
-    assert not any("did not run" in figure for figure in rows.values())
-    assert "| measured |" in (tmp_path / "gpu_check.md").read_text("utf-8")
+    assert any(subject.startswith("transformers' continuous") for subject in rows)
+    assert not any("failed" in figure for figure in rows.values())
+
+
+def test_a_part_that_fails_leaves_the_others_and_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoding(loaded: LoadedModel, sizes: speed.Sizes) -> Iterator[tuple[str, str]]:
+        yield "decode, 1 sequence", "1 token/s"
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 13 GiB\nand advice")
+
+    monkeypatch.setattr(speed, "decoding", decoding)
+    monkeypatch.setattr(transformers, "ContinuousBatchingConfig", OlderConfig)
+    status, rows = run_small(tmp_path, monkeypatch)
+    assert status == 1
+    assert rows["decode, 1 sequence"] == "1 token/s"
+    assert rows["decoding"].startswith("failed: OutOfMemoryError: CUDA out of memory.")
+    assert "host tier: to the host, back" in rows
+    assert any(subject.startswith("transformers' continuous") for subject in rows)
+
+
+@dataclass
+class OlderConfig:
+    """As transformers 5.17 names the tokens of a page."""
+
+    num_blocks: int
+    max_requests_per_batch: int
+    block_size: int
+
+    def __new__(cls, *, block_size: int, **options: Any) -> Any:
+        made: Any = ContinuousBatchingConfig
+        return made(page_size=block_size, **options)
+
+
+def test_what_has_no_time_left_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LIMIT_SECONDS", 0.0)
+    status, rows = run_small(tmp_path, monkeypatch)
+    assert status == 0
+    assert rows["decoding"] == rows["transformers batching"] == "not run: no time left"
+
+
+def test_a_comparison_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> float:
+        raise RuntimeError("out of resource: shared memory")
+
+    compared = [("one", fail, 1.0), ("two", lambda: 0.5, 1.0), ("three", lambda: 2.0, 1.0)]
+    monkeypatch.setattr(gpu, "comparisons", lambda _device: compared)
+    report = Report(None, {})
+    gpu.exactness(torch.device("cpu"), report, float("inf"))
+    assert report.has_failed and report.facts["exact"] is False
+    assert dict(report.rows)["comparisons with plain attention"].startswith("1 right, 2 wrong, 0")
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [COMMAND])
+    monkeypatch.setattr(gpu, "NEEDS", ("torch", "not_there"))
+    assert main() == 2
+    assert capsys.readouterr().out == "not installed: not_there\n"
+
+
+def test_a_part_that_hangs_ends_with_what_was_found(tmp_path: Path) -> None:
+    program = """
+import sys, time
+import scripts.gpu.__main__ as gpu
+
+def hang(report, *_, **__):
+    report.add("first", "1 s")
+    time.sleep(600)
+
+gpu.HARD_SECONDS, gpu.run = 0.2, hang
+sys.exit(gpu.main())
+"""
+    command = [sys.executable, "-c", program, "--small", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 1 and "in hang" in done.stderr
+    assert json.loads((tmp_path / "gpu_check.json").read_text("utf-8"))["rows"] == [
+        ["first", "1 s"]
+    ]

@@ -192,13 +192,15 @@ def attend(
 ) -> torch.Tensor:
     """(batch, heads, tokens, head_dim) over (batch, kv_heads, keys, head_dim); seen where True."""
     grouped = query.shape[1] != keys.shape[1]
+    # On a GPU what torch has for grouped heads behind a mask keeps a matrix of all scores.
+    if grouped and (layer.softcap is not None or query.device.type != "cpu"):
+        keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
+        values = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
+        grouped = False
     if layer.softcap is None:
         return scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=layer.scaling, enable_gqa=grouped
         )
-    if grouped:
-        keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
-        values = values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
     scores = _scores(query, keys, layer).masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return weights @ values

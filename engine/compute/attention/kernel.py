@@ -8,18 +8,23 @@ inference (arXiv 2402.05099).
 `TRITON_INTERPRET=1`, set before this module is imported, runs the kernels on a CPU.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from subprocess import SubprocessError
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from triton.errors import TritonError
 
 from engine.compute.attention.arithmetic import Layer
 from engine.compute.attention.step import Attend
 from engine.compute.attention.tiles import Tiles
 from engine.compute.attention.triton_kernels import attend_tile, merge_parts
-from engine.compute.kv import KvPool
+from engine.compute.batch import build_batch
+from engine.compute.compiler import NotCompiled
+from engine.compute.kv import KvLayout, KvPool
+from engine.schedule.runner import Work
 
 # Rows of scores in a wide tile (query rows x heads of one KV head), and keys at a time.
 _WIDE_SCORES = 64
@@ -70,6 +75,30 @@ class PagedKernel:
             positions=positions.to(torch.int32),
         )
         return partial(_attend_tiles, on_device, self.tile_rows)
+
+
+def tried_kernel(layout: KvLayout, num_heads: int, device: torch.device) -> PagedKernel:
+    """A kernel that attended a prompt and a decode step on the device.
+
+    Raises NotCompiled where it can't. Triton also needs a C compiler on the machine, and a chip
+    that is neither too old nor too small for such heads.
+    """
+    kernel = PagedKernel(num_heads, layout.num_kv_heads)
+    pool = KvPool(replace(layout, num_layers=1), 2, _LEAST, device)
+    works = [
+        Work(token_ids=[0, 0], start=0, block_table=[0]),
+        Work(token_ids=[0], start=0, block_table=[1]),
+    ]
+    batch = build_batch(works, pool.block_size, device, tile_rows=kernel.tile_rows)
+    assert batch.tiles is not None
+    query = torch.zeros((num_heads, 3, layout.head_dim), dtype=layout.dtype, device=device)
+    layer = Layer(index=0, scaling=1.0, window=None, softcap=None)
+    try:
+        kernel.step(batch.tiles, batch.positions)(query, pool, layer).cpu()
+    except (TritonError, SubprocessError, OSError, RuntimeError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise NotCompiled(f"the kernel in Triton does not run on this device: {why}") from error
+    return kernel
 
 
 def _padded(number: int) -> int:
