@@ -150,11 +150,10 @@ class SegmentFiles:
         self.ends.pop(number, None)
 
     def close(self) -> None:
-        for file in [*self._readers.values(), self._file]:
-            if file >= 0:
-                os.close(file)
+        for file in self._readers.values():
+            os.close(file)
         self._readers.clear()
-        self._file = -1
+        self._leave()
 
     def _write(self, content: bytes, offset: int) -> None:
         written = 0

@@ -91,10 +91,18 @@ async def _nobody(_engine: str, _turns: list[str]) -> None: ...
 
 async def prepare(data: Path) -> dict[str, Truth]:
     """Turns of all stages under `data`, and beside it the files as a kill would leave them, before
-    (`earlier`) and after (`killed`) the last turns. What must become of each, by id.
+    (`earlier`) and after (`killed`) the last turns. What must become of each, by id. The same of
+    another gateway is in `other`.
 
     The journal is small, so that it has several segments. While a turn is open five others are
     opened, so the record of its close may stand in a later segment than that of its opening."""
+    other = data.parent / "other"
+    other.mkdir()
+    await _live(other / "data")
+    return await _live(data)
+
+
+async def _live(data: Path) -> dict[str, Truth]:
     await asyncio.to_thread(migrate, DatabaseSettings(data=data))
     journal = Journal(data / "journal", _MAX_BYTES)
     ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")

@@ -67,6 +67,13 @@ def take_another_file(path: Path, rng: random.Random, _: Path) -> None:
     shutil.copy(rng.choice(sorted(others)), path)
 
 
+def take_another_journals(path: Path, _rng: random.Random, older: Path) -> None:
+    """As where the files of two workers are mixed up."""
+    other = older.parents[2] / "other" / "killed" / older.parent.name / older.name
+    if other.exists():
+        shutil.copy(other, path)
+
+
 DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
     "flipped bits": flip,
     "cut": truncate,
@@ -74,6 +81,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
     "deleted": delete,
     "swapped for an older one": take_an_older_one,
     "swapped for another file": take_another_file,
+    "swapped for another journal's": take_another_journals,
 }
 
 

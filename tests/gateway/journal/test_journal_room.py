@@ -108,6 +108,37 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def test_starts_that_a_full_disk_refuses_leave_no_files(small_disk: Path) -> None:
+    directory = small_disk / "journal"
+
+    async def make() -> str:
+        journal = Journal(directory, 8 * MIB)
+        turn = record(journal, 1)
+        await journal.open(turn)
+        await journal.stop()
+        return turn.id
+
+    async def open_turns() -> list[str]:
+        journal = Journal(directory, 8 * MIB)
+        found = [turn.id for turn in await journal.open_turns()]
+        await journal.stop()
+        return found
+
+    turn_id = asyncio.run(make())
+    (directory / "reserve").unlink()
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    before = segment_files(directory)
+    for _ in range(3):
+        with pytest.raises(JournalUnavailable):
+            Journal(directory, 8 * MIB)
+    assert segment_files(directory) == before
+    filler.unlink()
+    assert asyncio.run(open_turns()) == [turn_id]
+
+
 def test_a_disk_that_others_filled_stops_new_turns_only_and_harms_nothing(small_disk: Path) -> None:
     async def check() -> None:
         journal = Journal(small_disk / "journal", 8 * MIB)
