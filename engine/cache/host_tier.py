@@ -14,29 +14,22 @@ neither copied nor within the bound is dropped, as without a host tier.
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from engine.cache.block import Block
 from engine.cache.ids import BlockId, Digest
 from engine.cache.pool import BlockPool
 from engine.cache.table import BlockCopy, BlockTable
-from engine.protocol import HeldName, Tier
-
-
-class Moved(NamedTuple):
-    tier: Tier
-    names: list[HeldName]
 
 
 class HostTier:
     def __init__(self, device: BlockPool, num_blocks: int, max_copies: int) -> None:
         """`max_copies` is the number of blocks that one step may copy in each direction."""
         self.pool = BlockPool(num_blocks, device.block_size, tier="host")
+        self.pool.changes = device.changes
         self.max_copies = max_copies
         self.num_demoted = 0
         self.num_promoted = 0
         self._demotions: dict[BlockId, BlockId] = {}
-        self._moved: list[Moved] = []
         self._offers: deque[tuple[Block, Digest]] = deque(maxlen=device.num_blocks)
         if num_blocks > device.num_blocks:
             # A smaller tier would lose content that exists only here, for copies of content on the
@@ -61,15 +54,8 @@ class HostTier:
 
     def promote(self, table: BlockTable) -> BlockCopy:
         """Decide to copy back the first block (host, device) that this table waits for."""
-        names = table.next_incoming.names
-        self._note_moved("device", names)
         self.num_promoted += 1
         return table.arrive()
-
-    def take_moved(self) -> list[Moved]:
-        """The names that changed their tier since the last call, by block."""
-        moved, self._moved = self._moved, []
-        return moved
 
     def _demote(self, block: Block) -> bool:
         """Take over a device block's content.
@@ -87,7 +73,7 @@ class HostTier:
             entry.blocks[block.index] = mine
             mine.dependents.add(entry)
         mine.names.update(block.names)
-        self._note_moved("host", block.names)
+        self.pool.changes.moved("host", block.names)
         self.pool.release(mine)
         return True
 
@@ -107,11 +93,6 @@ class HostTier:
         self._demotions[mine.block_id] = block.block_id
         self.num_demoted += 1
         return mine
-
-    def _note_moved(self, tier: Tier, names: dict[str, int]) -> None:
-        if names:
-            held = [HeldName(name, tokens) for name, tokens in names.items()]
-            self._moved.append(Moved(tier, held))
 
     def check(self) -> None:
         """Prove all invariants of the tier itself; raises AssertionError."""

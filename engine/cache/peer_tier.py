@@ -46,7 +46,7 @@ class PeerTier(StoreTier):
 
     def tell(self, names: Mapping[str, int]) -> None:
         """These names can be read from here now."""
-        self._tell_moved("disk", dict(names))
+        self.pool.changes.moved("disk", names)
 
     def _take_over(self, block: Block) -> bool:
         """Keep the names of what a pool above reuses. False where something of it is lost."""

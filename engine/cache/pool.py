@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.cache.block import Block, Entry
+from engine.cache.changes import Changes
 from engine.cache.digests import TOKEN_BYTES
 from engine.cache.fairness import ScopeShares
 from engine.cache.free_list import FreeList, StaleQueue, Total
@@ -66,7 +67,7 @@ class BlockPool:
         self._num_lease_only = 0
         self.num_evicted = 0
         self.num_copied = 0
-        self._evicted_names: list[str] = []
+        self.changes = Changes()
         self._broken: list[Entry] = []
         for block in self.blocks:
             self._empty.append(block)
@@ -237,7 +238,7 @@ class BlockPool:
         if block.digest is not None:
             del self._index[block.digest]
             block.digest = None
-        self._evicted_names.extend(block.names)
+        self.changes.gone(block.names)
         block.names.clear()
         self.requeue(block)
 
@@ -263,11 +264,6 @@ class BlockPool:
         block.names[name] = num_tokens
         return is_new
 
-    def take_evicted_names(self) -> list[str]:
-        """The names that went with evicted blocks since the last call."""
-        names, self._evicted_names = self._evicted_names, []
-        return names
-
     def take_broken(self) -> list[Entry]:
         """The best-effort entries that lost content since the last call."""
         broken, self._broken = self._broken, []
@@ -292,7 +288,7 @@ class BlockPool:
         elif block.has_content:
             (share.stale if is_spent else share.cached).append(block)
         else:
-            self._evicted_names.extend(block.names)
+            self.changes.gone(block.names)
             block.names.clear()
             self._shares.give(block)
             if self.forgotten is not None:
@@ -311,7 +307,7 @@ class BlockPool:
         if block.digest is not None:
             del self._index[block.digest]
             block.digest = None
-        self._evicted_names.extend(block.names)
+        self.changes.gone(block.names)
         block.names.clear()
         block.tokens = bytearray()
         if self.forgotten is not None:

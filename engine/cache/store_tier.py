@@ -16,7 +16,6 @@ from typing import Literal
 
 from engine.cache.block import Block, Entry
 from engine.cache.digests import TOKEN_BYTES, ChainHasher
-from engine.cache.host_tier import Moved
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool, NoFreeBlocks
 from engine.cache.store_files import BlockKey, Load, NameOf, Note, PendingFile, Save, SaveJob
@@ -24,7 +23,6 @@ from engine.cache.store_holds import StoreHolds
 from engine.cache.store_map import FileMap
 from engine.cache.store_reads import StoreReads
 from engine.cache.table import BlockTable
-from engine.protocol import HeldName
 
 HELD_SHARE = 0.9
 """The part of the store that entries may hold. The rest is left for content without one."""
@@ -54,7 +52,6 @@ class StoreTier:
         self.reads = StoreReads(self.files.find_key)
         self._deletes: list[str] = []
         self._notes: OrderedDict[Digest, Note] = OrderedDict()
-        self._moved: list[Moved] = []
         self._num_looked_at = 0
         self.num_saved = 0
         self.num_loaded = 0
@@ -68,6 +65,7 @@ class StoreTier:
     def _attach(self, pool: BlockPool) -> None:
         """Take over what this pool reuses and no other tier takes, as far as the store has it."""
         first = pool.demote
+        self.pool.changes = pool.changes
 
         def demote(block: Block) -> bool:
             return (first is not None and first(block)) or self._take_over(block)
@@ -133,8 +131,6 @@ class StoreTier:
         block = table.next_incoming
         if (payload := self.reads.take(block)) is None:
             return None
-        if block.names:
-            self._tell_moved("device", block.names)
         self.num_loaded += 1
         self.files.prove(block)
         return Load(payload, table.arrive().destination)
@@ -221,11 +217,6 @@ class StoreTier:
     def take_notes(self) -> list[Note]:
         notes, self._notes = list(self._notes.values()), OrderedDict()
         return notes
-
-    def take_moved(self) -> list[Moved]:
-        """The names that changed their tier since the last call, by block."""
-        moved, self._moved = self._moved, []
-        return moved
 
     # Inside.
 
@@ -371,7 +362,7 @@ class StoreTier:
         found = self.pool.find(block.digest, bytes(block.tokens)) if block.digest else None
         if found is not None and block.names:
             found.names.update(block.names)
-            self._tell_moved("disk", block.names)
+            self.pool.changes.moved("disk", block.names)
             block.names.clear()
         return not block.dependents and not block.names
 
@@ -380,10 +371,6 @@ class StoreTier:
         if name is not None:
             self.reads.forget(name)
             self._deletes.append(name)
-
-    def _tell_moved(self, tier: Literal["device", "disk"], names: dict[str, int]) -> None:
-        held = [HeldName(name, tokens) for name, tokens in names.items()]
-        self._moved.append(Moved(tier, held))
 
     def check(self) -> None:
         """Prove all invariants of the tier itself; raises AssertionError."""

@@ -154,6 +154,7 @@ class BlockTable:
         if count == self._pool.block_size:
             self._pool.index(block, self._known[index])
             self._pool.canonical(self._known[index], block).names.update(source.names)
+            self._pool.changes.moved("device", source.names)
             source.names.clear()
         self._origins[index] = source.tier
         source.home.release(source)

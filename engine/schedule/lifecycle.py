@@ -11,8 +11,6 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.clock import Clock
 from engine.errors import DuplicateRequest, Overloaded
 from engine.protocol import (
-    ChainGone,
-    ChainHeld,
     Delta,
     Done,
     DropReply,
@@ -181,7 +179,8 @@ class Lifecycle:
         request.usage = written.usage
         self._accounts.started(written.usage, now - request.began_at)
         if written.held is not None:
-            self._events.append(written.held)
+            # What went before is told before, since it may have been the same names.
+            self._events += [*self._cache.pool.changes.take(), written.held]
         request.emit(
             Started(
                 request_id=request.request_id,
@@ -252,7 +251,6 @@ class Lifecycle:
     def publish(self) -> None:
         """Publish the changes of leases and names since the last time, and this step's writes."""
         ended = self._cache.entries.leases.take_ended()
-        gone, host = self._cache.pool.take_evicted_names(), self._cache.host
         for lease in ended:
             self._accounts.lease_ended(lease.reason)
             self._events.append(
@@ -260,16 +258,7 @@ class Lifecycle:
                     seq=0, entry=lease.entry.key.hex(), names=lease.names, reason=lease.reason
                 )
             )
-        if host is not None:
-            gone += host.pool.take_evicted_names()
-            for moved in host.take_moved():
-                self._events.append(ChainHeld(seq=0, names=moved.names, tier=moved.tier))
-        for store in self._cache.stores:
-            gone += store.pool.take_evicted_names()
-            for moved in store.take_moved():
-                self._events.append(ChainHeld(seq=0, names=moved.names, tier=moved.tier))
-        if gone:
-            self._events.append(ChainGone(seq=0, names=gone, reason="evicted"))
+        self._events += self._cache.pool.changes.take()
         if self._events:
             events, self._events = self._events, []
             self.num_published += len(events)

@@ -79,7 +79,7 @@ class SimulatedEngine:
     def close(self, now: float) -> None:
         """End what is over by now, and count it."""
         self.entries.expire(now)
-        self._publish([], now)
+        self._publish(now)
 
     # Inside.
 
@@ -100,7 +100,7 @@ class SimulatedEngine:
         if self._step is not None:
             self._began_at = now
             self._wait(now + self._seconds(step))
-        self._publish([], now)
+        self._publish(now)
 
     def _max_units(self, now: float) -> int:
         """The units of prompts in a step: fewer while several scopes share the engine."""
@@ -220,7 +220,7 @@ class SimulatedEngine:
         for turn in list(self._lineup.running):
             if turn.written is not None and turn.num_output >= turn.request.output_tokens:
                 self._end(turn, now)
-        self._publish(begun, now)
+        self._publish(now)
         self._next(now)
 
     def _compute(self, piece: Piece, begun: list[SimulatedTurn], now: float) -> None:
@@ -231,7 +231,7 @@ class SimulatedEngine:
             return
         if turn.written is None:
             assert turn.found is not None
-            turn.written = self._memory.cache.write(turn.query, turn.found, turn.table, now)
+            turn.written = self._memory.write(turn.query, turn.found, turn.table, now)
             begun.append(turn)
         else:
             # It was preempted, and its answer was computed again with the prompt.
@@ -271,9 +271,8 @@ class SimulatedEngine:
         self.num_refused += 1
         self.ended(turn, now)
 
-    def _publish(self, begun: list[SimulatedTurn], now: float) -> None:
-        written = [turn.written for turn in begun if turn.written is not None]
-        events, reasons = self._memory.take_events(written)
+    def _publish(self, now: float) -> None:
+        events, reasons = self._memory.take_events()
         self.leases_ended.update(reasons)
         if events and self.tell is not None:
             self.tell(events, now)

@@ -10,7 +10,7 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Found, PrefixCache
 from engine.cache.store_tier import StoreTier
 from engine.cache.table import BlockTable
-from engine.protocol import ChainGone, ChainHeld, Event, LeaseEnded
+from engine.protocol import Event, LeaseEnded
 from gateway.planner.simulated import Capacities, SimulatedRequest
 
 SPARE_BLOCKS = 2
@@ -46,6 +46,7 @@ class SimulatedMemory:
     def __init__(self, capacities: Capacities, unit_tokens: int, *, has_names: bool) -> None:
         """`has_names`: a gateway asks where a prefix is held."""
         self._has_names = has_names
+        self._events: list[Event] = []
         block_tokens = unit_tokens * capacities.block_units
         self.block_tokens = block_tokens
         self.pool = BlockPool(max(capacities.device // block_tokens, 2), capacities.block_units)
@@ -126,36 +127,35 @@ class SimulatedMemory:
                     break
         return Copied(num_host, num_disk)
 
-    def take_events(self, written: list[CacheResult]) -> tuple[list[Event], list[str]]:
+    def write(self, query: CacheQuery, found: Found, table: BlockTable, now: float) -> CacheResult:
+        """Write the entries of a prompt that is computed."""
+        result = self.cache.write(query, found, table, now)
+        if result.held is not None:
+            self._events += [*self.pool.changes.take(), result.held]
+        return result
+
+    def take_events(self) -> tuple[list[Event], list[str]]:
         """What a gateway hears of a step, and why leases have ended since the last one."""
-        events: list[Event] = [result.held for result in written if result.held is not None]
+        self._step_of_tiers()
+        events, self._events = self._events, []
         reasons: list[str] = []
         for lease in self.entries.leases.take_ended():
             reasons.append(lease.reason)
             key = lease.entry.key.hex()
             events.append(LeaseEnded(seq=0, entry=key, names=lease.names, reason=lease.reason))
-        gone = self.pool.take_evicted_names() + self._step_of_tiers(events)
-        if gone:
-            events.append(ChainGone(seq=0, names=gone, reason="evicted"))
-        return events, reasons
+        return events + self.pool.changes.take(), reasons
 
-    def _step_of_tiers(self, events: list[Event]) -> list[str]:
-        """Write what the store wants, and tell what has moved. Return the names that are gone."""
-        gone: list[str] = []
+    def _step_of_tiers(self) -> None:
+        """Make the copies, and write what the store wants."""
         host, store = self.cache.host, self.cache.store
         if host is not None:
             host.take_demotions()
-            gone += host.pool.take_evicted_names()
-            events += (ChainHeld(seq=0, names=m.names, tier=m.tier) for m in host.take_moved())
         if store is not None:
             while saves := store.take_saves(len(store.pool.blocks)):
                 for save in saves:
                     store.written(save.key.name, is_good=True)
             store.take_deletes()
             store.take_notes()
-            gone += store.pool.take_evicted_names()
-            events += (ChainHeld(seq=0, names=m.names, tier=m.tier) for m in store.take_moved())
-        return gone
 
 
 def _name_of(digest: bytes) -> str:

@@ -31,7 +31,7 @@ class MirrorPool(BlockPool):
         """The owner has dropped this block, so its names are gone too."""
         block = self._index.get(digest)
         if block is not None:
-            self._evicted_names.extend(block.names)
+            self.changes.gone(block.names)
             block.names.clear()
             self.requeue(block)
 

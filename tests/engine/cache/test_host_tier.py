@@ -1,6 +1,7 @@
 """The host tier: what the device has no room for, and how it comes back."""
 
 from engine.cache.block import Block
+from engine.protocol import ChainHeld, HeldName
 from tests.engine.cache.world import World
 
 EIGHT = tuple(range(1, 9))
@@ -139,15 +140,11 @@ def test_names_move_with_their_block_and_are_told() -> None:
     chain = cached(world)
     world.pool.anchor("aa", chain[1], 8)
     flood(world)
-    down = world.host.take_moved()
-    assert [(move.tier, [held.digest for held in move.names]) for move in down] == [
-        ("host", ["aa"])
-    ]
-    assert world.pool.take_evicted_names() == []
+    assert world.pool.changes.take() == [ChainHeld(seq=0, names=[HeldName("aa", 8)], tier="host")]
     life = world.arrive("red", [EIGHT], {})
     assert world.begin(life)
     world.bring_back(life)
-    assert [move.tier for move in world.host.take_moved()] == ["device"]
+    assert world.pool.changes.take() == [ChainHeld(seq=0, names=[HeldName("aa", 8)], tier="device")]
     assert life.table.blocks[1].names == {"aa": 8}
 
 

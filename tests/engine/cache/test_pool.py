@@ -6,6 +6,7 @@ from engine.cache.block import Block
 from engine.cache.digests import pack
 from engine.cache.ids import Digest
 from engine.cache.pool import BlockPool, NoFreeBlocks
+from engine.protocol import ChainGone
 
 BLOCK_SIZE = 2
 
@@ -148,10 +149,10 @@ def test_names_leave_with_their_block_and_only_then() -> None:
     assert pool.anchor("aa", block, 2)
     assert not pool.anchor("aa", block, 2)
     pool.release(block)
-    assert pool.take_evicted_names() == []
+    assert pool.changes.take() == []
     allocate_all(pool)
-    assert pool.take_evicted_names() == ["aa"]
-    assert pool.take_evicted_names() == []
+    assert pool.changes.take() == [ChainGone(seq=0, names=["aa"], reason="evicted")]
+    assert pool.changes.take() == []
 
 
 def test_ending_a_lease_names_what_no_other_lease_holds() -> None:

@@ -8,6 +8,7 @@ request must answer however it was scheduled.
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from zlib import crc32
 
 import msgspec
@@ -30,6 +31,7 @@ from engine.protocol import (
     FinishReason,
     Frame,
     GenerateRequest,
+    HeldName,
     InputUsage,
     Message,
     Prompt,
@@ -257,8 +259,12 @@ class Harness:
         request_id: str | None = None,
         stop: TokenId | None = None,
         service_class: ServiceClass = "interactive",
+        has_names: bool = False,
     ) -> Sent:
-        """Submit a prompt of token segments and one token of scaffold."""
+        """Submit a prompt of token segments and one token of scaffold.
+
+        `has_names`: each segment's end has the name that a gateway would give it.
+        """
         self._num_sent += 1
         tokens: list[TokenId] = []
         spans: list[Segment] = []
@@ -283,7 +289,7 @@ class Harness:
                 digests=self.cache.digests(scope, tokens),
                 segments=spans,
                 breakpoints=points,
-                names=[],
+                names=_names(scope, tokens, spans) if has_names else [],
                 min_tokens=1,
                 arrived_at=self.clock.now(),
             ),
@@ -343,3 +349,8 @@ def _check_usage(usage: InputUsage, prompt_tokens: int) -> None:
     counts = msgspec.structs.asdict(usage)
     assert all(count >= 0 for count in counts.values()), f"a count below zero: {counts}"
     assert usage.computed_tokens > 0, "the last token is always computed"
+
+
+def _names(scope: str, tokens: Sequence[TokenId], spans: Sequence[Segment]) -> list[HeldName]:
+    prefixes = ((span.end, f"{scope} {tokens[: span.end]}".encode()) for span in spans)
+    return [HeldName(blake2b(text, digest_size=8).hexdigest(), end) for end, text in prefixes]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.block import Entry
+from engine.protocol import ChainHeld, HeldName
 from tests.engine.store.engines import DEADLINE_SECONDS, StoredEngine
 from tests.engine.store.test_restarts import OTHER, PREFIX, read_of, started
 
@@ -135,12 +136,13 @@ def test_names_of_what_is_reused_above_are_told_on_disk(pair: Pair) -> None:
     reader.cache.pool.index(above, block.digest)
     above.names["n"] = 4
     reader.cache.pool.release(above)
-    peers.take_moved()
+    reader.cache.pool.changes.take()
     for one in [reader.cache.pool.allocate() for _ in range(reader.cache.pool.num_reclaimable)]:
         reader.cache.pool.release(one)
-    (moved,) = peers.take_moved()
-    assert (moved.tier, [name.digest for name in moved.names]) == ("disk", ["n"])
-    assert "n" in block.names and "n" not in reader.cache.pool.take_evicted_names()
+    assert reader.cache.pool.changes.take() == [
+        ChainHeld(seq=0, names=[HeldName("n", 4)], tier="disk")
+    ]
+    assert "n" in block.names
     close(*pair)
 
 

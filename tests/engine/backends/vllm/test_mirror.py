@@ -10,7 +10,7 @@ from engine.backends.vllm.mirror import HeldCache, HeldEntries
 from engine.cache.digests import ChainHasher
 from engine.cache.lookup import Segment
 from engine.cache.prefix_cache import CacheQuery, CacheResult, Found
-from engine.protocol import Breakpoint, HeldName
+from engine.protocol import Breakpoint, ChainGone, HeldName
 
 SIZE = 4
 PROMPT = list(range(100, 118))  # four full blocks and a tail
@@ -149,9 +149,9 @@ def test_names_go_with_their_block_and_only_then(books: Books) -> None:
     (watch,) = directive.watches
     assert watch.tokens == 16
     books.entries.drop("scope")
-    assert books.pool.take_evicted_names() == []
+    assert books.pool.changes.take() == []
     books.lose(watch.key, "evicted")
-    assert books.pool.take_evicted_names() == [NAME]
+    assert books.pool.changes.take() == [ChainGone(seq=0, names=[NAME], reason="evicted")]
     assert books.pool.counts().free == books.pool.num_blocks, "nothing is mirrored any more"
 
 
