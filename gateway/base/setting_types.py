@@ -20,10 +20,14 @@ Pause = Annotated[float, Field(le=ONE_DAY)]
 _DRIVERS = ("sqlite+aiosqlite://", "postgresql+psycopg://")
 
 
-def _fits_in_a_header(secret: SecretStr) -> SecretStr:
-    text = secret.get_secret_value()
-    if not text.strip():
+def _is_not_blank(secret: SecretStr) -> SecretStr:
+    if not secret.get_secret_value().strip():
         raise ValueError("must not be empty")
+    return secret
+
+
+def _fits_in_a_header(secret: SecretStr) -> SecretStr:
+    text = _is_not_blank(secret).get_secret_value()
     if text != text.strip() or not text.isascii() or not text.isprintable():
         raise ValueError("must be printable ASCII without blanks at its ends")
     return secret
@@ -60,6 +64,7 @@ def _is_database(url: str) -> str:
     return url
 
 
+Secret = Annotated[SecretStr, AfterValidator(_is_not_blank)]
 HeaderSecret = Annotated[SecretStr, AfterValidator(_fits_in_a_header)]
 Directory = Annotated[Path, AfterValidator(_has_a_short_path)]
 ReadableFile = Annotated[Path, AfterValidator(_can_be_read)]

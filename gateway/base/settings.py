@@ -30,6 +30,7 @@ from gateway.base.setting_types import (
     HeaderSecret,
     Pause,
     ReadableFile,
+    Secret,
 )
 
 PREFIX = "HOLDFAST_"
@@ -169,7 +170,7 @@ class Settings(PriceFiles, RequestBounds, LoadBounds):
     engine_secret: HeaderSecret = Field(
         description="Secret shared with the engines, which want 16 characters or more"
     )
-    master_secret: HeaderSecret = Field(
+    master_secret: Secret = Field(
         description="Secret from which each workspace's cache scope is derived"
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on")

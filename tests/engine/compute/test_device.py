@@ -1,11 +1,12 @@
 """What a GPU needs of the runner, the host tier and the load, as far as a CPU can show it."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from importlib.util import find_spec
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.cache.ids import BlockId
 from engine.compute import kv
@@ -17,6 +18,12 @@ from engine.schedule.runner import Work
 from tests.engine.compute.tiny import GREEDY, TinyModel
 
 BLOCK_SIZE = 4
+
+
+def new_model(like: TinyModel) -> PreTrainedModel:
+    """A model of its own, since to prepare one changes it and its configuration."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(deepcopy(like.plain.config))
+    return model
 
 
 def test_a_step_that_draws_nothing_waits_for_the_device(
@@ -66,14 +73,14 @@ def test_a_kernel_that_triton_cannot_run_is_told(
 ) -> None:
     """Where it was not asked for by name, torch's functions attend and the reason is logged."""
     with pytest.raises(ModelRefused, match="the kernel in Triton does not run on this device: "):
-        prepare_model(tiny_models("llama").plain, "triton")
+        prepare_model(new_model(tiny_models("llama")), "triton")
 
 
 def test_the_load_check_meets_a_decode_step(
     tiny_models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels attend single rows in another way than chunks."""
-    model = AutoModelForCausalLM.from_config(tiny_models("llama").plain.config)
+    model = new_model(tiny_models("llama"))
     prepare_model(model, "sdpa")
     monkeypatch.setattr(step, "attend_decodes", lambda query, *_: torch.zeros_like(query))
     with pytest.raises(ModelRefused, match="not exact"):

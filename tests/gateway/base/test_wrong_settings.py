@@ -11,7 +11,7 @@ from scripts.stack import ROOT, free_port
 
 NEEDED = {"HOLDFAST_ENGINE_SECRET": "e", "HOLDFAST_MASTER_SECRET": "m"}
 NUMBERS = [n for n, field in Settings.model_fields.items() if field.annotation in (int, float)]
-SECRETS = ["API_KEY", "ADMIN_KEY", "ENGINE_SECRET", "MASTER_SECRET"]
+SECRETS = ["API_KEY", "ADMIN_KEY", "ENGINE_SECRET"]
 
 
 def refusal(variable: str, value: str) -> str:
@@ -42,6 +42,13 @@ def test_a_secret_fits_in_a_header(name: str, wrong: str) -> None:
         f"{PREFIX}{name}: must not be empty",
         f"{PREFIX}{name}: must be printable ASCII without blanks at its ends",
     )
+
+
+def test_the_master_secret_goes_into_no_header() -> None:
+    """Scopes follow from it to the letter, so one that was in use stays in use."""
+    assert refusal("HOLDFAST_MASTER_SECRET", "\t ") == "HOLDFAST_MASTER_SECRET: must not be empty"
+    given = load({**NEEDED, "HOLDFAST_MASTER_SECRET": " é "}).master_secret
+    assert given.get_secret_value() == " é "
 
 
 @pytest.mark.parametrize(
