@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,9 +35,7 @@ class Worker:
 
     async def die(self) -> None:
         self.link.close()
-        async with asyncio.timeout(30):
-            while self.parents.is_open:
-                await asyncio.sleep(0)
+        await until(lambda: not self.parents.is_open)
         self.seat.lost()
 
 
@@ -90,6 +88,12 @@ def record(turn_id: str, tokens: int = 0, cost: int = 0) -> TurnRecord:
         input_tokens=tokens,
         cost=cost,
     )
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0)
 
 
 def test_places_are_counted_over_workers() -> None:
@@ -162,9 +166,7 @@ def test_a_turn_of_a_workspace_without_limits_waits_for_nobody_and_counts_later(
                 begun.send(None)  # it never suspends
             with ended.value.value:
                 house.limits = Limits(max_concurrency=1)
-                async with asyncio.timeout(30):
-                    while not house.admission.in_flight:
-                        await asyncio.sleep(0)
+                await until(lambda: house.admission.in_flight > 0)
                 with pytest.raises(RateLimited):
                     await house.begin(other, "b")
 
@@ -203,14 +205,10 @@ def test_a_turn_of_a_worker_that_knows_no_limit_yet_is_counted_and_not_refused()
                     begun = await late.admission.admit(turn_id, unlimited, 30, 0)
                     stack.enter_context(begun).is_open = True
                     late.admission.count_used(record(turn_id, tokens=60))
-                async with asyncio.timeout(30):
-                    while house.admission.in_flight < 2:
-                        await asyncio.sleep(0)
+                await until(lambda: house.admission.in_flight == 2)
                 with pytest.raises(RateLimited, match="concurrent"):
                     await house.begin(other, "c")
-            async with asyncio.timeout(30):
-                while house.admission.in_flight:
-                    await asyncio.sleep(0)
+            await until(lambda: house.admission.in_flight == 0)
             with pytest.raises(RateLimited, match="tokens per minute"):
                 await house.begin(other, "d")
             left = other.admission.rates(house.principal).requests
