@@ -15,10 +15,10 @@ from scripts.docs import settings as settings_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gateway", "engine", "dashboard", "migrations", "scripts", "tests")
-MAX_FILE_LINES = 400
+# A file is one idea, mostly under 700 lines.
+MAX_FILE_LINES = 900
 # The oracle is kept as its authors wrote it.
 MAY_BE_LONG = {"tests/conformance/oracle.py"}
-MAX_FUNCTION_LINES = 60
 MAX_SHELL_LINES = 40
 SKIPPED_FOLDERS = {".git", ".venv", "data", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".txt", ".example", ".jinja", ""}
@@ -130,18 +130,6 @@ def test_no_file_is_too_long() -> None:
         for path in python_files()
         if name_of(path) not in MAY_BE_LONG
         and (lines := len(path.read_text("utf-8").splitlines())) > MAX_FILE_LINES
-    }
-    assert not long
-
-
-def test_no_function_is_too_long() -> None:
-    long = {
-        f"{name}:{node.name}": length
-        for name, found in nodes()
-        if name not in MAY_BE_LONG
-        for node in found
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
     }
     assert not long
 
