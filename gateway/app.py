@@ -35,9 +35,8 @@ from gateway.http.refusals import Refusals
 from gateway.http.services import Services
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
-from gateway.journal.orphans import Orphans
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger
 from gateway.ledger.inspection import Inspection
@@ -157,7 +156,7 @@ async def _start(
     spend = machine.spend(workspaces, keyring, clock)
     fleet = await _open_fleet(stack, settings, base)
     billing = Billing(prices, metrics, logged(admission.count_used, settings.access_log))
-    reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing, keyring)
+    reconciler, drain = await _settlers(journal, ledgers.drain, fleet, base, billing)
     _run_loops(stack, base.supervisor, drain, reconciler, keyring, spend, prices)
     sweep = _sweep(settings, ledgers.store, fleet, keyring, catalogue, clock)
     await look_at_database(keyring, keys, settings, clock)
@@ -245,16 +244,12 @@ async def _settlers(
     fleet: Fleet,
     base: Foundation,
     billing: Billing,
-    keyring: KeyRing,
 ) -> tuple[Reconciler, Drain]:
     """What closes turns, with those that the journal has open, and what drains them."""
     metrics, known, monotonic = base.metrics, ledger.known, base.clock.monotonic
     insert = base.machine.insert(ledger.insert_turns)
     drain = Drain(journal, insert, fleet.acknowledge, metrics, known)
-    orphans = Orphans(keyring.scope_of, Keys(ledger).workspaces, base.clock.wall)
-    reconciler = Reconciler(
-        journal, fleet.engines, metrics, billing.charge, monotonic, known, orphans
-    )
+    reconciler = Reconciler(journal, fleet.engines, metrics, billing.charge, monotonic, known)
     await reconciler.recover()
     base.machine.recovered = reconciler.pending
     return reconciler, drain
@@ -306,13 +301,14 @@ def _workers(stack: AsyncExitStack) -> Workers:
 def _open_journal(
     stack: AsyncExitStack, settings: Settings, base: Foundation, directory: Path
 ) -> Journal:
-    journal = Journal(directory, settings.journal_max_bytes, base.supervisor.guard)
+    journal = Journal(directory, settings.journal_max_bytes, base.supervisor.guard).start()
     stack.push_async_callback(journal.stop)
     base.metrics.watch_journal(
         lambda: journal.backlog,
         lambda: journal.num_set_aside,
         lambda: journal.num_bytes,
         lambda: journal.has_room,
+        lambda: len(journal.damaged),
         journal.max_bytes,
     )
     return journal

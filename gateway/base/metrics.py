@@ -202,6 +202,11 @@ class Metrics(QueueMetrics):
             "1 while another turn may be recorded",
             registry=self.registry,
         )
+        self.journal_damaged = Gauge(
+            "holdfast_gateway_journal_damaged",
+            "Damaged files of the journal that are kept aside",
+            registry=self.registry,
+        )
         self.loop_restarts = Counter(
             "holdfast_gateway_loop_restarts",
             "Loops of the gateway that ended by an exception and were started again",
@@ -244,12 +249,14 @@ class Metrics(QueueMetrics):
         num_set_aside: Callable[[], float],
         num_bytes: Callable[[], float],
         has_room: Callable[[], bool],
+        num_damaged: Callable[[], float],
         max_bytes: int,
     ) -> None:
         self.journal_backlog.set_function(backlog)
         self.journal_set_aside.set_function(num_set_aside)
         self.journal_bytes.set_function(num_bytes)
         self.journal_has_room.set_function(has_room)
+        self.journal_damaged.set_function(num_damaged)
         self.journal_max_bytes.set(max_bytes)
 
     def exposition(self) -> bytes:

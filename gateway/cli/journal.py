@@ -7,9 +7,7 @@ from pathlib import Path
 from gateway.base.errors import JournalUnavailable, NotFound
 from gateway.base.settings import load_database
 from gateway.cli.arguments import Commands, add_actions
-from gateway.journal.files import segment_files
-from gateway.journal.old_file import has_old, old_aside
-from gateway.journal.reading import set_aside_in
+from gateway.journal.store import ASIDE, has_journal, rows_in
 
 
 def add_commands(commands: Commands) -> None:
@@ -21,12 +19,12 @@ def add_commands(commands: Commands) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     directory = options.journal or load_database().data / "journal"
-    if not (segment_files(directory) or has_old(directory)):
+    if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
     try:
-        rows = [*set_aside_in(directory), *old_aside(directory)]
+        rows = [row for row in rows_in(directory) if row.state == ASIDE]
     except (OSError, sqlite3.Error) as error:
         raise JournalUnavailable(f"journal `{directory}`: {error}") from None
-    for turn_id, at, reason, num_bytes in sorted(rows):
-        print(turn_id, at, reason, f"{num_bytes} bytes kept")
+    for row in sorted(rows):
+        print(row.id, row.at, row.reason, f"{len(row.record or b'')} bytes kept")
     return 0

@@ -2,14 +2,14 @@
 
 import asyncio
 import re
+import sqlite3
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
 from gateway.base.background import pause
 from gateway.base.logs import get_logger
-from gateway.journal.old_file import holds_turns
-from gateway.journal.reading import look
+from gateway.journal.store import ASIDE, has_journal, rows_in
 
 _RETRY_SECONDS = 5.0
 _NAME = re.compile(r"journal-(\d+)")
@@ -66,11 +66,9 @@ async def _recover(directory: Path) -> bool:
 
 def _holds_turns(directory: Path) -> bool:
     """Whether there are turns in it. One that can't be read may hold some."""
-    if holds_turns(directory):
-        return True
+    if not has_journal(directory):
+        return False
     try:
-        found = look(directory)
-    except OSError:
+        return any(row.state != ASIDE for row in rows_in(directory))
+    except (OSError, sqlite3.Error):
         return True
-    is_sound = not (found.damaged or found.missing or found.broken)
-    return not is_sound or bool(found.state.open or found.state.closed)

@@ -28,12 +28,8 @@ from gateway.base.supervisor import Supervisor
 from gateway.cli.arguments import Commands
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
-from gateway.journal.files import segment_files
-from gateway.journal.live_ids import names_of
-from gateway.journal.old_file import has_old
-from gateway.journal.orphans import Orphans
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal, has_journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
@@ -93,19 +89,16 @@ class Recovered:
 async def recover_journal(settings: Settings, directory: Path) -> Recovered:
     """Settle everything in the journal. Raise JournalUnavailable while its gateway runs,
     LedgerUnavailable without the database; what was done stays done, and it can be run again."""
-    lists = any(path.exists() for path in names_of(directory))
-    if not (lists or segment_files(directory) or has_old(directory)):
+    if not has_journal(directory):
         raise NotFound(f"no journal in `{directory}`")
     metrics, clock = Metrics(), Clock()
-    journal = Journal(directory, settings.journal_max_bytes)
+    journal = Journal(directory, settings.journal_max_bytes).start()
     try:
         async with _parts(settings) as (fleet, ledger):
             prices = PriceBook(settings.prices, settings.hosted_prices)
             charge = Billing(prices, metrics).charge
-            keys = Keys(ledger)
-            orphans = Orphans(_scope_of(keys, settings), keys.workspaces, clock.wall)
             reconciler = Reconciler(
-                journal, fleet.engines, metrics, charge, clock.monotonic, ledger.known, orphans
+                journal, fleet.engines, metrics, charge, clock.monotonic, ledger.known
             )
             await reconciler.step(is_sweep=True)
             closed = await reconciler.recover()

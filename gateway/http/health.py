@@ -33,13 +33,17 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`backlog` counts turns that the ledger does not have yet, `set_aside` those it can't get."""
+    """`backlog` counts turns that the ledger does not have yet, `set_aside` those it can't get.
+
+    `damaged` names the folders in the journal's own in which damaged files are kept.
+    """
 
     backlog: int
     bytes: int
     max_bytes: int
     has_room: bool
     set_aside: int
+    damaged: list[str]
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +153,7 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
         max_bytes=services.journal.max_bytes,
         has_room=services.journal.has_room,
         set_aside=services.journal.num_set_aside,
+        damaged=services.journal.damaged,
     )
     is_stopping = stopping.is_set()
     loops, ledger = services.supervisor.failing, services.ledger.problem
@@ -190,6 +195,7 @@ async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
         max_bytes=sum(each.max_bytes for each in journals),
         has_room=all(each.has_room for each in journals),
         set_aside=sum(each.set_aside for each in journals),
+        damaged=[name for each in journals for name in each.damaged],
     )
     changes = {
         "ready": is_ready and not parent.loops,

@@ -16,7 +16,7 @@ from gateway.dialects.nonces import Request, without_nonces
 from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
 from gateway.http.machine import Machine
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.batches import Batches
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity

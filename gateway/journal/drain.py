@@ -12,8 +12,7 @@ from gateway.base.errors import GatewayError, LedgerRefused
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.state import LOST_BY_LEDGER
-from gateway.journal.writer import Journal
+from gateway.journal.store import LOST, REFUSED, Journal
 
 Insert = Callable[[Sequence[TurnRecord]], Awaitable[None]]
 Acknowledge = Callable[[str, list[str]], Awaitable[None]]
@@ -79,21 +78,10 @@ class Drain:
         return len(turns)
 
     async def _look_for_lost(self) -> None:
-        """Compare the journal's losses and the lately drained turns with the ledger.
-
-        A turn that a damaged journal lost may have been drained before. A turn that was drained
-        lately may be gone from a damaged ledger.
-        """
-        if self._known is not None:
-            lost, drained = await self._journal.lost_turns(), self._journal.forgotten
-            if lost or drained:
-                found = await self._known([*lost, *drained])
-                await self._journal.found(sorted(found & set(lost)))
-                gone = sorted(set(drained) - found)
-                await self._journal.lost_later(gone, LOST_BY_LEDGER)
-                for turn_id in [*sorted(set(lost) - found), *gone]:
-                    self._log.error("turn_lost", turn=turn_id)
-                    self._metrics.turns_set_aside.inc()
+        """Let go of lost turns that the ledger has by now: `recover --instance` made their rows."""
+        lost = await self._journal.set_aside_turns(LOST)
+        if lost and self._known is not None:
+            await self._journal.found(sorted(await self._known(lost)))
         self._has_looked = True
 
     async def _store(self, turns: list[TurnRecord]) -> list[TurnRecord]:
@@ -113,7 +101,7 @@ class Drain:
                 request_id=turns[0].http_request_id,
                 error=repr(error.__cause__),
             )
-            await self._journal.set_aside([turns[0].id], "refused by the ledger")
+            await self._journal.set_aside([turns[0].id], REFUSED)
             self._metrics.turns_set_aside.inc()
             return []
         return turns

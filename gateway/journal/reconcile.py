@@ -8,13 +8,11 @@ A turn that moved to another engine leaves a request at the first one. That requ
 its counts are acknowledged, but nobody is charged for them.
 
 Counts of a turn that the journal does not have are acknowledged only if the ledger has the turn. If
-neither has it, a kill may have come before the record was on disk. Then the engine has a note of
-the turn (`orphans.py`), and the turn is opened and closed now. Without a note the journal or the
-ledger was damaged or restored from an older copy. Then the turn is set aside
-by name, and the engine keeps its counts. `recover --instance` makes rows of them and acknowledges
-them. Until then they stay in the engine, which keeps a bounded number and drops the oldest. A
-damaged journal starts under a new instance, so the counts of its former instances are looked at
-too.
+neither has it, the journal or the ledger was damaged or restored from an older copy. Then the turn
+is set aside by name, and the engine keeps its counts. `recover --instance` makes rows of them and
+acknowledges them. Until then they stay in the engine, which keeps a bounded number and drops the
+oldest. A damaged journal goes on under a new instance, so the counts of its former instances are
+looked at too.
 """
 
 import asyncio
@@ -23,21 +21,17 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from engine.protocol import FinalCounts, KeptRecord
+from engine.protocol import FinalCounts
 from gateway.base.background import pause
 from gateway.base.errors import GatewayError, LedgerUnavailable
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, TurnRecord, turn_of
 from gateway.journal.drain import Known
-from gateway.journal.orphans import Orphans
-from gateway.journal.pending import PendingOpen
-from gateway.journal.state import LOST
-from gateway.journal.writer import Journal
+from gateway.journal.store import LOST, Journal
 
 _POLL_SECONDS = 0.1
 _SWEEP_SECONDS = 30.0
-_FIRST_SWEEP_SECONDS = 1.0
 # The journal's thread looks up so many turns at once. Other turns wait for it meanwhile.
 _SWEEP_COUNTS = 500
 # Turns that are closed at once. All of them have one deadline of the journal's.
@@ -55,8 +49,7 @@ class _Leftover:
     """A turn to be closed.
 
     `to_cancel` names the engines that must still be told to cancel it. `denied` names those that
-    said in this step that it does not run there. `opening` is the write of its record, where that
-    may not be done yet.
+    said in this step that it does not run there.
     """
 
     record: TurnRecord
@@ -64,7 +57,6 @@ class _Leftover:
     to_cancel: set[str]
     denied: set[str] = field(default_factory=set)
     is_charged: bool = False
-    opening: PendingOpen | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +80,6 @@ class Witness(Protocol):
     def is_ready(self) -> bool: ...
     async def unacknowledged(self) -> list[FinalCounts]: ...
     async def ack(self, request_ids: list[str], /) -> None: ...
-    async def records(self, request_ids: list[str], /) -> list[KeptRecord]: ...
     async def cancel(self, request_id: str, /) -> bool: ...
 
 
@@ -104,7 +95,6 @@ class Reconciler:
         charge: Charge,
         monotonic: Callable[[], float],
         known: Known | None = None,
-        orphans: Orphans | None = None,
     ) -> None:
         """`known` tells which turns the ledger has. Without it the journal's word is enough."""
         self._journal = journal
@@ -113,9 +103,6 @@ class Reconciler:
         self._charge = charge
         self._monotonic = monotonic
         self._known = known
-        self._orphans = orphans
-        self._began_at = monotonic()
-        self._running: set[str] = set()
         self._pending: dict[str, _Leftover] = {}
         self._retired: dict[str, _Retired] = {}
         self._num_counts = 0
@@ -123,18 +110,9 @@ class Reconciler:
         self._stepping = asyncio.Lock()
         self._log = get_logger("reconcile")
 
-    def begun(self, turn_id: str) -> None:
-        """A turn runs. An engine may have it before the journal has it."""
-        self._running.add(turn_id)
-
-    def left(self, turn_id: str) -> None:
-        """A turn is over here. It is closed or taken over in the same moment."""
-        self._running.discard(turn_id)
-
-    def take_over(self, record: TurnRecord, opening: PendingOpen | None = None) -> None:
+    def take_over(self, record: TurnRecord) -> None:
         """Take over a turn that will get no more frames. This never awaits."""
-        leftover = _Leftover(record, self._monotonic(), set(), opening=opening)
-        self._pending[record.id] = leftover
+        self._pending[record.id] = _Leftover(record, self._monotonic(), set())
 
     def retire(self, engine: str, request_id: str) -> None:
         """Take over a request whose turn goes on at another engine. This never awaits."""
@@ -172,10 +150,7 @@ class Reconciler:
         while not stopping.is_set():
             now = self._monotonic()
             ready = [engine.name for engine in self._witnesses if engine.is_ready]
-            # A kill may have left orphans, whose requests the engines may end only now.
-            age = now - self._began_at
-            interval = min(max(age, _FIRST_SWEEP_SECONDS), _SWEEP_SECONDS)
-            is_sweep = any(now - swept.get(name, -inf) >= interval for name in ready)
+            is_sweep = any(now - swept.get(name, -inf) >= _SWEEP_SECONDS for name in ready)
             if is_sweep:
                 swept = dict.fromkeys(ready, now)
             if is_sweep or self._pending or self._retired:
@@ -192,7 +167,6 @@ class Reconciler:
 
     async def _step(self, is_sweep: bool) -> None:
         self._num_counts = 0
-        self._drop_unopened()
         heard: set[str] = set()
         for engine in [engine for engine in self._engines.values() if engine.is_ready]:
             try:
@@ -208,22 +182,6 @@ class Reconciler:
             if is_sweep:
                 await self._sweep(engine, [each for each in counts if each.request_id not in done])
         await self._give_up(heard)
-
-    def _drop_unopened(self) -> None:
-        """Let go of turns whose opening failed: they have no row.
-
-        One that took too long may be on disk all the same, and nothing else would close it. Its
-        counts go, as those of a turn that moved.
-        """
-        for leftover in list(self._pending.values()):
-            record, opening = leftover.record, leftover.opening
-            if opening is None or not opening.has_failed:
-                continue
-            del self._pending[record.id]
-            self._charge(record)
-            self._journal.close_soon(record)
-            if record.engine is not None:
-                self.retire(record.engine, record.request_id)
 
     async def finish(self, deadline_seconds: float) -> None:
         """At shutdown, close the turns that can be closed soon.
@@ -261,8 +219,6 @@ class Reconciler:
             if leftover is None or leftover.record.request_id != final.request_id:
                 continue
             if leftover.record.id in closing:
-                continue
-            if leftover.opening is not None and not leftover.opening.is_decided:
                 continue
             record = leftover.record
             record.engine, record.epoch = engine.name, final.epoch
@@ -341,9 +297,9 @@ class Reconciler:
                 return
 
     async def _sweep_some(self, engine: Witness, mine: list[FinalCounts]) -> None:
-        """Acknowledge our turns that are in the ledger. Take over those that only a note tells of.
+        """Acknowledge our turns that are in the ledger, and set the others aside by name.
 
-        The others are set aside. The journal is asked first. The drain inserts a turn before the
+        The journal is asked first. The drain inserts a turn before the
         journal forgets it, so a turn that has left the journal by now is in the ledger by now.
         """
         requests = [final.request_id for final in mine]
@@ -353,40 +309,16 @@ class Reconciler:
         stored = gone if self._known is None else await self._known(sorted(gone))
         if done := [request for request in requests if turn_of(request)[0] in stored]:
             await engine.ack(done)
-        lost = gone - stored - self._held_here
-        if lost and self._orphans is not None:
-            left = [final for final in mine if turn_of(final.request_id)[0] in lost]
-            await self._adopt(engine, self._orphans, left)
-            lost -= self._held_here
+        # Turns of this process that the journal may not have: its file was damaged.
+        retired = {turn_of(request_id)[0] for request_id in self._retired}
+        lost = gone - stored - self._pending.keys() - retired
         if not lost:
             return
         # From now on the journal knows these turns, so the next sweep passes over them.
-        await self._journal.lost_later(sorted(lost), LOST)
+        await self._journal.set_aside(sorted(lost), LOST)
         self._metrics.turns_set_aside.inc(len(lost))
         for turn_id in sorted(lost):
             self._log.error("turn_lost", turn=turn_id, engine=engine.name)
-
-    @property
-    def _held_here(self) -> set[str]:
-        """Turns of this process that the journal may not have, or never gets."""
-        retired = (turn_of(request_id)[0] for request_id in self._retired)
-        return {*self._running, *self._pending, *retired}
-
-    async def _adopt(self, engine: Witness, orphans: Orphans, counts: list[FinalCounts]) -> None:
-        """Open the turns of which the engine has a note. The next step closes them."""
-        finals = {final.request_id: final for final in counts}
-        kept = await engine.records(list(finals))
-        workspaces = await orphans.workspaces() if kept else {}
-        for each in kept:
-            if (final := finals.get(each.request_id)) is None:
-                continue
-            record = orphans.record_of(each.record, final, self._journal.instance, workspaces)
-            if record is None:
-                continue
-            record.outcome, record.engine = "gateway_killed", engine.name
-            await self._journal.open(record)
-            self._pending[record.id] = _Leftover(record, self._monotonic(), set())
-            self._log.warning("turn_adopted", turn=record.id, engine=engine.name)
 
     def _is_mine(self, turn_id: str) -> bool:
         return turn_id.startswith(tuple(f"msg_{each}" for each in self._journal.instances))

@@ -1,146 +1,382 @@
-"""The journal's thread, which alone touches the journal's files.
+"""The journal: this gateway's durable record of turns, until the ledger has them.
 
-Most of a turn's cost here is the sync, and the wait for the interpreter's lock beside a busy event
-loop. So turns share groups: the thread takes what has gathered whenever it is free. If a group
-fails, each of its works is run again alone, so that none fails for another.
+One SQLite file (WAL, `synchronous=FULL`) with a row for each turn, which one thread writes. The
+sync is most of what a turn costs here, so turns share commits: the thread takes what has gathered
+whenever it is free. A commit that returned survives `kill -9` and the loss of power.
 
-Room: new turns are refused beyond `max_bytes`. Open turns can still be closed, because the files
-may grow by a reserve beyond that. The file `reserve` keeps as much of the disk free. It is deleted
-when the disk is full, and written again when there is room.
+A damaged file is found at the start (`PRAGMA quick_check`) or when it is read. It is kept aside
+whole, in a folder `damaged-TIME`; what can be read of it comes into a new file, and the journal
+goes on under a new instance. The reconciler looks for turns that could not be read in the engines'
+unacknowledged counts, which begin with the former instances. A single record that is broken is set
+aside with its bytes.
 """
 
 import asyncio
-import errno
 import fcntl
 import os
+import re
+import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any, NamedTuple, Self, TypeVar
+from zlib import crc32
 
-from gateway.base.errors import JournalUnavailable
+import msgspec
+
+from gateway.base.errors import JournalFull, JournalUnavailable
 from gateway.base.logs import get_logger
-from gateway.journal.book import Book, Refused
-from gateway.journal.opening import Opened, open_journal
-from gateway.journal.pending import Outcome
+from gateway.base.record import TurnRecord
+from gateway.base.settings import JOURNAL_MAX_BYTES
 
-# Closing a turn takes at most this much, with a rewrite before it and the forgetting behind it: a
-# record with the largest fingerprint is about 6 KB.
-CLOSE_BYTES = 24 << 10
-_MAX_RESERVE_BYTES = 64 << 20
-_HEADROOM_BYTES = 512 << 10
-_GROUP = 512
+OPEN, CLOSED, ASIDE = "open", "closed", "aside"
+LOST = "lost"
+BROKEN = "broken"
+REFUSED = "refused by the ledger"
+
+_DEADLINE_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
+_GROUP = 512
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_ENDS = frozenset({"forget", "aside", "found"})
+_FILE = "journal.db"
+_FILES = (_FILE, f"{_FILE}-wal", f"{_FILE}-shm")
+_INSTANCES = "instances"
+_KEPT = "damaged-"
+_APPLICATION = 0x486F6C64
+"""SQLite's `application_id` of a journal: another database in its place is told by it."""
+_SCHEMA = f"""
+PRAGMA application_id = {_APPLICATION};
+CREATE TABLE turns (
+    id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    record BLOB,
+    checksum INTEGER NOT NULL,
+    reason TEXT,
+    at TEXT
+);
+CREATE INDEX turns_by_state ON turns (state);
+"""
+_ROWS = "SELECT id, state, record, checksum, reason, at FROM turns"
+_DAMAGES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_UNREADABLE = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ})
+_PRIMARY = 0xFF
+_IS_INSTANCE = re.compile("[0-9a-f]{8}")
+_MADE_BY = re.compile("msg_([0-9a-f]{8})")
 
-Work = Callable[[Book], Any]
-Kind = Literal["open", "close", "forget", "aside", "lost", "found", "other"]
+Result = TypeVar("Result")
 Guard = Callable[[str, Callable[[], None]], None]
 """Runs one round of the named thread loop, and handles its exceptions."""
 
-# Errors that a work's values can cause. Any other error is a defect of the program.
-_REFUSALS = (OSError, Refused, OverflowError, ValueError)
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(TurnRecord).decode
+
+
+class Row(NamedTuple):
+    """A turn in the journal. `at` (ISO 8601) and `reason` are of one that was set aside.
+
+    `record` is None where nothing is left of the turn but its name.
+    """
+
+    id: str
+    state: str
+    record: bytes | None
+    checksum: int
+    reason: str | None = None
+    at: str | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        return self.checksum == _checksum(self.id, self.state, self.record)
+
+
+def _row(turn_id: str, state: str, record: bytes | None, reason: str | None = None) -> Row:
+    at = None if reason is None else datetime.now(UTC).isoformat(timespec="seconds")
+    return Row(turn_id, state, record, _checksum(turn_id, state, record), reason, at)
+
+
+def _checksum(turn_id: str, state: str, record: bytes | None) -> int:
+    """SQLite finds damage to its own structure. A flipped digit of a record would be billed."""
+    return crc32(record or b"", crc32(f"{turn_id} {state}".encode()))
+
+
+def has_journal(directory: Path) -> bool:
+    """Whether there is anything of a journal."""
+    return any((directory / name).exists() for name in (*_FILES, _INSTANCES))
+
+
+def rows_in(directory: Path) -> list[Row]:
+    """The journal's rows, the oldest first; also while a gateway writes it. Raise sqlite3.Error."""
+    with closing(_connect_to_read(directory)) as db:
+        return [Row(*row) for row in db.execute(_ROWS + " ORDER BY rowid")]
+
+
+class Damaged(Exception):
+    """The file is no sound journal."""
+
+
+class Table:
+    """The turns of an open file, by id. `counts` are their numbers by state."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        rows = db.execute("SELECT state, count(*) FROM turns GROUP BY state")
+        self.counts: Counter[str] = Counter(dict(rows))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pages that hold something."""
+        pages, free, size = (
+            self.db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def state(self, turn_id: str) -> str | None:
+        found = self.db.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def put(self, row: Row, *over: str | None) -> bool:
+        """Write a row over one of these states (None: over nothing); return whether it was."""
+        was = self.state(row.id)
+        if was not in over:
+            return False
+        self.db.execute(
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+            " state = excluded.state, record = excluded.record, checksum = excluded.checksum,"
+            " reason = excluded.reason, at = excluded.at",
+            row,
+        )
+        if was is not None:
+            self.counts[was] -= 1
+        self.counts[row.state] += 1
+        return True
+
+    def remove(self, turn_ids: Sequence[str], *states: str) -> None:
+        for turn_id in turn_ids:
+            was = self.state(turn_id)
+            if was is not None and was in states:
+                self.db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
+                self.counts[was] -= 1
+
+    def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
+        """What was set aside before stays as it was. A turn that is not here is named."""
+        for turn_id in turn_ids:
+            query = "SELECT record FROM turns WHERE id = ?"
+            found = self.db.execute(query, (turn_id,)).fetchone()
+            record = None if found is None else found[0]
+            self.put(_row(turn_id, ASIDE, record, reason), OPEN, CLOSED, None)
+
+    def rows(self, state: str, limit: int = -1) -> list[Row]:
+        query = _ROWS + " WHERE state = ? ORDER BY rowid LIMIT ?"
+        return [Row(*row) for row in self.db.execute(query, (state, limit))]
+
+    def ids(self, state: str, reason: str) -> list[str]:
+        query = "SELECT id FROM turns WHERE state = ?1 AND ?2 IN ('', reason) ORDER BY id"
+        return [str(row[0]) for row in self.db.execute(query, (state, reason))]
+
+
+Work = Callable[[Table], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class _Job:
+    """`future` is told when the work is on disk. Work that `must` be done is tried until it is."""
+
     work: Work
-    kind: Kind
-    outcome: Outcome
-    loop: asyncio.AbstractEventLoop
-    turn_ids: tuple[str, ...] = ()
+    must: bool
+    future: asyncio.Future[Any]
 
 
-def unguarded(_name: str, work: Callable[[], None]) -> None:
-    work()
+class Journal:
+    """Opens and closes turns durably.
 
-
-class Store:
-    """`num_turns`, `num_open` and `num_bytes` are of the last group.
-
-    Raises JournalUnavailable where the file can't be opened or another process has it.
+    `start` opens the file. Every method that awaits raises JournalUnavailable, after 5 s at most.
+    `instance` (8 hex digits) is this journal's own id, with which its turns' ids begin, and
+    `instances` are also those that it had before each damage. `damaged` names the folders in which
+    damaged files are kept. Numbers are of the last commit.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, guard: Guard = unguarded) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int = JOURNAL_MAX_BYTES,
+        guard: Guard = lambda _, work: work(),
+    ) -> None:
         self.max_bytes = max_bytes
+        self.instance = ""
+        self.instances: tuple[str, ...] = ()
+        self.damaged: list[str] = []
+        self.num_bytes = 0
+        self._counts: Counter[str] = Counter()
+        self._directory = directory
         self._guard = guard
-        self.reserve_bytes = min(_MAX_RESERVE_BYTES, max_bytes // 8)
-        self._reserve = directory / "reserve"
         self._log = get_logger("journal")
-        self._lock = _lock(directory)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._gathered: list[_Job] = []
+        self._unfinished: list[_Job] = []
+        # A commit failed. No new turns until one has worked.
+        self._is_failing = False
+        self._has_stopped = False
+        self._table: Table | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def start(self) -> Self:
+        """Raise JournalUnavailable where there can be no file, or another process has it."""
+        self._lock = _lock(self._directory)
         try:
-            opened = self._open(directory)
-            self._book, self._ids = opened.book, opened.ids
-            self.instance, self.former = opened.book.instance, opened.book.former
-            self.forgotten = opened.forgotten
-            self._count()
+            self._table = self._open()
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
-            raise JournalUnavailable(f"journal `{directory}`: {error}") from None
-        self._unclosed: list[Job] = []
-        self._gathered: list[Job] = []
-        # A write failed. No new turns until a write has worked and the reserve is whole.
-        self._is_stuck = not self._take_reserve()
-        self._has_stopped = False
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+            raise JournalUnavailable(f"journal `{self._directory}`: {error}") from None
+        self._count(self._table)
         self._thread.start()
+        return self
+
+    async def stop(self) -> None:
+        """Finish what was handed over and close the file."""
+        self._hand_over()
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._close()
+        self._lock.close()
+
+    @property
+    def backlog(self) -> int:
+        """The number of turns that the ledger does not have yet, including open ones."""
+        return self._counts[OPEN] + self._counts[CLOSED]
+
+    @property
+    def num_closed(self) -> int:
+        return self._counts[CLOSED]
+
+    @property
+    def num_set_aside(self) -> int:
+        """Turns that are not in the ledger and can't be drained; the CLI lists them."""
+        return self._counts[ASIDE]
 
     @property
     def has_room(self) -> bool:
-        """Whether a new turn may be opened, so that it and all others can be closed."""
-        return (
-            not self._is_stuck
-            and self.num_bytes < self.max_bytes
-            and (self.num_open + 1) * CLOSE_BYTES <= self.reserve_bytes
-        )
+        """Whether a turn may be opened. Turns can be closed beyond the bound."""
+        return not self._is_failing and self.num_bytes < self.max_bytes
 
-    def submit(self, work: Work, kind: Kind, turn_ids: Sequence[str], outcome: Outcome) -> None:
-        """The outcome is told when the work is on disk; a close that fails is tried again.
+    async def open(self, record: TurnRecord) -> None:
+        """Return when the turn is on disk; an engine may be called then.
 
-        `turn_ids` are those that the work opens, forgets or sets aside.
+        Raise JournalFull where there is no room for new turns. A turn whose opening failed, took
+        too long or was cancelled is not in the journal, or leaves it soon.
         """
-        loop = asyncio.get_running_loop()
-        self._gathered.append(Job(work, kind, outcome, loop, tuple(turn_ids)))
-        # Work that an ended loop left here goes out with the next loop's.
-        if len(self._gathered) == 1 or self._gathered[-2].loop is not loop:
-            loop.call_soon(self.hand_over)
+        if not self.has_room:
+            raise JournalFull
+        row = _row(record.id, OPEN, _encode(record))
+        is_open = False
+        try:
+            await self._do(lambda table: table.put(row, None))
+            is_open = True
+        finally:
+            if not is_open:
+                self._submit(lambda table: table.remove([row.id], OPEN), must=True)
 
-    def stop(self) -> None:
-        """Finish what was handed over and close the file; blocks."""
-        self._jobs.put(None)
-        self._thread.join()
-        self._ids.close()
-        self._book.files.close()
-        self._lock.close()
+    async def rewrite(self, record: TurnRecord) -> None:
+        """Replace the record of an open turn: it goes on at another engine."""
+        row = _row(record.id, OPEN, _encode(record))
+        await self._do(lambda table: table.put(row, OPEN, None))
 
-    def hand_over(self) -> None:
-        """Hand over all submitted work now. Call it on the event loop."""
+    async def close(self, record: TurnRecord) -> None:
+        """Close a turn. A second close changes nothing.
+
+        A close that fails is tried again until it works, also after the caller got the error.
+        """
+        await self._wait(self.close_soon(record))
+
+    def close_soon(self, record: TurnRecord) -> asyncio.Future[Any]:
+        """Hand a close over without waiting. This is safe while a stream is being cancelled."""
+        row = _row(record.id, CLOSED, _encode(record))
+        return self._submit(lambda table: table.put(row, OPEN, ASIDE, None), must=True)
+
+    async def open_turns(self) -> list[TurnRecord]:
+        """In the order in which they were opened."""
+        return await self._records(OPEN, -1)
+
+    async def closed_turns(self, limit: int) -> list[TurnRecord]:
+        """The first of them, in the order in which they were opened."""
+        return await self._records(CLOSED, limit)
+
+    async def unknown(self, turn_ids: Sequence[str]) -> list[str]:
+        """Those of these turns that the journal does not have, or no longer has."""
+        return await self._do(lambda table: [i for i in turn_ids if table.state(i) is None])
+
+    async def forget(self, turn_ids: Sequence[str]) -> None:
+        """Remove turns that the ledger has."""
+        await self._do(lambda table: table.remove(turn_ids, OPEN, CLOSED))
+
+    async def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
+        """Keep turns that can't be drained apart from the others, with their bytes if there are
+        any. Those that were set aside before stay as they were."""
+        await self._do(lambda table: table.set_aside(turn_ids, reason))
+
+    async def set_aside_turns(self, reason: str = "") -> list[str]:
+        """All that were set aside, or those of one reason, by id."""
+        return await self._do(lambda table: table.ids(ASIDE, reason))
+
+    async def found(self, turn_ids: Sequence[str]) -> None:
+        """Turns that were set aside, and that the ledger has after all."""
+        await self._do(lambda table: table.remove(turn_ids, ASIDE))
+
+    async def _records(self, state: str, limit: int) -> list[TurnRecord]:
+        """Turns that can be read; the others are set aside."""
+        records: list[TurnRecord] = []
+        broken: list[str] = []
+        for row in await self._do(lambda table: table.rows(state, limit)):
+            try:
+                if not row.is_sound or row.record is None:
+                    broken.append(row.id)
+                else:
+                    records.append(_decode(row.record))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                broken.append(row.id)
+        if broken:
+            self._log.error("turns_set_aside", turns=broken, reason=BROKEN)
+            await self.set_aside(broken, BROKEN)
+        return records
+
+    async def _do(self, work: Callable[[Table], Result]) -> Result:
+        result: Result = await self._wait(self._submit(work))
+        return result
+
+    async def _wait(self, future: asyncio.Future[Any]) -> Any:
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                return await future
+        except sqlite3.Error as error:
+            is_full = _code(error) & _PRIMARY == sqlite3.SQLITE_FULL
+            raise (JournalFull if is_full else JournalUnavailable) from None
+        except TimeoutError:
+            raise JournalUnavailable from None
+
+    def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
+        """What is submitted in one round of the event loop is handed over together."""
+        self._loop = asyncio.get_running_loop()
+        future = self._loop.create_future()
+        # Nobody need ask for the outcome.
+        future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._gathered.append(_Job(work, must, future))
+        if len(self._gathered) == 1:
+            self._loop.call_soon(self._hand_over)
+        return future
+
+    def _hand_over(self) -> None:
         gathered, self._gathered = self._gathered, []
         for job in gathered:
             self._jobs.put(job)
 
-    def _open(self, directory: Path) -> Opened:
-        """Open the journal, in the reserve's room where the disk is full."""
-        try:
-            return open_journal(directory, self.max_bytes)
-        except OSError as error:
-            if error.errno not in _FULL or not self._reserve.exists():
-                raise
-        self._give_reserve()
-        return open_journal(directory, self.max_bytes)
-
-    def _count(self) -> None:
-        state, files = self._book.state, self._book.files
-        self.num_open = len(state.open)
-        self.num_turns = len(state.open) + len(state.closed)
-        self.num_set_aside = len(state.aside)
-        self.num_bytes = files.num_bytes
+    # The thread.
 
     def _run(self) -> None:
         while not self._has_stopped:
@@ -149,146 +385,148 @@ class Store:
     def _round(self) -> None:
         jobs = self._take()
         self._has_stopped = None in jobs
-        work, is_done = [job for job in jobs if job is not None], False
+        work = self._unfinished + [job for job in jobs if job is not None]
+        error: Exception | None = sqlite3.OperationalError("the journal's round failed")
         try:
-            self._commit(work)
-            is_done = True
+            error = self._attempt(work)
         finally:
-            if not is_done:
-                self._fail(work)
-        if self._is_stuck or self._unclosed:
-            self._recover()
+            self._is_failing = error is not None
+            self._unfinished = [job for job in work if job.must] if error is not None else []
+            if error is not None:
+                failed = [job.future for job in work if not job.must]
+                self._tell(failed, [error] * len(failed))
 
-    def _fail(self, jobs: list[Job]) -> None:
-        """Handle a round that a defect ended.
-
-        Closes are tried again; the other callers get the error.
-        """
-        self._unclosed += [job for job in jobs if job.kind == "close"]
-        for job in jobs:
-            if job.kind != "close":
-                _answer([job], [None], OSError("the journal's round failed"))
-
-    def _take(self) -> list[Job | None]:
-        """Wait for work and take all of it.
-
-        While a close must be tried again the wait has a limit.
-        """
-        is_waiting = self._is_stuck or bool(self._unclosed)
-        jobs: list[Job | None] = []
-        try:
-            jobs.append(self._jobs.get(timeout=_RETRY_SECONDS if is_waiting else None))
+    def _take(self) -> list[_Job | None]:
+        """Wait for work and take all of it. While a commit must be tried the wait has a limit."""
+        jobs: list[_Job | None] = []
+        with suppress(Empty):
+            jobs.append(self._jobs.get(timeout=_RETRY_SECONDS if self._is_failing else None))
             while len(jobs) < _GROUP:
                 jobs.append(self._jobs.get_nowait())
-        except Empty:
-            pass
         return jobs
 
-    def _commit(self, jobs: list[Job]) -> None:
-        failed = self._attempt(jobs) if jobs else None
-        if failed is None:
-            return
-        is_broken = False  # A full disk may have room for some jobs. A broken one fails each.
-        for job in jobs:
-            error = failed if is_broken else self._attempt([job])
-            if error is not None:
-                is_broken = _is_broken(error)
-                failed = error
-                self._refuse(job, error)
+    def _attempt(self, jobs: list[_Job]) -> Exception | None:
+        """Commit jobs together, all or none; tell their callers if it worked."""
+        failure: Exception | None = None
+        for _ in range(2):
+            try:
+                if self._table is None:
+                    self._table = self._open()
+                results = self._commit(self._table, jobs)
+            except (sqlite3.Error, OSError) as error:
+                failure = error
+            else:
+                self._tell([job.future for job in jobs], results)
+                return None
+            if not _is_damage(failure):
+                break
+            self._keep_aside(failure)
+        if not self._is_failing:
+            self._log.error("journal_failed", error=str(failure))
+        return failure
 
-    def _attempt(self, jobs: list[Job]) -> Exception | None:
-        """Run jobs as one group, all or none; tell their callers if it worked."""
+    def _commit(self, table: Table, jobs: list[_Job]) -> list[Any]:
+        before = table.counts.copy()
         try:
-            results = [job.work(self._book) for job in jobs]
-            self._book.commit()
-        except _REFUSALS as error:
-            return error
-        finally:
-            # Nothing is left to undo after a commit.
-            self._book.undo()
-        self._note(jobs)
-        if any(job.kind in _ENDS for job in jobs):
-            self._clean()
-        self._count()
-        _answer(jobs, results, None)
-        return None
+            table.db.execute("BEGIN IMMEDIATE")
+            if self._is_failing:
+                table.db.execute("PRAGMA user_version = 1")  # something to write
+            results = [job.work(table) for job in jobs]
+            _commit(table.db)
+        except (sqlite3.Error, OSError):
+            table.counts = before
+            with suppress(sqlite3.Error):
+                table.db.rollback()
+            raise
+        self._count(table)
+        return results
 
-    def _clean(self) -> None:
-        """Free what the group has left. If that fails, the next group tries again."""
+    def _count(self, table: Table) -> None:
+        self._counts, self.num_bytes = table.counts.copy(), table.num_bytes
+
+    def _tell(self, futures: Sequence[asyncio.Future[Any]], results: Sequence[Any]) -> None:
+        """Tell these outcomes, and wake the event loop once. An exception is an error."""
+
+        def tell() -> None:
+            for future, result in zip(futures, results, strict=True):
+                if future.done():
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+        loop = self._loop
+        if futures and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(tell)
+
+    # The file.
+
+    def _open(self) -> Table:
+        """Open the file, or a new one in place of a damaged one. Raise sqlite3.Error or OSError."""
+        told = _read_instances(self._directory)
+        is_hurt = bool(told) and not (self._directory / _FILE).exists()
         try:
-            self._book.clean()
-        except _REFUSALS as error:
-            self._log.error("journal_not_cleaned", error=str(error))
-        finally:
-            self._book.undo()
+            table = _open_file(self._directory)
+        except (sqlite3.Error, Damaged) as error:
+            if isinstance(error, sqlite3.Error) and not _is_damage(error):
+                raise
+            self._keep_aside(error)
+            table = _open_file(self._directory)
+        with ExitStack() as failing:
+            failing.callback(table.db.close)
+            self._bring_over(table, told, is_hurt=is_hurt)
+            failing.pop_all()
+        return table
 
-    def _note(self, jobs: list[Job]) -> None:
-        opened = [each for job in jobs if job.kind == "open" for each in job.turn_ids]
-        gone = [each for job in jobs if job.kind == "forget" for each in job.turn_ids]
-        aside = [each for job in jobs if job.kind in ("aside", "lost") for each in job.turn_ids]
-        self._ids.add(opened, gone, aside, self._book.end)
-        if self._ids.is_due or any(job.kind == "found" for job in jobs):
-            self._ids.rewrite(self._book.held)
+    def _bring_over(self, table: Table, told: list[str], *, is_hurt: bool) -> None:
+        """Read what is kept of damaged files, and begin a new instance where anything was lost."""
+        kept = sorted(self._directory.glob(f"{_KEPT}*"))
+        unread = [folder for folder in kept if not (folder / "read").exists()]
+        for folder in unread:
+            self._read_kept(table, folder)
+        self.instances = tuple(told)
+        if not told or is_hurt or unread:
+            ids = (row[0] for row in table.db.execute("SELECT id FROM turns"))
+            made_by = {found[1] for found in map(_MADE_BY.match, ids) if found is not None}
+            self.instances = (*told, *sorted(made_by - {*told}), secrets.token_hex(4))
+            _write_instances(self._directory, self.instances)
+        self.instance = self.instances[-1]
+        if is_hurt and not unread:
+            self._log.error("journal_damaged", file=_FILE, error="it is gone")
+        for folder in unread:
+            (folder / "read").touch()
+        self.damaged = [folder.name for folder in kept]
 
-    def _refuse(self, job: Job, error: Exception) -> None:
-        # A turn that is there already is the caller's mistake. The disk is well.
-        if job.kind in ("open", "close") and not isinstance(error, Refused):
-            if not self._is_stuck:
-                self._log.error("journal_not_writable", error=str(error))
-            self._is_stuck = True
-        if job.kind == "close":
-            self._unclosed.append(job)
-        else:
-            _answer([job], [None], error)
+    def _close(self) -> None:
+        if self._table is not None:
+            with suppress(sqlite3.Error):
+                self._table.db.close()
+            self._table = None
 
-    def _recover(self) -> None:
-        """Close the failed closes in the reserve's room. Then check whether writing works again."""
-        if self._unclosed:
-            self._give_reserve()
-            jobs, self._unclosed = self._unclosed, []
-            self._commit(jobs)
-        if self._unclosed or not self._take_reserve():
-            return
-        if self._has_headroom() and self._is_writable():
-            self._is_stuck = False
-            self._log.warning("journal_writable_again")
+    def _keep_aside(self, error: Exception) -> None:
+        """Move the file, as it is, into a folder of its own."""
+        kept = self._directory / f"{_KEPT}{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        kept.mkdir()
+        for name in _FILES:
+            with suppress(FileNotFoundError):
+                (self._directory / name).rename(kept / name)
+        _sync(self._directory)
+        # SQLite writes its log to the file when that is closed, but not to one that was moved.
+        self._close()
+        self._log.error("journal_damaged", file=_FILE, error=str(error), kept=kept.name)
 
-    def _has_headroom(self) -> bool:
-        """Whether there is room beside the reserve, so that the next turn does not fail."""
-        disk = os.statvfs(self._reserve.parent)
-        return disk.f_bavail * disk.f_frsize >= _HEADROOM_BYTES
-
-    def _is_writable(self) -> bool:
-        try:
-            self._book.probe()
-            self._book.commit()
-        except OSError:
-            return False
-        finally:
-            self._book.undo()
-        return True
-
-    def _take_reserve(self) -> bool:
-        """Write the reserve file. Return whether the disk had the room."""
-        try:
-            with self._reserve.open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, self.reserve_bytes)
-        except OSError as error:
-            self._give_reserve()
-            if error.errno not in _FULL:
-                self._log.error("journal_reserve_failed", error=str(error))
-            return False
-        return True
-
-    def _give_reserve(self) -> None:
-        try:
-            self._reserve.unlink(missing_ok=True)
-        except OSError as error:
-            self._log.error("journal_reserve_failed", error=str(error))
-
-
-def _is_broken(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno not in _FULL
+    def _read_kept(self, table: Table, folder: Path) -> None:
+        """Bring over what can be read of a damaged file. Rows that are here stay as they are."""
+        num_read = 0
+        table.db.execute("BEGIN IMMEDIATE")
+        for row in _readable_rows(folder):
+            if not row.is_sound:
+                self._log.error("turn_set_aside", turn=row.id, reason=BROKEN)
+                row = _row(row.id, ASIDE, row.record, BROKEN)
+            num_read += table.put(row, None)
+        _commit(table.db)
+        self._log.warning("journal_read", kept=folder.name, turns=num_read)
 
 
 def _lock(directory: Path) -> Any:
@@ -306,17 +544,77 @@ def _lock(directory: Path) -> Any:
     return file
 
 
-def _answer(jobs: Sequence[Job], results: Sequence[Any], error: Exception | None) -> None:
-    """Tell the outcomes of these jobs. All belong to one event loop, which is woken once."""
+def _open_file(directory: Path) -> Table:
+    """Open or make the file. Raise Damaged or sqlite3.Error where it is not sound."""
+    path = directory / _FILE
+    is_new = not path.exists() or path.stat().st_size == 0
+    if is_new and (directory / f"{_FILE}-wal").exists():
+        raise Damaged("the file is gone, and its log is there")  # SQLite would delete the log
+    if not is_new:
+        with closing(_connect_to_read(directory)) as db:
+            if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+                raise Damaged("it is no journal")
+            if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise Damaged(str(found))
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    if is_new:
+        db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+        _sync(directory)
+    return Table(db)
 
-    def tell() -> None:
-        for job, result in zip(jobs, results, strict=True):
-            if job.outcome.done():
-                continue
-            if error is not None:
-                job.outcome.set_exception(error)
-            else:
-                job.outcome.set_result(result)
 
-    if not jobs[0].loop.is_closed():
-        jobs[0].loop.call_soon_threadsafe(tell)
+def _readable_rows(directory: Path) -> Iterator[Row]:
+    """Rows as far as SQLite reads them, from the front and from the back."""
+    for order in ("ASC", "DESC"):
+        with suppress(sqlite3.Error), closing(_connect_to_read(directory)) as db:
+            for row in db.execute(f"{_ROWS} ORDER BY rowid {order}"):
+                turn_id, state, record = row[:3]
+                is_row = isinstance(turn_id, str) and isinstance(record, bytes | None)
+                if is_row and state in (OPEN, CLOSED, ASIDE):
+                    yield Row(*row)
+
+
+def _connect_to_read(directory: Path) -> sqlite3.Connection:
+    """A connection that changes neither the file nor its log."""
+    return sqlite3.connect(f"{(directory / _FILE).absolute().as_uri()}?mode=ro", uri=True)
+
+
+def _commit(db: sqlite3.Connection) -> None:
+    db.execute("COMMIT")
+
+
+def _is_damage(error: Exception) -> bool:
+    code = _code(error)
+    return code & _PRIMARY in _DAMAGES or code in _UNREADABLE
+
+
+def _code(error: Exception) -> int:
+    """SQLite's extended code; 0 for an error of Python's own."""
+    return int(getattr(error, "sqlite_errorcode", 0))
+
+
+def _read_instances(directory: Path) -> list[str]:
+    """The journal's instances, the present one last. They are kept beside the file."""
+    path = directory / _INSTANCES
+    content = path.read_text("ascii", "replace") if path.exists() else ""
+    return [line for line in content.splitlines() if _IS_INSTANCE.fullmatch(line)]
+
+
+def _write_instances(directory: Path, instances: Sequence[str]) -> None:
+    path = directory / "instances.new"
+    with path.open("w") as file:
+        file.write("".join(f"{each}\n" for each in instances))
+        file.flush()
+        os.fsync(file.fileno())
+    path.rename(directory / _INSTANCES)
+    _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -150,12 +150,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def generate_request(
-        self, request_id: str, now: float, capabilities: Collection[Capability], record: str = ""
+        self, request_id: str, now: float, capabilities: Collection[Capability]
     ) -> GenerateRequest:
-        """The request for an engine with these capabilities, at `now` on the monotonic clock.
-
-        The engine keeps `record` for us.
-        """
+        """The request for an engine with these capabilities, at `now` on the monotonic clock."""
         return GenerateRequest(
             request_id=request_id,
             scope=self.principal.scope,
@@ -171,7 +168,6 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
             output_schema=self.output_schema,
             lease_share=self.principal.lease_share,
             service_class=self._class(capabilities),
-            record=record,
         )
 
     def count_request(self, capabilities: Collection[Capability]) -> CountRequest:

@@ -27,9 +27,7 @@ from engine.protocol import (
     EventFrame,
     FinalCounts,
     GenerateRequest,
-    KeptRecord,
     Memory,
-    RecordsRequest,
     Stats,
 )
 from gateway.base.errors import (
@@ -118,10 +116,6 @@ class Engine(EngineTurns):
     def capabilities(self) -> list[Capability]:
         return self.description.capabilities if self.description else []
 
-    @property
-    def keeps_records(self) -> bool:
-        return self.description is not None and self.description.keeps_records
-
     async def generate(
         self, request: GenerateRequest, headers: Mapping[str, str] | None = None
     ) -> Generation:
@@ -161,13 +155,6 @@ class Engine(EngineTurns):
             number = len(found) - len(sane)
             get_logger("engine").error("counts_not_sane", engine=self.name, number=number)
         return sane
-
-    async def records(self, request_ids: list[str]) -> list[KeptRecord]:
-        """What it keeps of these requests' records."""
-        if not self.keeps_records:
-            return []
-        body = _encode(RecordsRequest(request_ids))
-        return await self._call("POST", "/v1/records", list[KeptRecord], body)
 
     async def stats(self) -> Stats:
         return await self._call("GET", "/v1/stats", Stats)

@@ -32,10 +32,8 @@ from gateway.base.errors import (
 from gateway.base.logs import get_logger
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
-from gateway.journal.orphans import note_of
-from gateway.journal.pending import PendingOpen
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.limits.congestion import Unanswered
 from gateway.prompt.ask import Ask
 from gateway.routing.client import CannotConnect
@@ -63,7 +61,6 @@ class Dispatch:
     `may_run`: the engine may have the request. `has_started`: this attempt's first frame has come.
     `failure` ended the last attempt. `leg` is the first leg while it runs, `prefilled` what came of
     it (`first_leg.py`).
-    `opening` is the write of `record`; None where that was done before.
     `is_charged`: the gate's queue counted it as served. `unanswered` is its place in its
     workspace's window; a row of a batch has none.
     """
@@ -81,12 +78,6 @@ class Dispatch:
     trace: TurnTrace = NO_TRACE
     leg: FirstLeg | None = None
     prefilled: Started | None = None
-    opening: PendingOpen | None = None
-
-    async def opened(self) -> None:
-        """Return when the record is on disk. Raise JournalUnavailable where it can't be."""
-        if self.opening is not None:
-            await self.opening.wait()
 
     @property
     def engine(self) -> Engine:
@@ -140,12 +131,8 @@ class Dispatcher:
         while True:
             await self._assign(dispatch)
             engine, record = dispatch.engine, dispatch.record
-            # What is at an engine after a kill is known there or here.
-            note = note_of(record) if engine.keeps_records and record.attempt == 1 else ""
-            if not note:
-                await dispatch.opened()
             request = dispatch.ask.generate_request(
-                record.request_id, self.clock.monotonic(), engine.capabilities, note
+                record.request_id, self.clock.monotonic(), engine.capabilities
             )
             if dispatch.leg is not None:
                 request = prefill_only(request)
@@ -228,12 +215,7 @@ class Dispatcher:
             self.gate.moved(engine)
 
     async def _assign(self, dispatch: Dispatch) -> None:
-        """Choose the engine of the next attempt. From then on the turn counts as its load.
-
-        Raise JournalUnavailable where a further attempt would be made of a turn that has no record.
-        """
-        if dispatch.choice is not None:
-            await dispatch.opened()
+        """Choose the engine of the next attempt. From then on the turn counts as its load."""
         choice = await self._choose(dispatch)
         if dispatch.choice is None and (leg := self.legs.begin(dispatch.ask, choice)) is not None:
             dispatch.leg, choice = leg, leg.route

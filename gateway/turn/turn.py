@@ -2,7 +2,6 @@
 
 `_run` is the whole of it, in the order of the design: admit, wait until an engine has room
 (`gate.py`), open, send (`dispatch.py`: route and generate, at another engine if need be), close.
-The opening is written while the turn is sent, and is on disk before the client gets anything.
 Every turn's record is closed, however the turn ends. On the last frame the record is closed before
 the frame is passed on. Otherwise the reconciler closes it, with the engine's own counts.
 """
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field
 from engine.protocol import Done, Finished, Frame, Started
 from gateway.base.background import Background
 from gateway.base.clock import Clock
-from gateway.base.errors import GatewayError, JournalUnavailable
+from gateway.base.errors import GatewayError
 from gateway.base.grants import AutoCache
 from gateway.base.metrics import Metrics
 from gateway.base.record import CLIENT_LEFT, MODEL_CHARACTERS, TurnRecord
 from gateway.journal.charge import Billing, Meter
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.limits.admission import Admitting
 from gateway.limits.congestion import Unanswered
 from gateway.prompt.ask import Ask, TurnId
@@ -153,14 +152,13 @@ class TurnService:
                         passing = entering.enter_context(await gate.enter(ask))
                     if passing.unanswered is not None:
                         admitted.enter_context(passing.unanswered)
-                    turn = self._open(ask, turn_id, origin, trace)
+                    turn = await self._open(ask, turn_id, origin, trace)
                     turn.dispatch.is_charged = passing.is_charged
                     turn.dispatch.unanswered = passing.unanswered
                 place.is_open = True
                 try:
                     turn.comparison = self.diagnostics.begin(ask)
                     await self.dispatcher.send(turn.dispatch)
-                    await turn.dispatch.opened()
                     # The head of a stream goes out next.
                     turn.is_streaming = ask.stream
                     yield Taken(turn.findings)
@@ -179,15 +177,10 @@ class TurnService:
                     if whole:
                         yield whole
                 except GatewayError as error:
-                    failure = await _told_after(turn, error)
-                    turn.outcome = failure.type
-                    turn.record.error = kept_text(failure)
-                    turn.record.status = (
-                        _OK if turn.is_streaming else status_of(failure, ask.dialect)
-                    )
-                    if failure is error:
-                        raise
-                    raise failure from None
+                    turn.outcome = error.type
+                    turn.record.error = kept_text(error)
+                    turn.record.status = _OK if turn.is_streaming else status_of(error, ask.dialect)
+                    raise
                 finally:
                     self._leave(turn)
         except GatewayError:
@@ -198,10 +191,12 @@ class TurnService:
         """The exact tokens of the prompt, from the engine that would serve it."""
         return await self.dispatcher.count(ask)
 
-    def _open(self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace) -> RunningTurn:
-        """Hand the opening over to the journal. Raise JournalFull.
+    async def _open(
+        self, ask: Ask, turn_id: TurnId, origin: Origin, trace: TurnTrace
+    ) -> RunningTurn:
+        """Write the turn's record to the journal, before an engine is called.
 
-        The engine is called meanwhile. Nothing goes out to the client before the record is on disk.
+        Raise JournalFull or JournalUnavailable.
         """
         now = self.clock.wall()
         record = TurnRecord(
@@ -222,9 +217,8 @@ class TurnService:
         trace.opened(record)
         if (marked := ask.plan.deepest_marked()) is not None:
             record.prefix, record.prefix_ttl = marked
-        opening = self.journal.begin(record)
-        self.reconciler.begun(turn_id)
-        dispatch = Dispatch(ask, record, trace=trace, opening=opening)
+        await self.journal.open(record)
+        dispatch = Dispatch(ask, record, trace=trace)
         return RunningTurn(turn_id, ask, Meter(record), dispatch)
 
     def _note(self, turn: RunningTurn, frame: Frame) -> None:
@@ -284,7 +278,6 @@ class TurnService:
         This never awaits: it may run while the client's task is cancelled.
         """
         self.dispatcher.leave(turn.dispatch)
-        self.reconciler.left(turn.id)
         if turn.is_closed:
             return
         record = turn.record
@@ -301,7 +294,7 @@ class TurnService:
             unanswered.abandoned()
         cancelling = self._cancel(turn.dispatch.engine, record.request_id, unanswered)
         self.background.spawn(cancelling, "cancel")
-        self.reconciler.take_over(record, turn.dispatch.opening)
+        self.reconciler.take_over(record)
 
     async def _cancel(self, engine: Engine, request_id: str, unanswered: Unanswered | None) -> None:
         try:
@@ -315,15 +308,6 @@ class TurnService:
 
     def _seconds(self, turn: RunningTurn) -> float:
         return self.clock.monotonic() - turn.ask.arrived
-
-
-async def _told_after(turn: RunningTurn, error: GatewayError) -> GatewayError:
-    """What the client is told once the turn's record is on disk: that it can't be, or the error."""
-    try:
-        await turn.dispatch.opened()
-    except JournalUnavailable as unavailable:
-        return unavailable
-    return error
 
 
 def _storable(model: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.journal.reading import look
+from gateway.journal.store import ASIDE, rows_in
 from scripts import stack
 from scripts.bench.routers import Router
 from scripts.stack import API_HEADERS, free_port, gateway_environment, python, run, url_of
@@ -31,8 +31,7 @@ class PinnedServer:
         """
         if self.journal is None:
             return 0
-        state = look(self.journal).state
-        return len(state.open) + len(state.closed)
+        return sum(row.state != ASIDE for row in rows_in(self.journal))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from gateway.journal.reading import look
+from gateway.journal.store import OPEN, rows_in
 from scripts.setup.database import migrate
 from scripts.stack import (
     API_KEY,
@@ -104,7 +104,7 @@ class Killed:
         wait_until_ready(self.url, self.process)
 
     def open_turns(self) -> set[str]:
-        return set(look(self._journal).state.open)
+        return {row.id for row in rows_in(self._journal) if row.state == OPEN}
 
     def stop(self) -> None:
         self.process.terminate()

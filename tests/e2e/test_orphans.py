@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine.protocol import FinalCounts, Stats
-from gateway.journal.reading import look
+from gateway.journal.store import OPEN, rows_in
 from scripts.setup.database import migrate
 from scripts.stack import (
     API_KEY,
@@ -96,7 +96,7 @@ class House:
         return reply.content
 
     def open_turns(self) -> set[str]:
-        return set(look(self._data / "journal").state.open)
+        return {row.id for row in rows_in(self._data / "journal") if row.state == OPEN}
 
 
 @pytest.mark.parametrize("max_tokens", [4, 2000])

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from gateway.http.machine import journal_of
-from gateway.journal.reading import look
+from gateway.journal.store import OPEN, rows_in
 from scripts.stack import wait_until_ready
 from tests.e2e.kills import BOUND_SECONDS, Killed
 
@@ -66,7 +66,7 @@ class KilledWorkers(Killed):
 
 
 def _open_in(journal: Path) -> set[str]:
-    return set(look(journal).state.open)
+    return {row.id for row in rows_in(journal) if row.state == OPEN}
 
 
 def _lives(pid: int) -> bool:

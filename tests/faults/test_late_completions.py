@@ -25,7 +25,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
 from scripts.stack import API_KEY as STACK_KEY
 from scripts.stack import running_stack
@@ -58,7 +58,7 @@ def test_counts_in_any_order_close_each_turn_once(tmp_path: Path) -> None:
         Billing(load_prices(), Metrics()).charge(turn)
 
     async def check() -> dict[str, int]:
-        journal, witness, metrics = Journal(tmp_path / "j"), Witness(), Metrics()
+        journal, witness, metrics = Journal(tmp_path / "j").start(), Witness(), Metrics()
         reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)
         truth: dict[str, int] = {}
         left = [record(journal, n) for n in range(turns)]

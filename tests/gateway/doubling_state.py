@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import msgspec
+from gateway.journal.opening import open_journal
 
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.base.grants import Limits
@@ -20,7 +21,6 @@ from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.http.admitted import Connections
 from gateway.http.query import query_problems
 from gateway.journal import live_ids
-from gateway.journal.opening import open_journal
 from gateway.ledger.checksums import checksum_of
 from gateway.limits.admission import Admission
 from gateway.limits.fair_queue import FairQueue, Waiting

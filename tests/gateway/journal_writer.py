@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.base.record import TurnRecord
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 
 
 async def write(journal: Journal, worker: int) -> None:
@@ -28,7 +28,7 @@ async def write(journal: Journal, worker: int) -> None:
 
 
 async def main() -> None:
-    journal = Journal(Path(sys.argv[1]))
+    journal = Journal(Path(sys.argv[1])).start()
     await asyncio.gather(*(write(journal, worker) for worker in range(8)))
 
 

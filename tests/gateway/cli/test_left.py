@@ -11,21 +11,18 @@ from gateway.base.record import TurnRecord
 from gateway.base.settings import load_database
 from gateway.cli.left import left_journals, recover_left
 from gateway.cli.migrate import migrate
-from gateway.cli.recover import recover_journal
 from gateway.http.machine import journal_of
-from gateway.journal.files import segment_files
-from gateway.journal.reading import set_aside_in
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from scripts.stack import ENGINE_SECRET, gateway_environment, python
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.serving import make_settings, serve
+from tests.gateway.serving import serve
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
 def hold_a_turn(directory: Path, *, is_over: bool = False) -> None:
     async def run() -> None:
-        journal = Journal(directory)
+        journal = Journal(directory).start()
         record = TurnRecord(
             id=f"msg_{journal.instance}0001",
             instance=journal.instance,
@@ -79,7 +76,7 @@ def test_a_left_journal_that_can_not_be_settled_holds_up_no_other(
             hold_a_turn(journal_of(tmp_path, number))
 
         async def run() -> None:
-            stopping, owner = asyncio.Event(), Journal(held)  # another process has it
+            stopping, owner = asyncio.Event(), Journal(held).start()  # another process has it
             settling = asyncio.create_task(recover_left(tmp_path, 1, stopping))
             async with asyncio.timeout(120):
                 while left_journals(tmp_path, 1) != [held]:
@@ -89,22 +86,6 @@ def test_a_left_journal_that_can_not_be_settled_holds_up_no_other(
             assert left_journals(tmp_path, 1) == []
 
         asyncio.run(run())
-
-
-def test_a_left_journal_without_its_segments_is_settled_and_its_turns_are_named(
-    tmp_path: Path,
-) -> None:
-    directory = journal_of(tmp_path, 2)
-    with serve(ScriptedEngine()) as engine:
-        settings = make_settings(tmp_path, engine)
-        migrate(settings)
-        hold_a_turn(directory)
-        for path in segment_files(directory).values():
-            path.unlink()
-        assert left_journals(tmp_path, 1) == [directory]
-        assert asyncio.run(recover_journal(settings, directory)).left == 0
-    assert [(row[0][-4:], row[2]) for row in set_aside_in(directory)] == [("0001", "lost")]
-    assert left_journals(tmp_path, 1) == []
 
 
 def test_a_journal_that_is_being_settled_is_free_when_the_gateway_is_gone(
@@ -129,6 +110,6 @@ def test_a_journal_that_is_being_settled_is_free_when_the_gateway_is_gone(
                 assert settling.stdin is not None
                 settling.stdin.close()  # as the kernel does for a parent that is gone
                 assert await settling.wait() == os.EX_TEMPFAIL
-            await Journal(directory).stop()
+            await Journal(directory).start().stop()
 
         asyncio.run(run())

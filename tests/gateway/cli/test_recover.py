@@ -14,7 +14,7 @@ from gateway.base.errors import JournalUnavailable
 from gateway.base.settings import Settings
 from gateway.cli.migrate import migrate
 from gateway.cli.recover import count_open_turns, recover_instance, recover_journal
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
@@ -51,7 +51,7 @@ def test_a_moved_journal_is_settled_with_the_engines_counts(tmp_path: Path) -> N
         migrate(settings)
 
         async def check() -> None:
-            journal = Journal(directory)
+            journal = Journal(directory).start()
             known, unknown, closed = (record(journal, number) for number in range(3))
             for turn in (known, unknown, closed):
                 await journal.open(turn)
@@ -117,7 +117,7 @@ def test_recovered_turns_cost_what_the_operators_own_prices_say(tmp_path: Path, 
         migrate(settings)
 
         async def check() -> str:
-            journal = Journal(directory)
+            journal = Journal(directory).start()
             turn = record(journal, 1)
             engine.final[turn.id] = counts_of(turn.id)
             if way == "journal":

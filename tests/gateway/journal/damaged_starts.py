@@ -23,7 +23,7 @@ from gateway.cli.migrate import migrate
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.check import problems, stored_turns
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
@@ -144,7 +144,7 @@ async def _start_here(
         said.append(str(error))
     found = Found(ledger_is_gone=bool(said))
     try:
-        journal = Journal(data / "journal")
+        journal = Journal(data / "journal").start()
     except GatewayError as error:
         outcome.has_started = False
         said.append(str(error))
@@ -264,7 +264,7 @@ async def _left_in(data: Path, found: Found) -> list[str]:
         with suppress(GatewayError, ValueError):
             found.rows = await _rows(ledger)
         await ledger.close()
-    journal = Journal(data / "journal")
+    journal = Journal(data / "journal").start()
     aside = await _look_into(journal, found)
     await journal.stop()
     return aside

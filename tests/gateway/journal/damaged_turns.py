@@ -13,7 +13,7 @@ from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.turn_rows import row_of
 
@@ -104,7 +104,7 @@ async def prepare(data: Path) -> dict[str, Truth]:
 
 async def _live(data: Path) -> dict[str, Truth]:
     await asyncio.to_thread(migrate, DatabaseSettings(data=data))
-    journal = Journal(data / "journal", _MAX_BYTES)
+    journal = Journal(data / "journal", _MAX_BYTES).start()
     ledger = Ledger(f"sqlite+aiosqlite:///{data}/ledger.db")
     drain = Drain(journal, ledger.insert_turns, _nobody, Metrics(), ledger.known)
     turns = [_turn(journal, number) for number in range(1, OPEN + CLOSED + DRAINED + 1)]

@@ -1,6 +1,6 @@
 import asyncio
-import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import FinalCounts, InputUsage, KeptRecord
+from engine.protocol import FinalCounts, InputUsage
 from gateway.base.errors import EngineTimeout, LedgerUnavailable
 from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
+from gateway.journal import store
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
 
 
@@ -42,7 +43,6 @@ class Witness:
 
     def __init__(self, *counts: FinalCounts) -> None:
         self.counts = list(counts)
-        self.kept: list[KeptRecord] = []
         self.acked: list[str] = []
         self.cancelled: list[str] = []
         self.running: set[str] = set()
@@ -55,9 +55,6 @@ class Witness:
 
     async def ack(self, request_ids: list[str], /) -> None:
         self.acked += request_ids
-
-    async def records(self, request_ids: list[str], /) -> list[KeptRecord]:
-        return [kept for kept in self.kept if kept.request_id in request_ids]
 
     async def cancel(self, request_id: str, /) -> bool:
         self.cancelled.append(request_id)
@@ -82,7 +79,7 @@ def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path, at
     closed = {words[1]: int(words[2]) for words in whole if words[0] == "closed"}
 
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         kept = {turn.id: turn for turn in await journal.closed_turns(1_000_000)}
         still_open = {turn.id for turn in await journal.open_turns()}
         await journal.stop()
@@ -96,12 +93,12 @@ def test_what_a_killed_gateway_acknowledged_is_in_its_journal(tmp_path: Path, at
 
 def test_open_turns_of_a_killed_gateway_are_closed_with_the_engines_counts(tmp_path: Path) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         for number in range(3):
             await journal.open(record(journal, number))
         await journal.stop()
 
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         metrics, now = Metrics(), [0.0]
         usage = InputUsage(input_tokens=10, cache_write_5m_tokens=90, computed_tokens=100)
         known = FinalCounts(
@@ -138,26 +135,26 @@ def test_the_turns_of_a_killed_gateway_are_closed_in_few_writes(
     """One after the other, 43 took 12 seconds on a disk that takes 250 ms for a write."""
 
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turns = [record(journal, number) for number in range(60)]
         await asyncio.gather(*map(journal.open, turns))
         await journal.stop()
 
-        journal, now = Journal(tmp_path), [0.0]
+        journal, now = Journal(tmp_path).start(), [0.0]
         witness = Witness(
             *(FinalCounts(request_id=turn.id, epoch="e", reason="stop") for turn in turns[:30] * 2)
         )
         billing = Billing(load_prices(), Metrics())
         reconciler = Reconciler(journal, [witness], Metrics(), billing.charge, lambda: now[0])
         assert await reconciler.recover() == 60
-        synced: list[int] = []
-        real = os.fdatasync
-        monkeypatch.setattr(os, "fdatasync", lambda file: (synced.append(file), real(file))[1])
+        commits: list[sqlite3.Connection] = []
+        real = store._commit
+        monkeypatch.setattr(store, "_commit", lambda db: (commits.append(db), real(db)))
         await reconciler.step()
-        assert reconciler.num_pending == 30 and len(synced) <= 5
+        assert reconciler.num_pending == 30 and len(commits) <= 5
         now[0] = 30.0
         await reconciler.step()
-        assert reconciler.num_pending == 0 and len(synced) <= 10
+        assert reconciler.num_pending == 0 and len(commits) <= 10
         closed = await journal.closed_turns(100)
         assert sorted(turn.id for turn in closed) == sorted(turn.id for turn in turns)
         await journal.stop()
@@ -172,7 +169,7 @@ def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_inp
     tmp_path: Path, outcome: str, is_paid: bool
 ) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = record(journal, 1)
         await journal.open(turn)
         final = FinalCounts(
@@ -201,7 +198,7 @@ def test_what_an_engine_prefilled_for_a_client_that_left_is_paid_as_uncached_inp
 
 def test_a_turn_is_not_given_up_while_its_engine_is_too_busy_to_answer(tmp_path: Path) -> None:
     async def check() -> None:
-        journal, now = Journal(tmp_path), [0.0]
+        journal, now = Journal(tmp_path).start(), [0.0]
         await journal.open(record(journal, 1))
         witness = Witness(FinalCounts(request_id=record(journal, 1).id, epoch="e", reason="stop"))
         witness.is_silent = True
@@ -228,7 +225,7 @@ def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left
     tmp_path: Path,
 ) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         mine, open_one = record(journal, 1).id, record(journal, 2)
         await journal.open(open_one)
         counts = [
@@ -247,7 +244,7 @@ def test_counts_the_ledger_already_has_are_acknowledged_and_others_gateways_left
 
 def test_a_turn_is_forgotten_only_after_the_ledger_has_it(tmp_path: Path) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         ledger: dict[str, TurnRecord] = {}
         is_down = [True]
         acked: list[str] = []
@@ -285,7 +282,7 @@ def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_for_clos
     monkeypatch.setattr("gateway.journal.drain._IDLE_SECONDS", 0.01)
 
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         ledger: list[str] = []
         looks = 0
         look = journal.closed_turns
@@ -321,7 +318,7 @@ def test_an_idle_drain_leaves_the_journal_alone_and_its_last_look_waits_for_clos
 
 def test_closing_twice_keeps_the_first_close(tmp_path: Path) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = record(journal, 1)
         await journal.open(turn)
         turn.outcome = "stop"
@@ -339,7 +336,7 @@ def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> N
     loop is too busy for them."""
 
     async def close_and_stop() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = record(journal, 1)
         await journal.open(turn)
         journal.close_soon(turn)
@@ -347,7 +344,7 @@ def test_what_was_handed_in_just_before_the_stop_is_written(tmp_path: Path) -> N
         await journal.stop()
 
     async def open_and_closed() -> tuple[int, int]:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         counts = len(await journal.open_turns()), len(await journal.closed_turns(10))
         await journal.stop()
         return counts
@@ -365,7 +362,7 @@ def test_two_steps_of_the_reconciler_at_once_settle_each_request_once(tmp_path: 
             await super().ack(request_ids)
 
     async def check() -> None:
-        journal = Journal(tmp_path / "journal")
+        journal = Journal(tmp_path / "journal").start()
         gone = record(journal, 1).request_id
         usage = InputUsage(input_tokens=1)
         final = FinalCounts(request_id=gone, epoch="e", reason="stop", usage=usage)

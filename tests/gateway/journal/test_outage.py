@@ -16,7 +16,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.totals import Queries
@@ -178,7 +178,11 @@ def test_a_turn_that_the_ledger_cannot_hold_is_set_aside_and_stops_no_other(
     migrate(settings)
 
     async def check() -> None:
-        journal, ledger, metrics = Journal(tmp_path / "j"), Ledger(settings.ledger_url), Metrics()
+        journal, ledger, metrics = (
+            Journal(tmp_path / "j").start(),
+            Ledger(settings.ledger_url),
+            Metrics(),
+        )
         for one in (turn(1), turn(2, model="a\x00b"), turn(3, workspace="w" * 100), turn(4)):
             await journal.open(one)
             await journal.close(one)

@@ -14,7 +14,7 @@ from gateway.cli.migrate import migrate
 from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
 from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, record
@@ -44,7 +44,11 @@ def test_replayed_drains_and_late_or_unknown_counts_change_no_row(tmp_path: Path
     rng = random.Random(8)
 
     async def check() -> None:
-        journal, ledger, metrics = Journal(tmp_path / "j"), Ledger(settings.ledger_url), Metrics()
+        journal, ledger, metrics = (
+            Journal(tmp_path / "j").start(),
+            Ledger(settings.ledger_url),
+            Metrics(),
+        )
         witness = Witness()
         charge = Billing(load_prices(), metrics).charge
         reconciler = Reconciler(journal, [witness], metrics, charge, lambda: 0.0)

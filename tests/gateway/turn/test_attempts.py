@@ -8,7 +8,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord, turn_of
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from tests.gateway.journal.test_journal import Witness, record
 
 
@@ -31,14 +31,14 @@ def test_a_request_id_tells_its_turn_and_attempt() -> None:
 
 def test_after_a_kill_the_last_attempts_counts_are_the_turns(tmp_path: Path) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = record(journal, 1)
         await journal.open(turn)
         turn.attempt, turn.engine = 2, "engine-1"
         await journal.rewrite(turn)
         await journal.stop()
 
-        journal, now = Journal(tmp_path), [0.0]
+        journal, now = Journal(tmp_path).start(), [0.0]
         first, second = Witness(counts(turn.id, 3)), Witness()
         second.name, second.running = "engine-1", {f"{turn.id}.2"}
         charged: list[TurnRecord] = []
@@ -75,7 +75,7 @@ def test_what_a_turn_left_behind_is_cancelled_acknowledged_and_charged_to_nobody
     tmp_path: Path,
 ) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = record(journal, 1)
         await journal.open(turn)
         witness, charged = Witness(), list[TurnRecord]()

@@ -10,7 +10,7 @@ from gateway.base.metrics import Metrics
 from gateway.base.record import TurnRecord
 from gateway.journal.charge import Billing
 from gateway.journal.reconcile import Reconciler
-from gateway.journal.writer import Journal
+from gateway.journal.store import Journal
 from gateway.prices.files import load_prices
 from tests.gateway.journal.test_journal import Witness, record
 
@@ -72,11 +72,11 @@ def test_the_engines_counts_of_the_second_leg_close_the_turn_with_the_first_legs
     computed: int,
 ) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = in_second_leg(journal, outcome)
         await journal.open(turn)
         await journal.stop()
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         (turn,) = await journal.open_turns()
         turn.outcome = outcome
         final = FinalCounts(
@@ -115,7 +115,7 @@ def test_a_turn_that_ends_between_its_legs_is_charged_by_who_ended_it(
     """The second engine never had it."""
 
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = in_second_leg(journal, outcome)
         Billing(load_prices(), Metrics()).charge(turn)
         assert (turn.cache_write_5m_tokens, turn.computed_tokens) == (paid, 3_010)
@@ -129,7 +129,7 @@ def test_a_first_leg_alone_is_paid_by_a_client_that_left(
     tmp_path: Path, outcome: str, paid: int
 ) -> None:
     async def check() -> None:
-        journal = Journal(tmp_path)
+        journal = Journal(tmp_path).start()
         turn = record(journal, 1)
         turn.is_first_leg, turn.outcome = True, outcome
         await journal.open(turn)

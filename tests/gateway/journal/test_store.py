@@ -1,0 +1,570 @@
+"""The journal's file: what is on disk, its room, its owner, and what becomes of a damaged one."""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.base.errors import JournalFull, JournalUnavailable, LedgerRefused
+from gateway.base.metrics import Metrics
+from gateway.base.record import TurnRecord
+from gateway.journal import store
+from gateway.journal.drain import Drain
+from gateway.journal.store import ASIDE, BROKEN, LOST, Journal, Row, has_journal, rows_in
+from gateway.ledger.database import Ledger
+from tests.gateway.journal.test_journal import record
+from tests.gateway.process import gateway_process
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.serving import eventually, make_settings, migrate, serve
+
+MIB = 1 << 20
+# The largest fingerprint there is.
+FINGERPRINT = os.urandom(3100)
+FILES = ("journal.db", "journal.db-wal", "journal.db-shm")
+
+
+class Commits:
+    """Commits of the journal, of which the next `times` fail with this code of SQLite's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = self.calls = 0
+        self.code = sqlite3.SQLITE_IOERR
+        self._real = store._commit
+        monkeypatch.setattr(store, "_commit", self)
+
+    def __call__(self, db: sqlite3.Connection) -> None:
+        self.calls += 1
+        if self.times:
+            self.times -= 1
+            error = sqlite3.OperationalError("it fails")
+            error.sqlite_errorcode = self.code
+            raise error
+        self._real(db)
+
+
+def on(directory: Path, work: Callable[[Journal], Awaitable[object]], **options: int) -> Journal:
+    """A journal's life from its start to its stop."""
+
+    async def live() -> Journal:
+        journal = Journal(directory, **options).start()
+        try:
+            await work(journal)
+        finally:
+            await journal.stop()
+        return journal
+
+    return asyncio.run(live())
+
+
+async def close(journal: Journal, turn: TurnRecord) -> None:
+    turn.outcome, turn.fingerprint = "stop", FINGERPRINT
+    await journal.close(turn)
+
+
+async def room(journal: Journal) -> None:
+    """Wait until there is room."""
+    for _ in range(400):
+        if journal.has_room:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("there is no room")
+
+
+def states(directory: Path) -> dict[str, str]:
+    return {row.id: row.state for row in rows_in(directory)}
+
+
+def killed(directory: Path, number: int = 30) -> list[str]:
+    """A journal as a kill leaves it: the odd turns are open, the even ones closed. Their ids."""
+    ids: list[str] = []
+
+    async def fill(journal: Journal) -> None:
+        for each in range(number):
+            turn = record(journal, each)
+            ids.append(turn.id)
+            await journal.open(turn)
+            if each % 2 == 0:
+                await close(journal, turn)
+        shutil.copytree(directory, directory.parent / "copy")
+
+    on(directory, fill)
+    shutil.rmtree(directory)
+    (directory.parent / "copy").rename(directory)
+    return ids
+
+
+def whole(directory: Path) -> None:
+    """Bring what is in the log over to the file."""
+    with contextlib.closing(sqlite3.connect(directory / "journal.db")) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def test_a_turn_is_open_closed_once_rewritten_only_while_open_and_forgotten(tmp_path: Path) -> None:
+    async def work(journal: Journal) -> None:
+        first, second = record(journal, 1), record(journal, 2)
+        assert await journal.unknown([first.id, second.id]) == [first.id, second.id]
+        await journal.open(first)
+        await journal.open(second)
+        assert (journal.backlog, journal.num_closed) == (2, 0)
+        first.attempt, second.attempt = 2, 3
+        await journal.rewrite(first)
+        assert [turn.attempt for turn in await journal.open_turns()] == [2, 1]
+        await journal.close(second)
+        second.attempt = 4
+        await journal.rewrite(second)
+        await journal.close(second)
+        assert [turn.attempt for turn in await journal.closed_turns(10)] == [3]
+        assert (journal.backlog, journal.num_closed) == (2, 1)
+        await journal.forget([second.id, "msg_unknown"])
+        assert await journal.unknown([first.id, second.id]) == [second.id]
+        assert (journal.backlog, journal.num_closed) == (1, 0)
+
+    assert on(tmp_path, work).backlog == 1
+
+
+def test_what_is_set_aside_keeps_its_bytes_until_it_is_found_and_a_close_brings_it_back(
+    tmp_path: Path,
+) -> None:
+    async def work(journal: Journal) -> None:
+        turn, late = record(journal, 1), record(journal, 2)
+        await journal.open(turn)
+        await journal.set_aside([turn.id, late.id], LOST)
+        await journal.set_aside([turn.id], "again")
+        assert (journal.backlog, journal.num_set_aside) == (0, 2)
+        assert await journal.set_aside_turns() == await journal.set_aside_turns(LOST)
+        kept = {row.id: (row.reason, bool(row.record), bool(row.at)) for row in rows_in(tmp_path)}
+        assert kept == {turn.id: (LOST, True, True), late.id: (LOST, False, True)}
+        await journal.close(late)
+        assert [each.id for each in await journal.closed_turns(10)] == [late.id]
+        await journal.found([turn.id])
+        assert journal.num_set_aside == 0
+
+    on(tmp_path, work)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_any_failures_the_journal_holds_what_was_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng, commits = random.Random(seed), Commits(monkeypatch)
+    opened: set[str] = set()
+    closed: set[str] = set()
+
+    async def live(journal: Journal) -> None:
+        async def turn(number: int) -> None:
+            made = record(journal, number)
+            await asyncio.sleep(2 * rng.random())
+            try:
+                await journal.open(made)
+            except (JournalFull, JournalUnavailable):
+                return
+            opened.add(made.id)
+            commits.times = int(rng.random() < 0.05)
+            if rng.random() < 0.8:
+                await journal.close(made)
+                closed.add(made.id)
+
+        await asyncio.gather(*map(turn, range(100)))
+        commits.times = 0
+        await room(journal)
+        shutil.copytree(tmp_path / "journal", tmp_path / "killed")
+
+    journal = on(tmp_path / "journal", live)
+    assert opened and closed and commits.calls > 10
+    expected = {turn_id: "closed" if turn_id in closed else "open" for turn_id in opened}
+    assert states(tmp_path / "killed") == states(tmp_path / "journal") == expected
+    assert (journal.backlog, journal.num_closed) == (len(opened), len(closed))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_turn_whose_opening_failed_is_not_there_and_a_close_is_tried_until_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    commits = Commits(monkeypatch)
+
+    async def work(journal: Journal) -> None:
+        done, refused = record(journal, 1), record(journal, 2)
+        await journal.open(done)
+        commits.times = 2
+        commits.code = sqlite3.SQLITE_FULL if full else sqlite3.SQLITE_IOERR_FSYNC
+        with pytest.raises(JournalFull if full else JournalUnavailable):
+            await journal.open(refused)
+        assert not journal.has_room
+        with pytest.raises(JournalFull):
+            await journal.open(refused)
+        await journal.close(done)
+        await room(journal)
+        assert states(tmp_path) == {done.id: "closed"}
+
+    on(tmp_path, work)
+
+
+def test_an_opening_that_takes_too_long_fails_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_DEADLINE_SECONDS", 0.2)
+    real = store._commit
+    goes_on = threading.Event()
+
+    def commit(db: sqlite3.Connection) -> None:
+        goes_on.wait()
+        real(db)
+
+    async def work(journal: Journal) -> None:
+        monkeypatch.setattr(store, "_commit", commit)
+        late, left = record(journal, 1), record(journal, 2)
+        leaving = asyncio.create_task(journal.open(left))
+        with pytest.raises(JournalUnavailable):
+            await journal.open(late)
+        leaving.cancel()
+        await asyncio.sleep(0)
+        monkeypatch.setattr(store, "_DEADLINE_SECONDS", 60.0)
+        goes_on.set()
+        assert await journal.unknown([late.id, left.id]) == [late.id, left.id]
+
+    on(tmp_path, work)
+
+
+def test_a_full_journal_refuses_new_turns_closes_the_open_ones_and_recovers(tmp_path: Path) -> None:
+    async def work(journal: Journal) -> None:
+        turns: list[TurnRecord] = []
+        count = 0
+        with pytest.raises(JournalFull):
+            while True:
+                turn = record(journal, count)
+                await journal.open(turn)
+                turns.append(turn)
+                count += 1
+                if len(turns) > 4:
+                    await close(journal, turns.pop(0))
+        assert count > 50 and not journal.has_room
+        for turn in turns:
+            await close(journal, turn)
+        assert not await journal.open_turns()
+        kept = [turn.id for turn in await journal.closed_turns(100_000)]
+        assert len(kept) == len(set(kept)) == journal.backlog == count
+        assert MIB <= journal.num_bytes <= MIB + MIB // 8
+        await journal.forget(kept[: count // 2])
+        assert journal.has_room
+        await journal.open(record(journal, count))
+
+    on(tmp_path, work, max_bytes=MIB)
+
+
+def test_turns_that_went_leave_their_room(tmp_path: Path) -> None:
+    async def work(journal: Journal) -> None:
+        for number in range(1000):
+            turn = record(journal, number)
+            await journal.open(turn)
+            await close(journal, turn)
+            await journal.forget([turn.id])
+        assert journal.num_bytes < MIB // 8
+
+    on(tmp_path, work)
+    assert sum((tmp_path / name).stat().st_size for name in os.listdir(tmp_path)) < MIB // 4
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small file system can't be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_that_others_filled_stops_new_turns_only_and_harms_nothing(small_disk: Path) -> None:
+    async def work(journal: Journal) -> None:
+        opened = [record(journal, number) for number in range(20)]
+        for turn in opened:
+            await journal.open(turn)
+        filler = small_disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(b"x" * 65536)
+        count = 100
+        with pytest.raises(JournalFull):
+            while True:
+                turn = record(journal, count)
+                turn.fingerprint = FINGERPRINT
+                await journal.open(turn)
+                opened.append(turn)
+                count += 1
+        filler.unlink()
+        await room(journal)
+        for turn in opened:
+            await close(journal, turn)
+        assert sorted(states(small_disk / "journal")) == sorted(turn.id for turn in opened)
+
+    journal = on(small_disk / "journal", work, max_bytes=8 * MIB)
+    assert journal.backlog == journal.num_closed and not journal.damaged
+
+
+def test_a_journal_has_one_owner_and_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    async def work(_: Journal) -> None:
+        with pytest.raises(JournalUnavailable, match="used by another process"):
+            Journal(tmp_path / "journal").start()
+
+    for _ in range(2):
+        on(tmp_path / "journal", work)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalUnavailable, match="Not a directory"):
+        Journal(tmp_path / "file" / "journal").start()
+
+
+async def nothing(_: Journal) -> None: ...
+
+
+def flip_a_page(directory: Path) -> None:
+    """Spoil a page in the middle of the file."""
+    whole(directory)
+    path = directory / "journal.db"
+    content = bytearray(path.read_bytes())
+    at = len(content) // 2 // 4096 * 4096
+    content[at : at + 4096] = os.urandom(4096)
+    path.write_bytes(content)
+
+
+def spoil_the_head(directory: Path) -> None:
+    whole(directory)
+    path = directory / "journal.db"
+    path.write_bytes(b"no database here" + path.read_bytes()[16:])
+
+
+def cut(directory: Path) -> None:
+    whole(directory)
+    path = directory / "journal.db"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def take_another_database(directory: Path) -> None:
+    whole(directory)
+    (directory / "journal.db").unlink()
+    with contextlib.closing(sqlite3.connect(directory / "journal.db")) as db, db:
+        db.execute("CREATE TABLE turns (id TEXT PRIMARY KEY, closed INTEGER)")
+
+
+def lose_the_file(directory: Path) -> None:
+    (directory / "journal.db").unlink()
+
+
+DAMAGES = [flip_a_page, spoil_the_head, cut, take_another_database, lose_the_file]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_kept_whole_and_the_journal_goes_on_with_what_can_be_read(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    directory = tmp_path / "journal"
+    ids = killed(directory)
+    (old,) = (directory / "instances").read_text().split()
+    damage(directory)
+    left = {
+        name: (directory / name).read_bytes() for name in FILES[:2] if (directory / name).exists()
+    }
+
+    async def work(journal: Journal) -> None:
+        assert journal.has_room and journal.instance != old and journal.instances[0] == old
+        turn = record(journal, 99)
+        await journal.open(turn)
+        await journal.close(turn)
+
+    with capture_logs() as logged:
+        first = on(directory, work)
+    again = on(directory, nothing)
+    assert again.instances == first.instances and again.damaged == first.damaged
+    (told,) = (line for line in logged if line["event"] == "journal_damaged")
+    (name,) = first.damaged
+    assert told["log_level"] == "error" and told["kept"] == name
+    assert {file: (directory / name / file).read_bytes() for file in left} == left
+    read = states(directory)
+    assert read.keys() - {f"msg_{first.instance}000099"} <= set(ids)
+    for turn_id in read.keys() & set(ids):
+        assert read[turn_id] in (("closed", "open")[ids.index(turn_id) % 2], ASIDE)
+    if damage is flip_a_page:
+        assert len(read) > 5
+
+
+def test_a_file_that_is_gone_with_its_log_is_said_and_the_instance_is_new(tmp_path: Path) -> None:
+    old = on(tmp_path, nothing).instance
+    (tmp_path / "journal.db").unlink()
+    with capture_logs() as logged:
+        journal = on(tmp_path, nothing)
+    assert [line["error"] for line in logged if line["event"] == "journal_damaged"] == [
+        "it is gone"
+    ]
+    assert journal.instances[0] == old != journal.instance
+    (tmp_path / "instances").unlink()
+    assert on(tmp_path, nothing).instance not in journal.instances
+
+
+def test_without_the_list_of_instances_those_of_the_turns_are_known(tmp_path: Path) -> None:
+    turn_id, *_ = killed(tmp_path / "journal", 2)
+    (tmp_path / "journal" / "instances").write_text("nonsense\n")
+    journal = on(tmp_path / "journal", nothing)
+    assert journal.instances == (turn_id[4:12], journal.instance) and journal.backlog == 2
+
+
+def test_a_start_that_is_killed_while_it_reads_a_kept_file_reads_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = killed(tmp_path / "journal")
+    flip_a_page(tmp_path / "journal")
+
+    def killed_here(_: Path) -> Iterator[Row]:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_readable_rows", killed_here)
+        with pytest.raises(JournalUnavailable, match="killed"):
+            Journal(tmp_path / "journal").start()
+    journal = on(tmp_path / "journal", nothing)
+    assert journal.backlog > 5 and set(states(tmp_path / "journal")) <= set(ids)
+
+
+def test_a_file_that_is_damaged_under_the_gateway_is_replaced_and_no_running_turn_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = Commits(monkeypatch)
+
+    async def work(journal: Journal) -> None:
+        turns = [record(journal, number) for number in range(3)]
+        for turn in turns:
+            await journal.open(turn)
+        old = journal.instance
+        commits.times, commits.code = 1, sqlite3.SQLITE_CORRUPT
+        await journal.close(turns[0])
+        assert len(journal.damaged) == 1 and old in journal.instances and journal.instance != old
+        assert states(tmp_path) == {
+            turns[0].id: "closed",
+            turns[1].id: "open",
+            turns[2].id: "open",
+        }
+        monkeypatch.setattr(store, "_readable_rows", lambda _: iter(()))
+        commits.times = 1
+        await journal.close(turns[1])
+        await journal.close(turns[2])
+        assert sorted(states(tmp_path)) == sorted(turn.id for turn in turns[1:])
+        assert journal.num_closed == 2 and len(journal.damaged) == 2
+
+    on(tmp_path, work)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_record_whose_digit_flipped_is_set_aside_and_stops_no_other(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    settings = make_settings(tmp_path)
+    migrate(settings)
+    ids: list[str] = []
+
+    async def make(journal: Journal) -> None:
+        turns = [record(journal, number) for number in range(4)]
+        ids.extend(turn.id for turn in turns)
+        for number, turn in enumerate(turns):
+            await journal.open(turn)
+            if number or is_closed:
+                turn.outcome, turn.output_tokens = "stop", 7
+                await journal.close(turn)
+
+    on(tmp_path / "journal", make)
+    path = tmp_path / "journal" / "journal.db"
+    content = path.read_bytes()
+    at = content.rfind(b'{"id":"' + ids[0].encode())
+    path.write_bytes(content[:at] + content[at:].replace(b'"attempt":1', b'"attempt":9', 1))
+    assert path.read_bytes() != content
+
+    async def drain(journal: Journal) -> None:
+        ledger = Ledger(settings.ledger_url)
+
+        async def tell(_engine: str, _turns: list[str]) -> None: ...
+
+        assert not await journal.open_turns()
+        await Drain(journal, ledger.insert_turns, tell, Metrics(), ledger.known).step()
+        assert await journal.set_aside_turns(BROKEN) == [ids[0]]
+        assert await ledger.known(ids) == set(ids[1:])
+        await ledger.close()
+
+    journal = on(tmp_path / "journal", drain)
+    assert journal.num_set_aside == 1
+    assert [row.state for row in rows_in(tmp_path / "journal")] == [ASIDE]
+
+
+def test_a_gateway_starts_with_a_damaged_file_and_a_record_that_nobody_can_read(
+    tmp_path: Path,
+) -> None:
+    with serve(ScriptedEngine()) as engine:
+        log = tmp_path / "log"
+        with gateway_process(tmp_path, engine, log):
+            pass
+        with contextlib.closing(sqlite3.connect(tmp_path / "journal" / "journal.db")) as db, db:
+            row = store._row("msg_0", "open", b"\xff\xfe no record")
+            db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
+        with gateway_process(tmp_path, engine, log) as (url, process):
+            eventually(lambda: "set_aside" in log.read_text("utf-8"))
+            assert process.poll() is None
+            assert "journal_set_aside 1.0" in httpx.get(f"{url}/metrics", timeout=120).text
+        spoil_the_head(tmp_path / "journal")
+        with gateway_process(tmp_path, engine, log) as (url, process):
+            (kept,) = httpx.get(f"{url}/readyz", timeout=120).json()["journal"]["damaged"]
+            assert "journal_damaged 1.0" in httpx.get(f"{url}/metrics", timeout=120).text
+            assert kept in log.read_text("utf-8")
+        assert "Traceback" not in log.read_text("utf-8")
+
+
+def test_records_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    old = (
+        b'{"id":"msg_00000000a","instance":"00000000","workspace":"default","key_id":"key",'
+        b'"model":"m","stream":false,"opened_at":"2026-11-21T12:00:00Z","outcome":"stop",'
+        b'"input_tokens":7,"output_tokens":3,"gone":1}'
+    )
+    assert not has_journal(tmp_path)
+    on(tmp_path, nothing)
+    row: Row = store._row("msg_00000000a", "closed", old)
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db, db:
+        db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    async def work(journal: Journal) -> None:
+        (turn,) = await journal.closed_turns(10)
+        assert (turn.input_tokens, turn.prefix, turn.dialect) == (7, None, None)
+
+    on(tmp_path, work)
+
+
+def test_a_loss_by_the_ledgers_refusal_is_told_once(tmp_path: Path) -> None:
+    """A turn that the ledger refuses is set aside, also over the next starts."""
+
+    async def refuse(_: Sequence[TurnRecord]) -> None:
+        raise LedgerRefused
+
+    async def nobody(_engine: str, _turns: list[str]) -> None: ...
+
+    async def none(_: Sequence[str]) -> set[str]:
+        return set()
+
+    async def work(journal: Journal) -> None:
+        drain = Drain(journal, refuse, nobody, Metrics(), none)
+        if not journal.num_set_aside:
+            turn = record(journal, 1)
+            await journal.open(turn)
+            await journal.close(turn)
+        await drain.step()
+        assert (journal.num_set_aside, journal.backlog) == (1, 0)
+
+    with capture_logs() as logged:
+        for _ in range(3):
+            on(tmp_path, work)
+    assert [line["event"] for line in logged if line["log_level"] == "error"] == ["turn_set_aside"]
