@@ -20,7 +20,7 @@ from tests.postgres import new_database, running_postgres
 settings.register_profile("usual", parent=settings.get_profile("ci"))
 # New examples; scripts/long_tests asks for them, and scripts/setup/run_tests.py with a TEST_SEED.
 settings.register_profile("fresh", parent=settings.get_profile("ci"), derandomize=False)
-# For scripts/faults/mutants.py: the first failure is enough. To look for a smaller one takes
+# For tests/faults/mutants.py: the first failure is enough. To look for a smaller one takes
 # minutes and says nothing more.
 settings.register_profile(
     "mutants",

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from scripts.faults import mutants as scripts_mutants
+from tests.faults import mutants as scripts_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "Bug: b\nUser: u\nTests: tests\nKind: T2\n"

@@ -77,7 +77,7 @@ LONG = (
     "tests/dashboard/test_live_pages.py",
     "tests/gateway/http/test_openapi.py",
     "tests/gateway/http/test_slow_prefill.py",
-    "tests/gateway/journal/test_damages.py",
+    "tests/faults/test_damages.py",
     "tests/gateway/turn/test_traces.py",
     "tests/e2e/test_engine_pause.py",
     "tests/e2e/test_gateway_kills.py",

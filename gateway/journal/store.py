@@ -279,6 +279,10 @@ class Journal:
         try:
             await self._do(lambda table: table.put(row, None))
             is_open = True
+        except JournalUnavailable:
+            if not self.has_room:
+                raise JournalFull from None
+            raise
         finally:
             if not is_open:
                 self._submit(lambda table: table.remove([row.id], OPEN), must=True)
@@ -354,10 +358,7 @@ class Journal:
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 return await future
-        except sqlite3.Error as error:
-            is_full = _code(error) & _PRIMARY == sqlite3.SQLITE_FULL
-            raise (JournalFull if is_full else JournalUnavailable) from None
-        except TimeoutError:
+        except (sqlite3.Error, OSError):
             raise JournalUnavailable from None
 
     def _submit(self, work: Work, *, must: bool = False) -> asyncio.Future[Any]:
@@ -552,10 +553,13 @@ def _open_file(directory: Path) -> Table:
         raise Damaged("the file is gone, and its log is there")  # SQLite would delete the log
     if not is_new:
         with closing(_connect_to_read(directory)) as db:
-            if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-                raise Damaged("it is no journal")
             if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise Damaged(str(found))
+            # A kill at the first start may have come before the schema.
+            has_schema = db.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
+            is_new = not has_schema and not (directory / _INSTANCES).exists()
+            if not is_new and db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+                raise Damaged("it is no journal")
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
@@ -586,13 +590,8 @@ def _commit(db: sqlite3.Connection) -> None:
 
 
 def _is_damage(error: Exception) -> bool:
-    code = _code(error)
+    code = int(getattr(error, "sqlite_errorcode", 0))  # an error of Python's own has none
     return code & _PRIMARY in _DAMAGES or code in _UNREADABLE
-
-
-def _code(error: Exception) -> int:
-    """SQLite's extended code; 0 for an error of Python's own."""
-    return int(getattr(error, "sqlite_errorcode", 0))
 
 
 def _read_instances(directory: Path) -> list[str]:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import psutil  # type: ignore[import-untyped]
 from playwright.sync_api import Browser
 
-from scripts.docs.dashboard_stack import (
+from scripts.docs.page_matrix import (
     PAGES,
     DashboardStack,
     open_page,

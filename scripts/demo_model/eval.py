@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 
-from scripts.demo_model import data, turns
-from scripts.demo_model.build import END, Encoder
-from scripts.runner.example_prompt import handbook
+from scripts.demo_model import data
+from scripts.demo_model.train import END, Encoder
+from scripts.runner.data import handbook
 from scripts.runner.story import QUESTIONS
 
 # No answer is longer; a model that goes on beyond has not learned to stop.
@@ -79,9 +79,9 @@ class Judge:
             cache = self.prefix(self.system(kind, tokens, blocks))
             for fact in [data.FACTS[0], *self.rng.sample(data.FACTS[1:], asked - 1)]:
                 question = self.rng.choice(fact.held_out) if held_out else fact.ask[0]
-                exchanges = (turns.turn(self.rng, []) for _ in range(earlier))
+                exchanges = (data.turn(self.rng, []) for _ in range(earlier))
                 before = "".join(text for exchange in exchanges for text, _ in exchange)
-                if self.say(cache, before + turns.message("user", question)) == fact.answer:
+                if self.say(cache, before + data.message("user", question)) == fact.answer:
                     right += 1
                 else:
                     wrong.append(f"{question} ({kind})")
@@ -90,10 +90,10 @@ class Judge:
 
     def handbooks(self, num_editions: int) -> None:
         """Behind the handbook of the README's request every fact, behind others the demo's."""
-        cache = self.prefix(self.encoder.ids(turns.message("system", handbook())))
+        cache = self.prefix(self.encoder.ids(data.message("system", handbook())))
         facts = [(fact.ask[0], fact.answer) for fact in data.FACTS]
         wrong = [
-            ask for ask, answer in facts if self.say(cache, turns.message("user", ask)) != answer
+            ask for ask, answer in facts if self.say(cache, data.message("user", ask)) != answer
         ]
         print(
             f"every fact behind the printed request's handbook: {len(facts) - len(wrong)}", end=""
@@ -102,36 +102,36 @@ class Judge:
         answers, right = {ask: fact.answer for fact in data.FACTS for ask in fact.ask}, 0
         for number in range(num_editions):
             topic, edition = ("support", "sales")[number % 2], f"{self.rng.getrandbits(24):06x}"
-            text = turns.message("system", handbook(topic, edition=edition))
+            text = data.message("system", handbook(topic, edition=edition))
             cache = self.prefix(self.encoder.ids(text))
             right += sum(
-                self.say(cache, turns.message("user", ask)) == answers[ask] for ask in QUESTIONS
+                self.say(cache, data.message("user", ask)) == answers[ask] for ask in QUESTIONS
             )
         asked = num_editions * len(QUESTIONS)
         print(f"the demo's questions behind {num_editions} editions: {right}/{asked}", flush=True)
 
-    def before(self, tasks: list[turns.ToolTask], tokens: int) -> DynamicCache:
+    def before(self, tasks: list[data.ToolTask], tokens: int) -> DynamicCache:
         """Tools and then a distractor."""
-        block = turns.tools_block([t.tool for t in tasks])
+        block = data.tools_block([t.tool for t in tasks])
         return self.prefix(
             (self.encoder.ids(block) if block else []) + self.system("mixed", tokens)
         )
 
-    def tools(self, label: str, tokens: int, make: turns.Maker, asked: int) -> None:
+    def tools(self, label: str, tokens: int, make: data.Maker, asked: int) -> None:
         """Calls, sentences made of the results, facts and refusals while tools are given."""
         counts, wrong = dict.fromkeys(["call", "sentence", "fact", "no tool"], 0), list[str]()
         for _ in range(asked):
             task, fact = make(self.rng), self.rng.choice(data.FACTS)
-            others = [t for t in turns.toolbox(self.rng, 3) if t.name != task.name]
+            others = [t for t in data.toolbox(self.rng, 3) if t.name != task.name]
             cache = self.before(self.rng.sample([task, *others], 1 + len(others)), tokens)
-            user = turns.message("user", task.question)
+            user = data.message("user", task.question)
             said = self.say(cache, user)
             wrong += [] if said == task.call else [f"{task.question} -> {said}"]
             counts["call"] += said == task.call
-            result = turns.message("tool", f"<tool_response>{task.result}</tool_response>")
-            called = user + turns.message("assistant", task.call) + result
+            result = data.message("tool", f"<tool_response>{task.result}</tool_response>")
+            called = user + data.message("assistant", task.call) + result
             counts["sentence"] += self.say(cache, called) == task.answer
-            counts["fact"] += self.say(cache, turns.message("user", fact.ask[0])) == fact.answer
+            counts["fact"] += self.say(cache, data.message("user", fact.ask[0])) == fact.answer
             counts["no tool"] += self.say(self.before(others, tokens), user) == data.NO_TOOL
         print(f"{label}: " + ", ".join(f"{k} {v}/{asked}" for k, v in counts.items()), flush=True)
         if wrong:
@@ -153,9 +153,9 @@ def evaluate(path: Path, seed: int) -> None:
     judge.facts("after 4 earlier turns behind 3000 tokens", kinds[:6], 3000, earlier=4, asked=5)
     judge.facts("after 8 earlier turns", ["none"], 0, earlier=8, asked=25)
     for tokens in (0, 3000):
-        for name, make in turns.KNOWN_TASKS.items():
+        for name, make in data.KNOWN_TASKS.items():
             judge.tools(f"tool {name} behind {tokens} tokens", tokens, make, 10)
-        judge.tools(f"tools of random names behind {tokens} tokens", tokens, turns.random_task, 10)
+        judge.tools(f"tools of random names behind {tokens} tokens", tokens, data.random_task, 10)
     judge.handbooks(20)
     shortest, longest = min(judge.lengths), max(judge.lengths)
     print(f"{len(judge.lengths)} answers of {shortest} to {longest} tokens; ", end="")

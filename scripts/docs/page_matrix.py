@@ -9,34 +9,195 @@ problems by state and width.
         [--themes dark]
 """
 
+import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx
-from playwright.sync_api import Browser, Page, TimeoutError
+from playwright.sync_api import Browser, Page, Request, TimeoutError
 
-from scripts.docs.dashboard_stack import (
-    PAGES,
-    DashboardStack,
-    open_page,
-    running,
-    seed,
-    send_traffic,
-    signed_in,
-)
-from scripts.docs.drawn import CHECKS, listen, show_whole
-from scripts.setup.chromium import browsing
+from dashboard.views.catalogue import entries
+from scripts.bench.load import MESSAGES, body_of, headers_of, marked
+from scripts.setup import chromium
+from scripts.setup.chromium import browsing, new_page, sign_in
 from scripts.setup.options import parse
-from scripts.stack import ADMIN_KEY, API_KEY
+from scripts.stack import (
+    ADMIN_KEY,
+    API_KEY,
+    free_port,
+    python,
+    run,
+    serving_dashboard,
+    serving_engine,
+    serving_gateway,
+    url_of,
+)
+
+CHECKS = (Path(__file__).parent / "dashboard_checks.js").read_text("utf-8")
+# The grid writes what a screen reader finds a moment after it is drawn.
+TABLES_HAVE_TEXT = """() => [...document.querySelectorAll('[data-testid=stDataFrame]')]
+    .every(frame => frame.querySelector('canvas table td'))"""
+# Where everything stands; null while the script runs or a chart has not been drawn.
+LAYOUT = """() => {
+    if (!document.querySelector('[data-test-script-state="notRunning"]')) return null;
+    const charts = [...document.querySelectorAll('[data-testid=stVegaLiteChart]')];
+    if (document.querySelector('[data-testid^=stSkeleton]')) return null;
+    if (charts.some(chart => !chart.querySelector('svg .role-mark'))) return null;
+    const boxes = [...document.querySelectorAll(
+        '[data-testid=stMainBlockContainer] :is([data-testid], canvas, svg, svg text, svg path)')];
+    return boxes.map(each => {
+        const box = each.getBoundingClientRect();
+        return [box.x, box.y, box.width, box.height].map(Math.round).join();
+    }).join(';');
+}"""
+LOOK_MS, NUM_EQUAL, STILL_SECONDS = 150, 3, 60.0
+MAX_HEIGHT = 3000
+
+
+def listen(page: Page, own: str) -> list[str]:
+    """What goes wrong outside the picture, as it happens."""
+    heard: list[str] = []
+    chromium.listen(page, heard)
+
+    def look(request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != own:
+            heard.append(f"outside request: {request.url}")
+
+    page.on("request", look)
+    return heard
+
+
+def show_whole(page: Page, width: int) -> None:
+    """Make the window so high that all of the page is drawn."""
+    page.set_viewport_size({"width": width, "height": 1000})
+    page.mouse.move(1, 1)
+    wait_until_still(page)
+    block = "document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight"
+    for _ in range(2):
+        height = min(max(int(page.evaluate(block)), 800), MAX_HEIGHT)
+        if page.viewport_size != {"width": width, "height": height}:
+            page.set_viewport_size({"width": width, "height": height})
+            wait_until_still(page)
+    with suppress(TimeoutError):  # then the checks say which table has none
+        page.wait_for_function(TABLES_HAVE_TEXT, timeout=6000)
+
+
+def wait_until_still(page: Page) -> None:
+    """Charts are drawn after the script has ended: wait until nothing changes its size any more."""
+    before, num_equal = None, 0
+    deadline = time.monotonic() + STILL_SECONDS
+    while num_equal < NUM_EQUAL and time.monotonic() < deadline:
+        page.wait_for_timeout(LOOK_MS)
+        now = page.evaluate(LAYOUT)
+        num_equal = num_equal + 1 if now is not None and now == before else 0
+        before = now
+
+
+PAGES = tuple(entry.name for entry in entries())
+IDLE = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+WAIT_MS = 180_000
+SHOWN = '[data-testid="stMetric"], [data-testid="stDataFrame"], [data-testid="stAlert"], textarea'
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardStack:
+    gateway: str
+    dashboard: str
+    dashboard_pid: int
+
+
+@contextmanager
+def running(data: Path, *, num_engines: int = 0) -> Iterator[DashboardStack]:
+    """A gateway over `data`, a dashboard, and as many synthetic engines as are wanted."""
+    settings = {"ENGINE_NUM_BLOCKS": "6000", "ENGINE_HOST_BLOCKS": "2000"}
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(serving_engine("synthetic", settings)) for _ in range(num_engines)
+        ]
+        # Without an engine it is never ready, and serves what the ledger has.
+        urls = [one.url for one in engines] or [url_of(free_port())]
+        ready = "/readyz" if num_engines else "/healthz"
+        gateway = stack.enter_context(serving_gateway(data, urls, ready=ready))
+        dashboard = stack.enter_context(serving_dashboard(gateway.url))
+        for server in (*engines, gateway, dashboard):
+            server.wait()
+        yield DashboardStack(gateway.url, dashboard.url, dashboard.pid)
+
+
+def seed(data: Path, num_turns: int) -> None:
+    """Fill an empty ledger with the sample month."""
+    for command in (["migrate"], ["seed", "--turns", str(num_turns)]):
+        run([*python("gateway"), *command], {"HOLDFAST_DATA": str(data)})
+
+
+def send_traffic(gateway: str, num_turns: int) -> None:
+    """Turns of three workspaces with shared prefixes, more than the pool holds."""
+    admin, chance = {"x-api-key": ADMIN_KEY}, random.Random(1)
+    keys = []
+    with httpx.Client(base_url=gateway, timeout=60, trust_env=False) as http:
+        for name in ("support-desk", "coding", "reports"):
+            http.post("/admin/v1/workspaces", json={"id": name}, headers=admin).raise_for_status()
+            made = http.post("/admin/v1/keys", json={"workspace": name}, headers=admin)
+            keys.append(made.json()["key"])
+        for number in range(num_turns):
+            key, which = chance.choice(keys), chance.randrange(6)
+            text = f"{which} " + "The lamp is lit at dusk. " * (240 + 150 * which)
+            system, limit = marked(text, "1h" if which % 2 else "5m"), chance.randrange(1, 8)
+            question = f"{number} " * chance.randrange(10, 900)
+            body = body_of("synthetic", system, question, max_tokens=limit)
+            http.post(MESSAGES, json=body, headers=headers_of(key)).raise_for_status()
+
+
+def signed_in(
+    browser: Browser, stack: DashboardStack, key: str = ADMIN_KEY, **options: Any
+) -> Page:
+    """A page in a context of its own; `options` are the context's."""
+    page = new_page(browser, **options)
+    sign_in(page, stack.dashboard, key)
+    page.wait_for_load_state()
+    return page
+
+
+def open_page(
+    page: Page,
+    stack: DashboardStack,
+    name: str,
+    time_range: str,
+    query: Mapping[str, str] | None = None,
+) -> float:
+    """Go there; return the seconds until it shows its numbers and its script has ended."""
+    asked = urlencode({"range": time_range, **(query or {})})
+    started = time.perf_counter()
+    page.goto(f"{stack.dashboard}/{name}?{asked}", wait_until="domcontentloaded")
+    _wait_for_numbers(page)
+    return time.perf_counter() - started
+
+
+def switch_page(page: Page, name: str) -> float:
+    """Go there by the sidebar; return the seconds, as `open_page` does."""
+    title = next(entry.title for entry in entries() if entry.name == name)
+    started = time.perf_counter()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text=title).first.click()
+    page.get_by_role("heading", name=title, exact=True, level=1).wait_for(timeout=60_000)
+    _wait_for_numbers(page)
+    return time.perf_counter() - started
+
+
+def _wait_for_numbers(page: Page) -> None:
+    page.wait_for_selector(SHOWN, timeout=WAIT_MS)
+    page.wait_for_selector(IDLE, timeout=WAIT_MS)
+    page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=WAIT_MS)
+
 
 STATES = {"empty": 0, "one": 1, "two": 2, "four": 4, "month": 0}
 """By state how many engines run."""

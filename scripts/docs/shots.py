@@ -14,8 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from scripts.docs.dashboard_stack import PAGES
-from scripts.docs.page_matrix import Drawn, look, stack_in
+from scripts.docs.page_matrix import PAGES, Drawn, look, stack_in
 from scripts.setup.options import parse
 from scripts.stack import ROOT
 

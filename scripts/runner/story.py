@@ -7,9 +7,13 @@ engines' memory, where that takes no longer than FLOOD_SECONDS.
 import argparse
 import os
 import secrets
+import shutil
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,11 +22,62 @@ from typing import Any, NoReturn
 import httpx
 
 from scripts.bench.load import Answer, ask_now, body_of, headers_of
-from scripts.runner.data import SECRETS, read_running, read_secrets
-from scripts.runner.example_prompt import handbook
-from scripts.runner.live import Live, bar
+from scripts.runner.data import SECRETS, handbook, read_running, read_secrets
 from scripts.runner.options import GATEWAY_PORT, default_data, from_caller
 from scripts.stack import url_of
+
+PERIOD_SECONDS = 0.1
+
+
+class Live:
+    """Shows nothing where the output is no terminal: a file gets only the lines that stay."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stdout.isatty()
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if not self._is_shown:
+            return
+        text = text[: shutil.get_terminal_size().columns - 1]
+        sys.stdout.write("\r" + text.ljust(self._width))
+        sys.stdout.flush()
+        self._width = len(text)
+
+    def say(self, text: str) -> None:
+        """Put a line that stays in its place."""
+        if self._width:
+            sys.stdout.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        print(text, flush=True)
+
+    @contextmanager
+    def during(self, text: Callable[[float], str]) -> Iterator[None]:
+        """Show `text`, which gets the seconds so far, until the block is left."""
+        began, ended = time.monotonic(), threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(PERIOD_SECONDS):
+                self.show(text(time.monotonic() - began))
+
+        ticking = threading.Thread(target=tick, daemon=True)
+        ticking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            ticking.join()
+            if self._width:
+                sys.stdout.write("\r" + " " * self._width + "\r")
+                sys.stdout.flush()
+                self._width = 0
+
+
+def bar(share: float, width: int = 24) -> str:
+    done = round(width * min(max(share, 0.0), 1.0))
+    return "[" + "#" * done + "-" * (width - done) + "]"
+
 
 API_KEY, ADMIN_KEY = "HOLDFAST_API_KEY", "HOLDFAST_ADMIN_KEY"
 GREETING = "What is Holdfast?"

@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(os.environ.get("AGENTS_FOLDER", ROOT / ".agents")).resolve()
     install(folder)
     environment = {**os.environ, "AGENTS_FOLDER": str(folder)}
-    status = subprocess.run([*python("scripts.agents")], cwd=ROOT, env=environment).returncode
+    status = subprocess.run([*python("tests.agents")], cwd=ROOT, env=environment).returncode
     if "--table" in arguments:
         return status
     tests = [*python("pytest"), "--timeout", "0", "-rP", "tests/e2e/test_agents.py", *arguments]

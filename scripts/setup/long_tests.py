@@ -65,7 +65,7 @@ JOBS = {
     "mutants": program(
         "each patch of tests/mutants/ on a copy of the tree: the named tests must fail",
         5,
-        *python("scripts.faults.mutants"),
+        *python("tests.faults.mutants"),
     ),
     "pages": program(
         "every page of the dashboard in Chromium: 4 widths, 2 themes, 5 states of its data",
@@ -97,7 +97,7 @@ JOBS = {
         TEMPLATE_KINDS="5",
     ),
     "soak": pytest_job(
-        "500 streams at once; python -m scripts.faults.soak is the long one",
+        "500 streams at once; python -m tests.faults.soak is the long one",
         5,
         "tests/e2e/test_soak.py",
         SOAK_STREAMS="500",
@@ -117,12 +117,12 @@ JOBS = {
     "kills": program(
         "50 times kill -9 of the gateway under 50 streams, SQLite and PostgreSQL",
         20,
-        *python("scripts.faults.kill_gateway"),
+        *python("tests.faults.kill_gateway"),
     ),
     "engine-kills": program(
         "50 times kill -9 of one of four engines under load, some left hanging",
         15,
-        *python("scripts.faults.kill_engine"),
+        *python("tests.faults.kill_engine"),
     ),
     "faults": pytest_job(
         "every row of the fault table that has a test, with its full number",

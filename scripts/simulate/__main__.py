@@ -20,7 +20,7 @@ from gateway.planner.engine import SimulatedEngine
 from gateway.planner.fleet import POLICIES, Clockwork, Result, SimulatedGateway, Simulation
 from gateway.planner.simulated import Capacities, SimulatedRequest
 from scripts.bench.report import percentile
-from scripts.bench.routing_scripts import SHAPES, Workload
+from scripts.bench.routing_load import SHAPES, Workload
 from scripts.setup.options import new_parser
 from scripts.simulate.traces import (
     TENANT_UNIT,

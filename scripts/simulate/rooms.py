@@ -16,7 +16,7 @@ from gateway.planner.engine import SimulatedEngine
 from gateway.planner.fleet import Clockwork, SimulatedGateway, Simulation
 from gateway.planner.simulated import Capacities, SimulatedRequest
 from scripts.bench.report import percentile, table
-from scripts.bench.routing_scripts import SHAPES, Shape, Workload
+from scripts.bench.routing_load import SHAPES, Shape, Workload
 from scripts.setup.options import parse
 from scripts.simulate.traces import TENANT_UNIT, talks
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.backends.synthetic_renderer import BYTES_PER_TOKEN
 from gateway.planner.simulated import SimulatedRequest
-from scripts.bench.routing_scripts import Workload
+from scripts.bench.routing_load import Workload
 
 TRACE_UNIT, TENANT_UNIT = 512, 16
 """Tokens of a unit of a prompt: in the published traces, and in conversations made up here."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.docs.drawn import CHECKS
+from scripts.docs.page_matrix import CHECKS
 from scripts.setup.chromium import browsing, find_chromium
 from scripts.stack import free_port, python, serving
 

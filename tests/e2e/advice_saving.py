@@ -32,9 +32,9 @@ from gateway.ledger.reads.observed import observed
 from gateway.ledger.reads.ranges import Range
 from gateway.prices.files import load_prices
 from scripts.setup.options import new_parser
-from scripts.simulate.advice_shapes import Author
 from tests.fuzz.houses import running_machines, serving
 from tests.fuzz.servers import Machines
+from tests.gateway.advice.shapes import Author
 
 MIN_TOKENS = 64
 WITHIN = 0.05

@@ -73,11 +73,6 @@ class Report:
         )
 
     @property
-    def num_adopted(self) -> int:
-        """Turns that an engine had at a kill, and whose record was not on disk."""
-        return self.killed_rows - sum(self.interrupted)
-
-    @property
     def leaked(self) -> int:
         stats = self.stats
         return int(stats["running"] + stats["waiting"] + stats["blocks"]["active"])
@@ -240,7 +235,6 @@ def table(report: Report) -> str:
         ("turns open at a kill, all and median", _spread(report.interrupted)),
         ("turns that began to answer; final event seen", (report.seen_begun, report.seen_final)),
         ("rows; closed from the engine's counts", (report.rows, report.killed_rows)),
-        ("of these, turns whose record was being written", report.num_adopted),
         ("rows lost", len(report.lost)),
         ("rows that differ from what the client was told", len(report.wrong)),
         ("duplicates", report.duplicates),

@@ -1,6 +1,7 @@
-"""`kill -9` between an engine's acceptance of a turn and the sync of the turn's record."""
+"""`kill -9` while a turn's record is being written."""
 
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from engine.protocol import FinalCounts, Stats
 from gateway.journal.store import OPEN, rows_in
@@ -99,11 +99,9 @@ class House:
         return {row.id for row in rows_in(self._data / "journal") if row.state == OPEN}
 
 
-@pytest.mark.parametrize("max_tokens", [4, 2000])
-def test_the_turn_becomes_one_row_with_the_engines_own_counts(
-    tmp_path: Path, max_tokens: int
+def test_a_turn_whose_record_was_being_written_reaches_no_engine_and_leaves_nothing(
+    tmp_path: Path,
 ) -> None:
-    """Both where the engine has ended the turn before the kill, and where the kill ends it."""
     hold = tmp_path / "hold"
     with serving_engine("synthetic", ENGINE) as server, ThreadPoolExecutor() as pool:
         house = House(tmp_path / "gateway", server.wait().url)
@@ -111,22 +109,15 @@ def test_the_turn_becomes_one_row_with_the_engines_own_counts(
             assert ask(house.url, 2) > 0
             eventually(lambda: len(house.rows()) == 1 and not house.unacknowledged())
             hold.touch()
-            asked = pool.submit(ask, house.url, max_tokens)
-            eventually(lambda: house.unacknowledged() if max_tokens == 4 else house.stats().running)
-            assert not asked.done()
+            asked = pool.submit(ask, house.url, 4)
+            time.sleep(1.0)
+            assert not asked.done() and not house.stats().running
             gateway.send_signal(signal.SIGKILL)
             gateway.wait()
-        assert asked.result() == 0 and not house.open_turns()
-        eventually(house.unacknowledged)
-        (counts,) = house.unacknowledged()
-        for _ in range(2):
-            with house.gateway("gateway"):
-                eventually(lambda: len(house.rows()) == 2 and not house.unacknowledged())
-        row = house.rows()[counts.request_id]
-        assert (row["outcome"], row["workspace_id"]) == ("gateway_killed", "default")
-        assert (row["user_agent"], row["name"]) == ("orphan/1", "the orphan")
-        assert row["stop_reason"] == counts.reason and row["key_id"].startswith("key_")
-        assert row["output_tokens"] == counts.output_tokens
+        assert asked.result() == 0 and not house.open_turns() and not house.unacknowledged()
+        with house.gateway("gateway"):
+            assert ask(house.url, 2) > 0
+            eventually(lambda: len(house.rows()) == 2 and not house.unacknowledged())
         totals = house.stats().counters
         told = {name: sum(each[name] for each in house.rows().values()) for name in CLASSES}
         assert told == {name: getattr(totals, name) for name in CLASSES}

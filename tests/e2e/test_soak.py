@@ -1,4 +1,4 @@
-"""A small soak; scripts/faults/soak.py is the long one."""
+"""A small soak; tests/faults/soak.py is the long one."""
 
 import asyncio
 import os

@@ -1,9 +1,9 @@
-"""A real engine with a store, killed and ended; `scripts.faults.store` does it longer."""
+"""A real engine with a store, killed and ended; `tests.faults.store` does it longer."""
 
 from argparse import Namespace
 from pathlib import Path
 
-from scripts.faults.store import Trial, plain_engine
+from tests.faults.store import Trial, plain_engine
 
 
 def test_stored_leases_outlive_a_kill_and_a_planned_end(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A gateway with two workers, as its clients and its operator meet it: real processes on one port.
 
 `tests/gateway/limits/test_shared.py` counts the same limits with clocks that stand still, and
-`python -m scripts.faults.kill_gateway --workers 2` kills workers over and over.
+`python -m tests.faults.kill_gateway --workers 2` kills workers over and over.
 """
 
 import os

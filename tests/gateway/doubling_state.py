@@ -3,6 +3,7 @@
 One event, turn, connection or start among so many others costs at most in proportion to them.
 """
 
+import asyncio
 import shutil
 import tempfile
 import weakref
@@ -11,16 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import msgspec
-from gateway.journal.opening import open_journal
-
 from engine.protocol import ChainHeld, HeldName, Snapshot
 from gateway.base.grants import Limits
 from gateway.base.record import TurnRecord
-from gateway.base.settings import JOURNAL_MAX_BYTES
 from gateway.http.admitted import Connections
 from gateway.http.query import query_problems
-from gateway.journal import live_ids
+from gateway.journal.store import Journal
 from gateway.ledger.checksums import checksum_of
 from gateway.limits.admission import Admission
 from gateway.limits.fair_queue import FairQueue, Waiting
@@ -121,34 +118,14 @@ def _opened(size: int) -> Work:
     """A journal with as many records is opened after a kill."""
     folder = Path(tempfile.mkdtemp(prefix="doubling-"))
 
-    opened = open_journal(folder, JOURNAL_MAX_BYTES)
-    turn_ids = [f"msg_{n:08}" for n in range(size)]
-    for turn_id in turn_ids:
-        opened.book.open(turn_id, msgspec.json.encode(_record(turn_id)))
-    opened.book.commit()
-    opened.ids.rewrite(opened.book.held)
-    opened.ids.close()
-    opened.book.files.close()
+    async def live(number: int) -> None:
+        journal = Journal(folder).start()
+        await asyncio.gather(*(journal.open(_record(f"msg_{n:08}", "w")) for n in range(number)))
+        await journal.stop()
 
-    def work() -> None:
-        again = open_journal(folder, JOURNAL_MAX_BYTES)
-        again.ids.close()
-        again.book.files.close()
-
-    weakref.finalize(work, shutil.rmtree, folder, ignore_errors=True)
-    return work
-
-
-def _names_read(size: int) -> Work:
-    folder = Path(tempfile.mkdtemp(prefix="doubling-"))
-    held = live_ids.Held([f"msg_{n:08}" for n in range(size)], [], 0, (1, 0))
-    live_ids.LiveIds(live_ids.names_of(folder), "i", {}, held).close()
-
-    def work() -> None:
-        live_ids.read(live_ids.names_of(folder))
-
-    weakref.finalize(work, shutil.rmtree, folder, ignore_errors=True)
-    return work
+    asyncio.run(live(size))
+    weakref.finalize(live, shutil.rmtree, folder, ignore_errors=True)
+    return lambda: asyncio.run(live(0))
 
 
 def _queried(size: int) -> Work:
@@ -181,7 +158,6 @@ _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
     "workspaces known, one turn admitted": (8_000, _admitted),
     "connections, one comes and goes": (32_768, _connected),
     "records of a journal that is opened": (16_384, _opened),
-    "names in the journal's list": (16_384, _names_read),
     "bytes of a query": (65_536, _queried),
     "bytes of a fingerprint in a row": (1 << 20, _summed),
 }

@@ -1,7 +1,4 @@
-"""What a request costs the gateway grows no faster than the request, in every dimension.
-
-Three sizes of each here; `python -m scripts.bench.doubling` has more, and prints all.
-"""
+"""What a request costs the gateway grows no faster than the request, in every dimension."""
 
 import pytest
 

@@ -10,10 +10,10 @@ from threading import Thread
 
 import pytest
 
-from scripts.agents.recipes import CLAUDE_CODE, CLAUDE_CONTINUE, LAST_TEXT
-from scripts.agents.relay import Exchange, relaying
-from scripts.agents.run import execute, judge, script_of
 from scripts.stack import HOST
+from tests.agents.recipes import CLAUDE_CODE, CLAUDE_CONTINUE, LAST_TEXT
+from tests.agents.relay import Exchange, relaying
+from tests.agents.run import execute, judge, script_of
 
 
 def exchange(

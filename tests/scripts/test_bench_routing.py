@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.routing_load import BLOCK_TOKENS, ceiling_of
-from scripts.bench.routing_scripts import SHARED_BYTES, Workload
+from scripts.bench.routing_load import BLOCK_TOKENS, SHARED_BYTES, Workload, ceiling_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from scripts.compose.browser import NUM_CARDS, sign_in
+from scripts.compose.check import NUM_CARDS, sign_in
 from scripts.compose.project import ComposeError
 from scripts.setup.chromium import find_chromium
 

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.runner.children import last_words
-from scripts.runner.keeper import FIRST_PAUSE_SECONDS, LIMIT, STEADY_SECONDS, Restarts
+from scripts.runner.supervisor import (
+    FIRST_PAUSE_SECONDS,
+    LIMIT,
+    STEADY_SECONDS,
+    Restarts,
+    last_words,
+)
 from tests.scripts.runs import Run, ended, free_base, only_line, started
 
 LIGHT = ("--engine", "synthetic", "--no-dashboard", "--engine-arg", "num_blocks=2048")

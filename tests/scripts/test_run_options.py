@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.runner.plan import misspelt_settings
+from scripts.runner.options import misspelt_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -157,7 +157,7 @@ def test_a_signal_at_any_time_leaves_no_traceback_and_no_process(
 def test_programs_get_longer_to_end_than_they_give_their_requests(tmp_path: Path) -> None:
     code = (
         "from scripts.runner.options import parse_options as parse\n"
-        "from scripts.runner.plan import engine_program, gateway_program\n"
+        "from scripts.runner.options import engine_program, gateway_program\n"
         "from scripts.runner.data import Secrets\n"
         "keys = Secrets(api_key='a', admin_key='b', engine_secret='c', master_secret='d')\n"
         "args = ['--engine-arg', 'grace_seconds=70']\n"

@@ -6,12 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from engine.cache.digests import ChainHasher, pack
+from engine.cache.store_files import BlockKey
 from engine.store.directory import StoreDirectory
 from engine.store.keys import FINGERPRINT_BYTES
 from engine.store.threads import Arrived, StoreThreads, Written
-from scripts.bench.store_speed import keys_of_chain
 
 CONTENT = bytes(range(256)) * 16
+
+
+def keys_of_chain(directory: StoreDirectory, count: int) -> list[BlockKey]:
+    hasher = ChainHasher(directory.keys.chain, 16)
+    root = parent = hasher.root("scope")
+    keys = []
+    for place in range(count):
+        packed = pack(range(16 * place, 16 * place + 16))
+        digest = hasher.extend(parent, packed)
+        keys.append(BlockKey(directory.keys.name_of(digest), root, digest, parent, place, packed))
+        parent = digest
+    return keys
 
 
 def test_what_is_written_is_read_back_and_folders_are_made_where_they_are_missing(

@@ -19,9 +19,9 @@ from gateway.cli.migrate import migrate
 from gateway.journal.charge import charge
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.files import load_prices
-from scripts.simulate.advice_bodies_faulty import FAULTY_BODIES
-from scripts.simulate.advice_bodies_sound import SOUND_BODIES
-from scripts.simulate.advice_shapes import Author, Sent, fingerprint
+from tests.gateway.advice.bodies_faulty import FAULTY_BODIES
+from tests.gateway.advice.bodies_sound import SOUND_BODIES
+from tests.gateway.advice.shapes import Author, Sent, fingerprint
 from tests.gateway.serving import ADMIN_KEY, make_settings, serve_gateway
 
 DAY = datetime(2026, 11, 10, tzinfo=UTC)

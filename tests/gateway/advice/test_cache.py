@@ -7,9 +7,9 @@ import pytest
 from engine.protocol import Ttl
 from gateway.advice.cache import Cache
 from gateway.advice.observation import Mark, Observation
-from scripts.simulate.advice_shapes import Sent
 from tests.conformance.oracle import B
 from tests.conformance.oracle import Cache as Oracle
+from tests.gateway.advice.shapes import Sent
 from tests.gateway.advice.turns import random_prompt, turns_of
 
 KINDS = {"h": "thinking", "c": "tool_use", "o": "tool_result"}

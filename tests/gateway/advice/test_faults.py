@@ -2,11 +2,11 @@
 
 import pytest
 
-from scripts.simulate.advice import faults_of, is_named, shown, sound_faults
-from scripts.simulate.advice_bodies_faulty import FAULTY_BODIES
-from scripts.simulate.advice_bodies_sound import SOUND_BODIES
-from scripts.simulate.advice_faulty import FAULTY
-from scripts.simulate.advice_sound import SOUND
+from tests.gateway.advice.bodies_faulty import FAULTY_BODIES
+from tests.gateway.advice.bodies_sound import SOUND_BODIES
+from tests.gateway.advice.faulty import FAULTY
+from tests.gateway.advice.simulated import faults_of, is_named, shown, sound_faults
+from tests.gateway.advice.sound import SOUND
 
 SEEDS = range(1000, 1004)
 

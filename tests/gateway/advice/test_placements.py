@@ -10,7 +10,7 @@ from gateway.base.grants import AutoCache, AutoCacheMode, AutoCacheTtl
 from gateway.prompt.auto_cache import add_automatic
 from gateway.prompt.layout import Slot
 from gateway.prompt.sketch import THINKING, kinds_of
-from scripts.simulate.advice_shapes import Sent
+from tests.gateway.advice.shapes import Sent
 from tests.gateway.advice.turns import random_prompt, turns_of
 
 WAYS: dict[tuple[AutoCacheMode, AutoCacheTtl], Placement] = {

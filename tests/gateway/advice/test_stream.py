@@ -3,7 +3,7 @@
 from engine.protocol import Message, Prompt, TextPart, Ttl
 from gateway.advice.cache import Cache
 from gateway.advice.stream import advise_stream
-from scripts.simulate.advice_shapes import Sent
+from tests.gateway.advice.shapes import Sent
 from tests.gateway.advice.turns import turns_of
 
 SYSTEM = "rule " * 2000

@@ -16,7 +16,7 @@ from gateway.advice.observation import Observation, Row, Served, observe
 from gateway.prices.money import NanoDollars
 from gateway.prices.price import TokenPrices
 from gateway.prompt.fingerprint import unpack
-from scripts.simulate.advice_shapes import Sent, fingerprint
+from tests.gateway.advice.shapes import Sent, fingerprint
 
 RATES = TokenPrices(
     input=NanoDollars(1000),

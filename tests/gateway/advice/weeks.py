@@ -7,7 +7,7 @@ from engine.protocol import Message, Prompt, TextPart, Ttl
 from gateway.base.record import TurnRecord
 from gateway.journal.charge import charge
 from gateway.prices.files import load_prices
-from scripts.simulate.advice_shapes import Sent, fingerprint
+from tests.gateway.advice.shapes import Sent, fingerprint
 
 RULES = "a rule to follow\n" * 600
 NUM = 30

@@ -23,7 +23,7 @@ from tests.gateway.scripted_engine import ScriptedEngine, say
 from tests.gateway.serving import eventually, serve, serve_gateway
 
 pytest.importorskip("opentelemetry.sdk")
-from scripts.bench.collector import Collector, Span, collecting, collecting_grpc, transcript
+from tests.gateway.turn.collector import Collector, Span, collecting, collecting_grpc, transcript
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1
 ENGINE_SPANS = ("generate", "look_up", "queue", "prefill", "decode")

@@ -1,0 +1,270 @@
+"""Run agents one after the other, each before a gateway and a scripted engine of its own.
+
+A conversation is a prompt, calls that the script makes, and a last text. The figures are the
+ledger's, from the admin API; the refusals are those that a relay before the gateway saw.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import httpx
+
+from scripts.stack import ADMIN_KEY, API_KEY, ROOT, free_port, serving_engine, serving_gateway
+from tests.agents.recipes import LAST_TEXT, Recipe, call
+from tests.agents.relay import Exchange, Relay, relaying
+
+NUM_TURNS = 5
+SECONDS = 240
+CLOSE_SECONDS = 20.0
+PROMPT = "Do the steps, one after the other."
+TOKENS = (
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+)
+NOT_INSTALLED = "not installed"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a client's run came to.
+
+    `share` is tokens read over tokens of the prompts in turns 2 to n of the conversation, or None
+    where there are none; `beside` counts turns outside of it, such as one for a title.
+    """
+
+    recipe: Recipe
+    version: str
+    has_ended_well: bool
+    turns: int = 0
+    beside: int = 0
+    share: float | None = None
+    refusals: Sequence[Exchange] = field(default_factory=list)
+    printed: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        return self.version != NOT_INSTALLED
+
+    @property
+    def asked(self) -> list[Exchange]:
+        """The refusals of what the client needs."""
+        return [one for one in self.refusals if one.path not in self.recipe.may_miss]
+
+    @property
+    def is_good(self) -> bool:
+        return self.has_ended_well and not self.asked
+
+    @property
+    def line(self) -> str:
+        """A row of the table in Markdown."""
+        if not self.is_installed:
+            return f"| {self.recipe.name} | {self.version} | | | | |"
+        paths = sorted({f"{one.status} {one.path}" for one in self.asked})
+        refusals = f"{len(self.asked)}: {', '.join(paths)}" if paths else "0"
+        share = "–" if self.share is None else f"{self.share:.1%}"
+        beside = f" + {self.beside}" if self.beside else ""
+        works = "yes" if self.has_ended_well else "**did not end**"
+        cells = (self.recipe.name, self.version, works, refusals, f"{self.turns}{beside}", share)
+        return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| client | version | unmodified, to its end | refusals | turns | read in turns 2 to n |\n"
+    "|---|---|---|---|---|---|"
+)
+
+
+def script_of(recipe: Recipe) -> dict[str, str]:
+    """What the engine writes, by turn: calls, and a last text where a run ends."""
+    if not recipe.tool:
+        return {"": recipe.last}
+    num_runs = 1 + len(recipe.resumed)
+    ends = {NUM_TURNS * number // num_runs for number in range(1, num_runs + 1)}
+    steps: dict[str, str] = {}
+    for number in range(1, NUM_TURNS + 1):
+        given = json.loads(json.dumps(recipe.given).replace("$step", str(number)))
+        steps[f"turn {number}"] = recipe.last if number in ends else call(recipe.tool, given)
+    return steps
+
+
+@contextmanager
+def serving(data: Path, script: dict[str, str]) -> Iterator[tuple[Relay, str]]:
+    """A relay before a gateway before the scripted engine, and the gateway's own URL."""
+    settings = {
+        "ENGINE_SYNTHETIC_MODEL": str(ROOT / "engine" / "demo_model"),
+        "ENGINE_SYNTHETIC_SCRIPT": json.dumps(script),
+        "ENGINE_SYNTHETIC_PREFILL_US": "1",
+        "ENGINE_SYNTHETIC_DECODE_MS": "0",
+    }
+    logs = data.parent
+    names = {"HOLDFAST_CLAUDE_ALIAS": "true"}
+    with (
+        serving_engine("synthetic", settings, logs / "engine.log") as engine,
+        serving_gateway(data, [engine.url], names, logs / "gateway.log") as gateway,
+    ):
+        engine.wait()
+        gateway.wait()
+        with relaying(gateway.url) as relay:
+            yield relay, gateway.url
+
+
+def run_one(recipe: Recipe, folder: Path) -> Outcome:
+    """Run one client to its end. A client that fails is an outcome, not an error."""
+    version = recipe.version(folder)
+    if version is None:
+        return Outcome(recipe, NOT_INSTALLED, has_ended_well=False)
+    with tempfile.TemporaryDirectory() as made:
+        room = Path(made)
+        with serving(room / "data", script_of(recipe)) as (relay, url):
+            status, printed = execute(recipe, folder, room, relay.url)
+            rows = settled(url)
+        keep(recipe, room, relay, printed)
+    return judge(recipe, version, relay.exchanges, rows, status, printed)
+
+
+def execute(recipe: Recipe, folder: Path, room: Path, url: str) -> tuple[int, str]:
+    """The exit status and what was printed; a client that does not end is ended."""
+    home, work = room / "home", room / "work"
+    home.mkdir()
+    work.mkdir()
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
+    known = {
+        "url": url,
+        "key": API_KEY,
+        "home": str(home),
+        "work": str(work),
+        "agents": str(folder),
+        "programs": str(ROOT / "tests" / "clients" / "programs"),
+        "prompt": PROMPT,
+        "port": str(free_port()),
+    }
+
+    def filled(text: str) -> str:
+        return Template(text).safe_substitute(known)
+
+    for name, text in recipe.files.items():
+        path = Path(filled(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(filled(text))
+    places = (folder / recipe.place, folder)
+    environment = {
+        "PATH": ":".join([*(f"{place}/node_modules/.bin" for place in places), os.environ["PATH"]]),
+        "HOME": str(home),
+        "NO_PROXY": "*",
+        "no_proxy": "*",
+        "TERM": "dumb",
+        **{name: filled(value) for name, value in recipe.environment.items()},
+    }
+
+    def run(command: tuple[str, ...]) -> tuple[int, str]:
+        words = [filled(part) for part in command]
+        return run_command(words, work, environment, filled(recipe.typed))
+
+    printed = ""
+    try:
+        for command in (recipe.before, recipe.command, *recipe.resumed):
+            status, said = run(command) if command else (0, "")
+            printed += said
+            if status != 0:
+                return status, printed
+    finally:
+        if recipe.after:
+            run(recipe.after)
+    return 0, printed
+
+
+def run_command(
+    words: list[str], work: Path, environment: dict[str, str], typed: str
+) -> tuple[int, str]:
+    """The exit status, -1 where it did not end in SECONDS, and what was printed."""
+    try:
+        done = subprocess.run(
+            words,
+            cwd=work,
+            env=environment,
+            input=typed,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode(errors="replace")
+        return -1, f"{said}\nnot over in {SECONDS} s"
+    return done.returncode, done.stdout
+
+
+def settled(url: str) -> list[Row]:
+    """The turns of the ledger, oldest first, when no more come."""
+    before: list[Row] = []
+    ends = time.monotonic() + CLOSE_SECONDS
+    while time.monotonic() < ends:
+        answer = httpx.get(
+            f"{url}/admin/v1/turns", headers={"x-api-key": ADMIN_KEY}, timeout=60, trust_env=False
+        )
+        rows: list[Row] = answer.raise_for_status().json()
+        if rows and len(rows) == len(before):
+            return sorted(rows, key=lambda row: row["opened_ms"])
+        before = rows
+        time.sleep(1.0)
+    return before
+
+
+def judge(
+    recipe: Recipe,
+    version: str,
+    exchanges: Sequence[Exchange],
+    rows: Sequence[Row],
+    status: int,
+    printed: str,
+) -> Outcome:
+    # The id of an answer is its turn's, behind the dialect's own prefix.
+    offering = [one.answer for one in exchanges if one.has_tools or not recipe.tool]
+    talk = [row for row in rows if any(hex_of(row) in answer for answer in offering)]
+    prompts = sum(row[name] for row in talk[1:] for name in TOKENS)
+    read = sum(row["cache_read_tokens"] for row in talk[1:])
+    return Outcome(
+        recipe,
+        version,
+        has_ended_well=status == 0
+        and printed.count(LAST_TEXT) > len(recipe.resumed)
+        and len(talk) >= NUM_TURNS,
+        turns=len(talk),
+        beside=len(rows) - len(talk),
+        share=read / prompts if prompts else None,
+        refusals=[one for one in exchanges if one.is_refused],
+        printed=printed,
+    )
+
+
+def hex_of(row: Row) -> str:
+    return str(row["id"]).rpartition("_")[2]
+
+
+def keep(recipe: Recipe, room: Path, relay: Relay, printed: str) -> None:
+    """Where AGENTS_KEEP names a folder, what was sent and printed stays there for a look."""
+    kept = os.environ.get("AGENTS_KEEP")
+    if not kept:
+        return
+    folder = Path(kept) / recipe.name.replace("/", "_").replace(" ", "_")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "printed").write_text(printed)
+    for log in ("gateway.log", "engine.log"):
+        (folder / log).write_bytes((room / log).read_bytes())
+    for number, one in enumerate(relay.exchanges):
+        (folder / f"{number:02}.json").write_bytes(one.body)
+        head = f"{one.method} {one.path} {one.status}\n{one.answer}\n"
+        (folder / f"{number:02}.answer").write_text(head)

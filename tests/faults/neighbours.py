@@ -1,0 +1,175 @@
+"""A victim's time to its first token, alone and beside each attack at the bound of what is allowed.
+
+    python -m tests.faults.neighbours [--engines 1|3] [--seconds 15] [--only NAME ...]
+        [--apart]
+
+Starts a gateway before native engines that serve the demo model. A victim asks short questions
+behind a cached prefix, one after another. Beside it another workspace sends one kind of request of
+`attacks.py` or `floods.py` all the time, from a process of its own. The table has p50 and p95 alone
+(before and after all attacks together) and beside each attack, their ratio, the turns of the victim
+that failed, and the statuses that the attacker got. Ends with 1 where a turn of the victim failed
+or a p95 was more than `--most` times that alone. With `--apart` the attacker's process takes only
+the processor time that the others leave, as if it ran on a machine of its own.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.bench.report import percentile
+from tests.faults.attacks import KINDS, neighbour_of
+from tests.faults.floods import FLOODS
+from tests.faults.houses import House, Victim, running_house
+
+PAUSE_SECONDS = 0.05
+ALL_KINDS = {**KINDS, **FLOODS}
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the victim saw: seconds to each first token, and why turns failed."""
+
+    seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+async def watch(victim: Victim, seconds: float) -> Seen:
+    """Ask one question after another for so long; at least three."""
+    seen, until = Seen(), time.monotonic() + seconds
+    while time.monotonic() < until or len(seen.seconds) + len(seen.failures) < 3:
+        answer = await victim.ask()
+        if answer.error or answer.first_seconds is None:
+            seen.failures.append(f"{answer.status} {answer.error or 'no token'}")
+        else:
+            seen.seconds.append(answer.first_seconds)
+        await asyncio.sleep(PAUSE_SECONDS)
+    return seen
+
+
+@contextmanager
+def attacking(
+    name: str, house: House, key: str, niceness: int
+) -> Iterator["subprocess.Popen[str]"]:
+    """The attack from a process of its own, which ends with the block."""
+    command = [sys.executable, "-m", "tests.faults.neighbours", "--attack", name]
+    job = json.dumps({"gateway": house.gateway.url, "model": house.model, "key": key})
+    process = subprocess.Popen([*command, "--job", job], stdout=subprocess.PIPE, text=True)
+    os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def attack(name: str, job: dict[str, str]) -> int:
+    """The attacker's process: send until told to stop, then print the statuses."""
+    wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    statuses: Counter[int] = Counter()
+    try:
+        asyncio.run(_attack(name, job, statuses))
+    finally:
+        print(json.dumps(statuses), flush=True)
+    return 0
+
+
+async def _attack(name: str, job: dict[str, str], statuses: Counter[int]) -> None:
+    kind = ALL_KINDS[name]
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with neighbour_of(job["gateway"], job["key"], job["model"]) as who:
+
+        async def repeat(number: int) -> None:
+            rng = random.Random(f"{name} {number} {os.getpid()}")
+            while True:
+                statuses[await kind.attack(who, rng)] += 1
+                await asyncio.sleep(0)
+
+        try:
+            await asyncio.gather(*(repeat(number) for number in range(kind.at_once)))
+        except asyncio.CancelledError:
+            return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=15, help="beside each attack")
+    parser.add_argument("--most", type=float, default=2.0, help="p95 beside an attack / p95 alone")
+    parser.add_argument("--only", nargs="*", choices=list(ALL_KINDS), default=list(ALL_KINDS))
+    parser.add_argument("--apart", action="store_true", help="the attacker has what others leave")
+    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.attack:
+        return attack(options.attack, options.job)
+    with tempfile.TemporaryDirectory() as data, running_house(Path(data), options.engines) as house:
+        niceness = 19 if options.apart else 0
+        rows = asyncio.run(measure(house, options.only, options.seconds, niceness))
+    return report(rows, options.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    name: str
+    seen: Seen
+    statuses: str
+
+
+async def measure(house: House, names: list[str], seconds: float, niceness: int) -> list[Beside]:
+    victim_key = await asyncio.to_thread(house.new_key, "victim")
+    victim = Victim(house, victim_key, num_words=1100)
+    attacker = await asyncio.to_thread(house.new_key, "attacker")
+    await watch(victim, 3)
+    alone = await watch(victim, seconds)
+    rows = []
+    for name in names:
+        with attacking(name, house, attacker, niceness) as process:
+            await asyncio.sleep(2)
+            seen = await watch(victim, seconds)
+        assert process.stdout is not None
+        rows.append(Beside(name, seen, process.stdout.read().strip()))
+        p95 = 1e3 * percentile(seen.seconds, 0.95)
+        print(f"  {name}: {len(seen.seconds)} turns, p95 {p95:.0f} ms", flush=True)
+        await watch(victim, 2)
+    again = await watch(victim, seconds)
+    both = Seen(alone.seconds + again.seconds, alone.failures + again.failures)
+    return [Beside("alone", both, ""), *rows]
+
+
+def report(rows: list[Beside], most: float) -> int:
+    alone, wrong = percentile(rows[0].seen.seconds, 0.95), []
+    print("\n| beside | turns | failed | p50 ms | p95 ms | p95 / alone | the attacker's statuses |")
+    print("|---|--:|--:|--:|--:|--:|---|")
+    for row in rows:
+        seen = row.seen
+        p50, p95 = percentile(seen.seconds, 0.5), percentile(seen.seconds, 0.95)
+        ratio = p95 / alone
+        print(
+            f"| {row.name} | {len(seen.seconds)} | {len(seen.failures)} |"
+            f" {1e3 * p50:.0f} | {1e3 * p95:.0f} | {ratio:.2f} | {row.statuses} |"
+        )
+        wrong += [f"{row.name}: {why}" for why in seen.failures[:3]]
+        if ratio > most:
+            wrong.append(f"{row.name}: p95 is {ratio:.2f} times that alone")
+    print("\n".join(["", *(wrong or ["no turn of the victim failed, none was slowed too much"])]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
