@@ -4,16 +4,14 @@ import functools
 import os
 import ssl
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from hypothesis import Phase, settings
 
-import tests.unneeded  # noqa: F401  it keeps packages from being imported
 from scripts import stack
-from tests import forked
+from tests.forking import ForkedServer, first_environment
 from tests.postgres import new_database, running_postgres
 
 # The same examples in every run, and no deadline: a busy machine is no failure.
@@ -31,6 +29,9 @@ settings.register_profile(
 settings.load_profile("fresh" if os.environ.get("TEST_SEED") else "usual")
 
 
+SHARING = ("tests/conformance/", "tests/vectors/", "tests/isolation/")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def certificates_are_read_once() -> Iterator[None]:
     """Every HTTP client would read all the world's certificates, 20 ms of CPU time, and use none.
@@ -45,24 +46,19 @@ def certificates_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_are_forked() -> Iterator[None]:
-    """See tests/forked.py."""
-    forked.first_environment()
+    """See tests/forking.py."""
+    first_environment()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stack, "Popen", forked.ForkingPopen)
+        patch.setattr(stack, "Popen", ForkedServer)
         yield
-    forked.end()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def gateways_share_what_they_begin_with() -> Iterator[None]:
-    """See tests/gateways.py. Beside vLLM there is no gateway."""
-    if find_spec("alembic") is None:
-        yield
-        return
-    from tests.gateways import described_once, migrated_once
-
-    with migrated_once(), described_once():
-        yield
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares servers by a session's fixture runs in one process, as does each file."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = next((folder for folder in SHARING if file.startswith(folder)), file)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture
