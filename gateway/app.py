@@ -39,7 +39,6 @@ from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.database import Ledger
-from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
 from gateway.ledger.pools import open_ledgers
 from gateway.ledger.reads.totals import Queries
@@ -165,8 +164,7 @@ async def _start(
     queries = Queries(ledgers.reads)
     turns = _turn_service(dispatcher, admission, billing, queries, _background(stack), base)
     runner = make_runner(settings, ledgers.store, turns, keyring, _workers(stack), catalogue)
-    inspection = Inspection(ledgers.inspection, metrics.ledger_damage.set)
-    once = {"cached_contents": sweep.run, "batches": runner.run, "inspect": inspection.run}
+    once = {"cached_contents": sweep.run, "batches": runner.run}
     _run_on_first(stack, base, once)
     stack.callback(ledgers.hurry)  # before any loop is stopped
     return Services(
@@ -183,7 +181,6 @@ async def _start(
         metrics=metrics,
         supervisor=base.supervisor,
         ledger=ledgers.drain.identity,
-        inspection=inspection,
         reads=machine.reads,
         planners=Planners(machine.reads("planner")),
         clock=clock,

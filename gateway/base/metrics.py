@@ -214,11 +214,6 @@ class Metrics(QueueMetrics):
             registry=self.registry,
         )
         self.loops_failing = _loops_failing(self.registry)
-        self.ledger_damage = Gauge(
-            "holdfast_gateway_ledger_damage",
-            "Damages that the last look through the ledger found",
-            registry=self.registry,
-        )
         self.turns_set_aside = Counter(
             "holdfast_gateway_turns_set_aside",
             "Turns that the ledger can't hold; they stay in the journal",
@@ -309,7 +304,6 @@ _HIGHEST = frozenset(
         "holdfast_gateway_engine_breaker",
         "holdfast_gateway_engine_draining",
         "holdfast_gateway_engine_names",
-        "holdfast_gateway_ledger_damage",
         "process_start_time_seconds",
     }
 )

@@ -1,27 +1,21 @@
 """python -m gateway ledger check: looks for damage in the database"""
 
 import argparse
-import asyncio
 import sys
 
 from gateway.cli.arguments import Commands, add_actions
 from gateway.cli.in_ledger import run_long_in_ledger
-from gateway.ledger.check import problems
-from gateway.ledger.database import Ledger
+from gateway.ledger.upkeep import problems
 
 
 def add_commands(commands: Commands) -> None:
     ledger = add_actions(commands, "ledger", "the database")
-    check = ledger.add_parser("check", help="look for damage: structure, rows, turns against sums")
+    check = ledger.add_parser("check", help="look for damage: structure, turns against sums")
     check.set_defaults(run=_check)
 
 
-async def _all(ledger: Ledger) -> list[str]:
-    return [line async for line in problems(ledger, lambda: asyncio.sleep(0))]
-
-
 def _check(_: argparse.Namespace) -> int:
-    found = run_long_in_ledger(_all)
+    found = run_long_in_ledger(problems)
     for each in found:
         print(each)
     if found:

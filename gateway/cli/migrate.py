@@ -1,7 +1,6 @@
 """python -m gateway migrate: brings the database up to date"""
 
 import argparse
-import asyncio
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ from alembic.config import Config
 
 from gateway.base.settings import DatabaseSettings, load_database
 from gateway.cli.arguments import Commands
-from gateway.ledger.database import translated, with_ledger
-from gateway.ledger.upkeep import sum_once
+from gateway.ledger.database import translated
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +40,6 @@ def upgrade(settings: DatabaseSettings) -> None:
     command.upgrade(config, "head")
     if settings.sqlite_path is not None:
         settings.sqlite_path.chmod(0o600)
-    asyncio.run(with_ledger(settings.ledger_url, sum_once))
 
 
 @contextmanager

@@ -14,12 +14,10 @@ from gateway.base.metrics import EngineState, summed
 from gateway.base.supervisor import LoopHealth
 from gateway.http.machine import Machine, MetricParts, WorkerState
 from gateway.http.services import Services
-from gateway.ledger.inspection import Inspection
 from gateway.routing.engine import Engine, EngineStatus
 
 Kind = TypeVar("Kind")
 
-_SHOWN = 10
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -50,9 +48,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """`stopping`: the gateway was told to end.
 
     `loops` are the gateway's own loops that are failing, `ledger` says what is wrong with the
-    database for good; both are empty while the gateway is ready. `ledger_damage` lists the first
-    findings of the last look through the ledger. They do not keep the gateway from serving. It is
-    null until the first look is over.
+    database for good; both are empty while the gateway is ready.
     """
 
     ready: bool
@@ -62,7 +58,6 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalHealth
     loops: list[LoopHealth]
     ledger: str | None
-    ledger_damage: list[str] | None
 
 
 class WorkerHealth(WorkerState, frozen=True, kw_only=True):
@@ -167,7 +162,6 @@ def readiness_of(services: Services, stopping: asyncio.Event) -> Readiness:
         journal=journal,
         loops=loops,
         ledger=ledger,
-        ledger_damage=_shown(services.inspection),
     )
 
 
@@ -204,7 +198,6 @@ async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
         "journal_backlog": journal.backlog,
         "loops": loops,
         "ledger": _first(each.ledger for each in found),
-        "ledger_damage": _first(each.ledger_damage for each in found),
         "workers": workers,
     }
     return MachineReadiness(**{**own_fields, **changes})
@@ -212,10 +205,6 @@ async def _of_machine(machine: Machine, own: Readiness) -> MachineReadiness:
 
 def _first(values: Iterable[Kind | None]) -> Kind | None:
     return next((each for each in values if each is not None), None)
-
-
-def _shown(inspection: Inspection) -> list[str] | None:
-    return inspection.findings[:_SHOWN] if inspection.is_over else None
 
 
 def _state_of(engine: Engine) -> EngineState:

@@ -20,7 +20,6 @@ from gateway.journal.store import Journal
 from gateway.ledger.batches import Batches
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
-from gateway.ledger.inspection import Inspection
 from gateway.ledger.keys import Keys
 from gateway.ledger.reads.totals import Queries
 from gateway.ledger.workspaces import Workspaces
@@ -54,7 +53,6 @@ class Services:
     metrics: Metrics
     supervisor: Supervisor
     ledger: Identity
-    inspection: Inspection
     reads: Callable[[ReadKind], Reads]
     planners: Planners
     summaries: Kept[Any] = field(default_factory=lambda: Kept(SUMMARY_SECONDS))

@@ -10,8 +10,6 @@ _DRAIN_CONNECTIONS = 2
 _ACCESS_CONNECTIONS = 6
 _STORE_CONNECTIONS = 8
 _READ_CONNECTIONS = 8
-_INSPECTION_CONNECTIONS = 1
-_INSPECTION_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +23,10 @@ class Ledgers:
     access: Ledger
     store: Ledger
     reads: Ledger
-    inspection: Ledger
 
     def hurry(self) -> None:
         """The process is about to end: no pool waits long for a locked file any more."""
-        for ledger in (self.drain, self.access, self.store, self.reads, self.inspection):
+        for ledger in (self.drain, self.access, self.store, self.reads):
             ledger.hurry()
 
 
@@ -47,5 +44,4 @@ def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
         access=opened(_ACCESS_CONNECTIONS),
         store=opened(_STORE_CONNECTIONS),
         reads=opened(_READ_CONNECTIONS),
-        inspection=opened(_INSPECTION_CONNECTIONS, _INSPECTION_SECONDS),
     )

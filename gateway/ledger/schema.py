@@ -112,7 +112,6 @@ class TurnRow(Base):
 
     `opened_ms` is `opened_at` in milliseconds, for time buckets. `price` is the id of the price
     sheet with its version (`name@date`). `fingerprint` and `prefix` hold keyed digests only.
-    `checksum` is of all other columns; it is NULL in rows of earlier versions.
     """
 
     __tablename__ = "turns"
@@ -169,7 +168,6 @@ class TurnRow(Base):
     name: Mapped[str | None] = mapped_column(String(64))
     status: Mapped[int | None]
     error: Mapped[str | None] = mapped_column(String(300))
-    checksum: Mapped[int | None]
 
 
 class TurnRollupRow(Base):

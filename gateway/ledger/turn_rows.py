@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -12,7 +12,6 @@ from sqlalchemy.exc import IntegrityError
 from gateway.base.errors import LedgerRefused, SampleData
 from gateway.base.record import TurnRecord
 from gateway.ledger import watermark
-from gateway.ledger.checksums import COLUMN, checksum_of
 from gateway.ledger.schema import TurnRow
 from gateway.ledger.sums.rollups import add_turns
 
@@ -84,50 +83,20 @@ def _sqlite_insert() -> _RowInsert:
     return _RowInsert(str(compiled), list(compiled.positiontup or ()), processors)
 
 
+_RENAMED = {
+    "workspace_id": "workspace",
+    "cost_nano": "cost",
+    "cost_without_cache_nano": "cost_without_cache",
+}
+_FIELDS = [
+    (column.name, attrgetter(_RENAMED.get(column.name, column.name)))
+    for column in TurnRow.__table__.columns
+    if column.name != "opened_ms"
+]
+
+
 def row_of(record: TurnRecord) -> dict[str, Any]:
-    """The columns of a turn."""
-    row = {
-        "id": record.id,
-        "instance": record.instance,
-        "workspace_id": record.workspace,
-        "key_id": record.key_id,
-        "model": record.model,
-        "engine": record.engine,
-        "engine_model": record.engine_model,
-        "epoch": record.epoch,
-        "stream": record.stream,
-        "opened_at": record.opened_at,
-        "opened_ms": int(record.opened_at.timestamp() * 1000),
-        "outcome": record.outcome,
-        "miss_reason": record.miss_reason,
-        "input_tokens": record.input_tokens,
-        "cache_read_tokens": record.cache_read_tokens,
-        "cache_write_5m_tokens": record.cache_write_5m_tokens,
-        "cache_write_1h_tokens": record.cache_write_1h_tokens,
-        "automatic_tokens": record.automatic_tokens,
-        "computed_tokens": record.computed_tokens,
-        "output_tokens": record.output_tokens,
-        "thinking_tokens": record.thinking_tokens,
-        "first_token_seconds": record.first_token_seconds,
-        "duration_seconds": record.duration_seconds,
-        "price": record.price,
-        "cost_nano": record.cost,
-        "cost_without_cache_nano": record.cost_without_cache,
-        "num_removed": record.num_removed,
-        "fingerprint": record.fingerprint,
-        "dialect": record.dialect,
-        "prefix": record.prefix,
-        "prefix_ttl": record.prefix_ttl,
-        "stop_reason": record.stop_reason,
-        "queue_seconds": record.queue_seconds,
-        "prefill_seconds": record.prefill_seconds,
-        "decode_seconds": record.decode_seconds,
-        "available_tokens": record.available_tokens,
-        "captured_tokens": record.captured_tokens,
-        "http_request_id": record.http_request_id,
-        "user_agent": record.user_agent,
-        "name": record.name,
-        "status": record.status,
-        "error": record.error,
-    }
-    return {**row, COLUMN: checksum_of(row)}
+    """The columns of a turn: the fields of its record, some under another name."""
+    row: dict[str, Any] = {name: field(record) for name, field in _FIELDS}
+    row["opened_ms"] = int(record.opened_at.timestamp() * 1000)
+    return row

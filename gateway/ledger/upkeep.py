@@ -1,4 +1,5 @@
-"""Long work on the ledger, in short transactions, safe beside a gateway that serves.
+"""Long work on the ledger, in short transactions, safe beside a gateway that serves: making sums
+anew, deleting what is old, and looking for damage.
 
 A day's sums may take longer than a request may wait, so callers pass a ledger from `with_ledger`.
 
@@ -8,9 +9,12 @@ of earlier days are never rebuilt, and ranges that begin earlier take whole hour
 
 import asyncio
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, text, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import (
@@ -22,7 +26,14 @@ from gateway.ledger.schema import (
     TurnRow,
 )
 from gateway.ledger.sums.horizon import horizon_ms
-from gateway.ledger.sums.rollups import DAY_SECONDS, days, rebuild_interval, rebuild_prefixes
+from gateway.ledger.sums.rollups import (
+    DAY_SECONDS,
+    days,
+    interval_sums,
+    prefix_sums,
+    rebuild_interval,
+    rebuild_prefixes,
+)
 
 _DAY_MS = DAY_SECONDS * 1000
 _BATCH = 2000
@@ -36,16 +47,6 @@ class Deleted:
 
     turns: int
     rollups: int
-
-
-async def sum_once(ledger: Ledger) -> bool:
-    """Sum the turns from before the migration that added sums. False if that is done already."""
-    async with ledger.transaction() as connection:
-        if (await connection.execute(select(HorizonRow.id))).first() is not None:
-            return False
-    await rebuild(ledger)
-    await _move_horizon(ledger, 0)
-    return True
 
 
 async def rebuild(ledger: Ledger) -> int:
@@ -135,3 +136,53 @@ async def _move_horizon(ledger: Ledger, turns_ms: int) -> None:
     )
     async with ledger.transaction() as connection:
         await connection.execute(statement)
+
+
+async def problems(ledger: Ledger) -> list[str]:
+    """What is damaged, a line each: the structure of an SQLite file, and sums that are not those of
+    their turns. Raise LedgerDamaged where the file can't be read.
+
+    Rows themselves are PostgreSQL's concern, where its cluster has data checksums.
+    """
+    found = []
+    async with ledger.snapshot() as connection:
+        if not ledger.is_postgres:
+            rows = await connection.execute(text("PRAGMA integrity_check(20)"))
+            found += [f"structure: {line}" for line in rows.scalars() if line != "ok"]
+        whole = -(-await horizon_ms(connection) // _DAY_MS) * _DAY_MS
+        ends = select(func.min(TurnRow.opened_ms), func.max(TurnRow.opened_ms))
+        old = select(func.min(TurnRollupRow.start_ms), func.max(TurnRollupRow.start_ms))
+        moments = [*(await connection.execute(ends)).one(), *(await connection.execute(old)).one()]
+    moments = [ms for ms in moments if ms is not None]
+    for since, until in days(max(min(moments), whole), max(moments) + 1) if moments else ():
+        where = (TurnRow.opened_ms >= since) & (TurnRow.opened_ms < until)
+        async with ledger.snapshot() as connection:
+            for table, sums in interval_sums(where).items():
+                within = (table.start_ms >= since) & (table.start_ms < until)
+                if await _differ(connection, table, sums.subquery(), within):
+                    day = datetime.fromtimestamp(since / 1000, UTC).date()
+                    name = table.__tablename__
+                    found.append(f"table {name}: the sums of {day} are not those of its turns")
+        await asyncio.sleep(0)
+    async with ledger.snapshot() as connection:
+        # A prefix with deleted turns has sums that nothing can be compared with.
+        sums = prefix_sums().subquery()
+        known = PrefixRow.first_ms >= whole
+        old_ones = select(PrefixRow.workspace_id, PrefixRow.prefix).where(~known)
+        is_known = tuple_(sums.c.workspace_id, sums.c.prefix).not_in(old_ones)
+        if await _differ(connection, PrefixRow, sums, known, is_known):
+            found.append("table prefixes: its sums are not those of the turns")
+    return found
+
+
+async def _differ(
+    connection: AsyncConnection, table: Any, sums: Any, within: Any, *of_sums: Any
+) -> bool:
+    """Whether the rows of a table and the sums of the turns differ, in either direction."""
+    names = [column.name for column in sums.c]
+    own = select(*(table.__table__.c[name] for name in names)).where(within)
+    made = select(*(sums.c[name] for name in names)).where(*of_sums)
+    for one, other in ((own, made), (made, own)):
+        if (await connection.execute(one.except_(other).limit(1))).first() is not None:
+            return True
+    return False

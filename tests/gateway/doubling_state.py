@@ -18,7 +18,6 @@ from gateway.base.record import TurnRecord
 from gateway.http.admitted import Connections
 from gateway.http.query import query_problems
 from gateway.journal.store import Journal
-from gateway.ledger.checksums import checksum_of
 from gateway.limits.admission import Admission
 from gateway.limits.fair_queue import FairQueue, Waiting
 from gateway.prompt.ask import Principal
@@ -145,11 +144,6 @@ def _queried(size: int) -> Work:
     return work
 
 
-def _summed(size: int) -> Work:
-    row = {"id": "msg_1", "fingerprint": b"f" * size, "model": "m"}
-    return lambda: checksum_of(row)
-
-
 _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
     # More names do not fit into a processor's cache, and then each costs about twice as much.
     "names of an engine's snapshot": (16_000, _snapshot),
@@ -159,6 +153,5 @@ _ROWS: dict[str, tuple[int, Callable[[int], Work]]] = {
     "connections, one comes and goes": (32_768, _connected),
     "records of a journal that is opened": (16_384, _opened),
     "bytes of a query": (65_536, _queried),
-    "bytes of a fingerprint in a row": (1 << 20, _summed),
 }
 STATE_DIMENSIONS = [Dimension(f"held: {name}", most, make) for name, (most, make) in _ROWS.items()]

@@ -95,8 +95,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 REQUEST_PREFIX = "req_"
 """How the ids of HTTP requests begin; those of turns begin with `msg_`."""
-_HIDDEN = ("fingerprint", "checksum")
-_COLUMNS = [column for column in TurnRow.__table__.columns if column.name not in _HIDDEN]
+_COLUMNS = [column for column in TurnRow.__table__.columns if column.name != "fingerprint"]
 
 
 async def page(
