@@ -37,12 +37,10 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal
+from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.cached_contents import CachedContents
-from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys
-from gateway.ledger.pools import open_ledgers
-from gateway.ledger.reads.totals import Queries
-from gateway.ledger.workspaces import Workspaces
+from gateway.ledger.database import Ledger, open_ledgers
+from gateway.ledger.reads.sums import Queries
 from gateway.limits.admission import Admitting
 from gateway.limits.bodies import BodyBytes
 from gateway.limits.keyring import KeyRing, look_at_database, make_keyring

@@ -9,7 +9,7 @@ from gateway.admin.meanings import DEFINITIONS, Definition
 from gateway.admin.ranges import HOUR_MS, now_ms
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
 
 _CHOICES_MS = 31 * 86_400_000
 

@@ -16,10 +16,9 @@ from gateway.base.errors import Overloaded
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest, Viewer
 from gateway.http.presence import while_present
 from gateway.http.services import Services
-from gateway.ledger.reads.observed import newest_writers
 from gateway.ledger.reads.prefixes import PrefixReport, prefixes
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Totals
+from gateway.ledger.reads.sums import Range, Totals
+from gateway.ledger.reads.turns import newest_writers
 
 WEEK_MS = 7 * 86_400_000
 MAX_TURNS = 20_000

@@ -24,8 +24,8 @@ from gateway.http.auth import READS_BY_POST, AdminRequest, Viewer
 from gateway.http.presence import while_present
 from gateway.http.query import NO_NUL
 from gateway.http.services import Services
-from gateway.ledger.reads.observed import observed
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import observed
 from gateway.limits.workers import INLINE_BYTES
 from gateway.prices.sheets import PriceSheets
 from gateway.prompt.fingerprint import unpack

@@ -16,7 +16,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.dialects.weigh import check_values
 from gateway.http.generation import check_media
 from gateway.http.services import services_of
-from gateway.ledger.workspaces import IN_WORDS
+from gateway.ledger.access import IN_WORDS
 
 _MAX_PROBLEMS = 16
 _MAX_REASON = 300

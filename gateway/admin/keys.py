@@ -17,8 +17,7 @@ from gateway.base.errors import InvalidRequest, NotFound
 from gateway.base.grants import AutoCacheMode, AutoCacheTtl, KeyScope
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.keys import AUTO_CACHE, ApiKey, new_key
-from gateway.ledger.workspaces import MAX_KEY_NAME, NAME_PATTERN
+from gateway.ledger.access import AUTO_CACHE, MAX_KEY_NAME, NAME_PATTERN, ApiKey, new_key
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")

@@ -15,9 +15,9 @@ from gateway.admin.ranges import ASKED_RANGE, EngineName, ModelName, Span, range
 from gateway.base.errors import GatewayError
 from gateway.http.auth import OWN_WORKSPACE
 from gateway.http.services import Services
-from gateway.ledger.reads import samples as queries_samples
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.samples import NUM_PARTS, Epoch, Sample
+from gateway.ledger.reads import turns as queries_samples
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import NUM_PARTS, Epoch, Sample
 from gateway.routing.engine import Engine, EngineStatus
 
 _MAX_SAMPLES = 4000

@@ -13,8 +13,7 @@ from gateway.admin.ranges import now_ms
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.others import journal_backlog
 from gateway.http.services import Services
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Bucket, Totals
+from gateway.ledger.reads.sums import Bucket, Range, Totals
 from gateway.ledger.reads.turns import Turn, TurnFilter, page
 
 # Another gateway's clock may be ahead of ours.

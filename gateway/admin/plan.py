@@ -18,8 +18,8 @@ from gateway.base.errors import GatewayError, InvalidRequest
 from gateway.http.auth import OWN_WORKSPACE, READS_BY_POST, AdminRequest, Viewer
 from gateway.http.presence import while_present
 from gateway.http.services import Services
-from gateway.ledger.reads.observed import observed
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import observed
 from gateway.planning.asked import DEFAULT_MIN_TOKENS, DTYPES, MAX_TURNS, PlanRequest
 from gateway.planning.families import family_names
 from gateway.planning.report import Plan, PlanFailed, Planned, Progress

@@ -14,7 +14,7 @@ from gateway.base.clock import Clock
 from gateway.base.errors import InvalidRequest
 from gateway.http.auth import AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
 
 MAX_MS = 253_402_300_799_000
 """The end of the year 9999, in milliseconds since 1970."""

@@ -21,9 +21,8 @@ from gateway.base.errors import InvalidRequest
 from gateway.http.auth import EXPORT
 from gateway.http.services import Services
 from gateway.ledger.export import check_rows, moment, turn_lines, usage_lines
-from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.savings import costs_by_class
-from gateway.ledger.reads.totals import Totals
+from gateway.ledger.reads.sums import Range, Totals
 
 Width = Literal["1m", "1h", "1d"]
 UsageKey = Literal["api_key_id", "workspace_id", "model"]

@@ -28,7 +28,6 @@ from gateway.ledger.reads import prefixes as queries_prefixes
 from gateway.ledger.reads import turns as queries_turns
 from gateway.ledger.reads.latency import Latency
 from gateway.ledger.reads.prefixes import PrefixReport
-from gateway.ledger.reads.ranges import Range
 from gateway.ledger.reads.savings import (
     Avoided,
     HostedCost,
@@ -38,7 +37,7 @@ from gateway.ledger.reads.savings import (
     comparisons,
     waterfall,
 )
-from gateway.ledger.reads.totals import Bucket, Totals
+from gateway.ledger.reads.sums import Bucket, Range, Totals
 from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, TurnPage
 
 GroupBy = Literal["workspace", "key", "engine", "model"]

@@ -15,7 +15,7 @@ from gateway.base.errors import GatewayError, NotFound
 from gateway.base.grants import AutoCacheMode, AutoCacheTtl
 from gateway.http.auth import OWN_WORKSPACE, AdminRequest
 from gateway.http.services import Services
-from gateway.ledger.workspaces import ID_PATTERN, MAX_DISPLAY_NAME, NAME_PATTERN, Workspace
+from gateway.ledger.access import ID_PATTERN, MAX_DISPLAY_NAME, NAME_PATTERN, Workspace
 from gateway.limits.admission import month_of
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 

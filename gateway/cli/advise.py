@@ -23,8 +23,8 @@ from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, count, moment_ms
 from gateway.cli.in_ledger import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.observed import observed
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import observed
 from gateway.prices.files import SHIPPED, load_prices
 
 _DAY_MS = 86_400_000

@@ -15,7 +15,7 @@ from gateway.cli.arguments import Commands, moment_ms
 from gateway.cli.in_ledger import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
 from gateway.ledger.export import EXPORT_SECONDS, turn_lines, usage_lines
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
 
 _STEPS = {"hours": 3600, "days": 86_400}
 _MEMORY_BYTES = 16 << 20

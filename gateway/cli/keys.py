@@ -18,9 +18,8 @@ from gateway.cli.arguments import (
     shown,
 )
 from gateway.cli.in_ledger import run_in_ledger
+from gateway.ledger.access import DEFAULT_WORKSPACE, ApiKey, Keys, new_key
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import ApiKey, Keys, new_key
-from gateway.ledger.workspaces import DEFAULT_WORKSPACE
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 
 _DAY_SECONDS = 86_400.0

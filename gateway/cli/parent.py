@@ -34,10 +34,8 @@ from gateway.cli.relay import Relay
 from gateway.http.admitted import backlog_for, num_descriptors
 from gateway.http.machine import GATHER_SECONDS, MetricParts, ParentState
 from gateway.http.others import apply_change, decode_change
-from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys
-from gateway.ledger.pools import open_ledgers
-from gateway.ledger.workspaces import Workspaces
+from gateway.ledger.access import Keys, Workspaces
+from gateway.ledger.database import Ledger, open_ledgers
 from gateway.limits.admission import Admission
 from gateway.limits.counting import Counting
 from gateway.limits.desk import Seat

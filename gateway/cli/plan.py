@@ -15,7 +15,7 @@ from gateway.base.settings import load_price_files
 from gateway.cli.arguments import Commands, moment_ms
 from gateway.cli.in_ledger import now_ms, run_long_in_ledger
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.observed import observed
+from gateway.ledger.reads.turns import observed
 from gateway.planning.asked import (
     DTYPES,
     MAX_TRACE_CHARACTERS,

@@ -30,8 +30,8 @@ from gateway.journal.charge import Billing
 from gateway.journal.drain import Drain
 from gateway.journal.reconcile import Reconciler
 from gateway.journal.store import Journal, has_journal
+from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
 from gateway.prices.book import PriceBook
 from gateway.routing.client import EngineHttp

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.base.clock import Clock
 from gateway.base.settings import DatabaseSettings, load_database, load_price_files
 from gateway.cli.arguments import Commands, moment_ms
-from gateway.ledger import sample
+from gateway.ledger import upkeep
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.prices.book import PriceBook
 from gateway.sample.arrivals import DAYS
@@ -61,8 +61,8 @@ def fill_sample(settings: DatabaseSettings, until: datetime, num_turns: int, see
     workspaces, keys = _workspaces(until), _keys(until, seed)
 
     async def work(ledger: Ledger) -> int:
-        await sample.claim(ledger, until, workspaces, keys)
-        return await sample.fill(ledger, month.records())
+        await upkeep.claim(ledger, until, workspaces, keys)
+        return await upkeep.fill(ledger, month.records())
 
     return asyncio.run(with_ledger(settings.ledger_url, work))
 

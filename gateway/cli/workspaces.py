@@ -17,8 +17,8 @@ from gateway.cli.arguments import (
     shown,
 )
 from gateway.cli.in_ledger import run_in_ledger
+from gateway.ledger.access import Workspace, Workspaces
 from gateway.ledger.database import Ledger
-from gateway.ledger.workspaces import Workspace, Workspaces
 from gateway.limits.keyring import EFFECTIVE_SECONDS
 from gateway.prices.money import NanoDollars, dollars
 

@@ -27,7 +27,7 @@ from gateway.base.errors import Forbidden, MissingKey, NotFound, SampleData, Una
 from gateway.http.admitted import group_of
 from gateway.http.errors import request_id
 from gateway.http.speaking import GOOGLE_KEY_HEADER, dialect_of, google_key_in_query
-from gateway.ledger.keys import digest_of
+from gateway.ledger.access import digest_of
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadKind
 from gateway.prompt.ask import Principal

@@ -24,7 +24,7 @@ from gateway.base.settings import Settings
 from gateway.base.supervisor import LoopHealth
 from gateway.journal.drain import Insert
 from gateway.journal.remote import RemoteLedger
-from gateway.ledger.workspaces import Workspaces
+from gateway.ledger.access import Workspaces
 from gateway.limits.admission import Admission, Admitting
 from gateway.limits.counting import Counting, CountingCalls
 from gateway.limits.keyring import KeyRing

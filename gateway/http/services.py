@@ -17,12 +17,11 @@ from gateway.http.auth import AdminGate
 from gateway.http.batch_rows import RowReader
 from gateway.http.machine import Machine
 from gateway.journal.store import Journal
+from gateway.ledger.access import Keys, Workspaces
 from gateway.ledger.batches import Batches
 from gateway.ledger.cached_contents import CachedContents
 from gateway.ledger.identity import Identity
-from gateway.ledger.keys import Keys
-from gateway.ledger.reads.totals import Queries
-from gateway.ledger.workspaces import Workspaces
+from gateway.ledger.reads.sums import Queries
 from gateway.limits.counting import CountingCalls
 from gateway.limits.keyring import KeyRing
 from gateway.limits.reading import ReadKind, Reads

@@ -9,7 +9,7 @@ from sqlalchemy import and_, bindparam, delete, func, insert, not_, or_, select,
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest, NotFound, RateLimited
-from gateway.ledger import watermark
+from gateway.ledger import identity
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import BatchItemRow, BatchRow
 
@@ -73,7 +73,7 @@ class Batches:
         """Raise RateLimited where the workspace has no room for it."""
         async with self._ledger.transaction(_LONG_SECONDS) as connection:
             # The first statement takes the lock, so that no two count the same room.
-            await watermark.advance(connection)
+            await identity.advance(connection)
             await self._check_room(connection, batch)
             row = {**msgspec.structs.asdict(batch), "owner": "", "owned_until": batch.created_at}
             await connection.execute(insert(BatchRow).values(row))

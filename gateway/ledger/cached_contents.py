@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import NotFound, RateLimited
-from gateway.ledger import watermark
+from gateway.ledger import identity
 from gateway.ledger.database import Ledger
 from gateway.ledger.schema import CachedContentRow
 
@@ -59,7 +59,7 @@ class CachedContents:
         """Raise RateLimited where there is no room."""
         async with self._ledger.transaction() as connection:
             # The first statement takes the lock, so that no two count the same room.
-            await watermark.advance(connection)
+            await identity.advance(connection)
             created = content.created_at
             await self._check_room(connection, content.workspace_id, content.num_bytes, created)
             row = {**msgspec.structs.asdict(content), "body": body}

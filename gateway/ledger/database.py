@@ -10,19 +10,16 @@ import asyncio
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
-from sqlalchemy.exc import (
-    DataError,
-    DBAPIError,
-    OperationalError,
-    SQLAlchemyError,
-    StatementError,
-)
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.base.errors import (
@@ -34,11 +31,147 @@ from gateway.base.errors import (
 )
 from gateway.base.record import TurnRecord
 from gateway.ledger.identity import Identity, is_damage
-from gateway.ledger.locks import LockPatience
-from gateway.ledger.patience import PatientTimer
+from gateway.ledger.rollups import insert_closed
 from gateway.ledger.schema import TurnRow
-from gateway.ledger.turn_rows import insert_closed
-from gateway.ledger.writing_thread import WritingThread
+
+_TICK_SECONDS = 0.25
+
+
+class PatientTimer:
+    """Calls `act` once, on the event loop, after `seconds` in which the loop ran."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left = seconds
+        self._act = act
+        self._at = self._loop.time()
+        self._arm()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _arm(self) -> None:
+        self._handle = self._loop.call_later(min(self._left, _TICK_SECONDS), self._tick)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._left -= min(now - self._at, 2 * _TICK_SECONDS)
+        self._at = now
+        if self._left > 0:
+            self._arm()
+        else:
+            self._act()
+
+
+_WAIT_MS = 250
+
+
+class LockPatience:
+    """Shared by the connections of one or more engines."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def watch(self, engine: Engine) -> None:
+        """Hold for every connection that the engine makes from now on."""
+        event.listen(engine, "connect", _shorten)
+        event.listen(engine, "do_execute", self._execute)
+        event.listen(engine, "do_executemany", self._execute_many)
+
+    def hurry(self) -> None:
+        """From now on nothing, also what waits already, waits for longer than SQLite itself."""
+        self._seconds = 0.0
+
+    def _execute(self, cursor: Any, statement: str, values: Any, _context: Any) -> bool:
+        self._until_unlocked(cursor.execute, statement, values)
+        return True
+
+    def _execute_many(self, cursor: Any, statement: str, values: Any, _context: Any) -> bool:
+        self._until_unlocked(cursor.executemany, statement, values)
+        return True
+
+    def _until_unlocked(self, run: Any, statement: str, values: Any) -> None:
+        begun = time.monotonic()
+        while True:
+            try:
+                run(statement, values)
+                return
+            except sqlite3.OperationalError as error:
+                # Nothing was written: the first statement that writes takes the lock for the whole
+                # transaction. Extended codes, as of an outdated snapshot, come again at once.
+                is_locked = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+                if not is_locked or time.monotonic() - begun >= self._seconds:
+                    raise
+
+
+def _shorten(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={_WAIT_MS}")
+    cursor.close()
+
+
+Work = Callable[[Connection], None]
+
+
+@dataclass(slots=True)
+class _Call:
+    """`is_late`: nobody waits for it any more."""
+
+    work: Work
+    is_late: bool = False
+
+
+class WritingThread:
+    """Runs one transaction at a time. `make` makes the engine when the first one comes."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+        self._engine: Engine | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def commit(self, work: Work, seconds: float) -> None:
+        """Run `work` in a transaction, and commit it.
+
+        Raise what the work raises, and TimeoutError after `seconds` in which this process ran. Then
+        the transaction is rolled back, unless its commit has begun.
+        """
+        loop = asyncio.get_running_loop()
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        call, is_done = _Call(work), False
+        try:
+            async with asyncio.timeout(None) as scope:
+                timer = PatientTimer(seconds, lambda: scope.reschedule(loop.time()))
+                try:
+                    await loop.run_in_executor(self._thread, self._run, call)
+                    is_done = True
+                finally:
+                    timer.cancel()
+        finally:
+            call.is_late = not is_done
+
+    def _run(self, call: _Call) -> None:
+        """Runs in the thread. A connection that was not left in order is thrown away."""
+        if call.is_late:
+            return
+        self._engine = self._engine or self._make()
+        with self._engine.connect() as connection:
+            is_committed = False
+            try:
+                call.work(connection)
+                if not call.is_late:
+                    connection.commit()
+                    is_committed = True
+            finally:
+                if not is_committed:
+                    connection.invalidate()
+
+    async def close(self) -> None:
+        """Wait for the transaction that runs, and close the file."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.shutdown)
+        if self._engine is not None:
+            self._engine.dispose()
+
 
 DEADLINE_SECONDS = 5.0
 _COMMAND_SECONDS = 600.0
@@ -376,3 +509,44 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+_DRAIN_CONNECTIONS = 2
+_ACCESS_CONNECTIONS = 6
+_STORE_CONNECTIONS = 8
+_READ_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """Pools of one database, so that large reads delay neither the drain nor a revocation.
+
+    `access` is for keys and workspaces, `store` for what clients keep: batches, cached contents.
+    """
+
+    drain: Ledger
+    access: Ledger
+    store: Ledger
+    reads: Ledger
+
+    def hurry(self) -> None:
+        """The process is about to end: no pool waits long for a locked file any more."""
+        for ledger in (self.drain, self.access, self.store, self.reads):
+            ledger.hurry()
+
+
+def open_ledgers(stack: AsyncExitStack, url: str) -> Ledgers:
+    """Open all pools; the stack closes them."""
+    identity = Identity()
+
+    def opened(pool_size: int, seconds: float = DEADLINE_SECONDS) -> Ledger:
+        ledger = Ledger(url, seconds, pool_size, identity)
+        stack.push_async_callback(ledger.close)
+        return ledger
+
+    return Ledgers(
+        drain=opened(_DRAIN_CONNECTIONS),
+        access=opened(_ACCESS_CONNECTIONS),
+        store=opened(_STORE_CONNECTIONS),
+        reads=opened(_READ_CONNECTIONS),
+    )

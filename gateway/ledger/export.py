@@ -16,18 +16,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.base.errors import InvalidRequest
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import (
+from gateway.ledger.reads.sums import (
     Part,
     Range,
+    Totals,
     parts_of,
     rows_of,
+    totals_by,
     widen_to_days,
     widths_for,
 )
-from gateway.ledger.reads.totals import Totals, totals_by
 from gateway.ledger.reads.turns import Cursor, Turn, TurnFilter, page_of
+from gateway.ledger.rollups import DAY_SECONDS
 from gateway.ledger.schema import TurnRollupRow
-from gateway.ledger.sums.rollups import DAY_SECONDS
 
 _KEYS = ("workspace_id", "key_id", "engine", "model", "price")
 # What makes a cell a formula in some spreadsheet: at its beginning, and behind what begins another

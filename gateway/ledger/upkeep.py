@@ -8,31 +8,40 @@ of earlier days are never rebuilt, and ranges that begin earlier take whole hour
 """
 
 import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import delete, func, select, text, tuple_
+from sqlalchemy import delete, func, insert, select, text, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.base.errors import InvalidRequest
+from gateway.base.record import TurnRecord
+from gateway.ledger import identity
+from gateway.ledger.access import DEFAULT_WORKSPACE
 from gateway.ledger.database import Ledger
+from gateway.ledger.rollups import (
+    DAY_SECONDS,
+    days,
+    horizon_ms,
+    interval_sums,
+    prefix_sums,
+    rebuild_interval,
+    rebuild_prefixes,
+    row_of,
+)
 from gateway.ledger.schema import (
+    ApiKeyRow,
     HorizonRow,
     LatencyRollupRow,
     PrefixRow,
     ReasonRollupRow,
     TurnRollupRow,
     TurnRow,
-)
-from gateway.ledger.sums.horizon import horizon_ms
-from gateway.ledger.sums.rollups import (
-    DAY_SECONDS,
-    days,
-    interval_sums,
-    prefix_sums,
-    rebuild_interval,
-    rebuild_prefixes,
+    WorkspaceRow,
 )
 
 _DAY_MS = DAY_SECONDS * 1000
@@ -186,3 +195,52 @@ async def _differ(
         if (await connection.execute(one.except_(other).limit(1))).first() is not None:
             return True
     return False
+
+
+_ROWS = 1000
+
+Row = Mapping[str, Any]
+
+
+async def claim(
+    ledger: Ledger, now: datetime, workspaces: Sequence[Row], keys: Sequence[Row]
+) -> None:
+    """Mark an empty database as one of sample data, and make its workspaces and keys.
+
+    Rows are columns by name. Raise InvalidRequest where the database is not empty.
+    """
+    async with ledger.transaction() as connection:
+        await identity.advance(connection)
+        if ledger.is_postgres:
+            # No other transaction inserts a turn until this one commits. Then it sees the mark.
+            await connection.execute(text("LOCK TABLE turns IN SHARE ROW EXCLUSIVE MODE"))
+        if await identity.is_sample(connection):
+            raise InvalidRequest("the database holds sample data already")
+        others = select(WorkspaceRow.id).where(WorkspaceRow.id != DEFAULT_WORKSPACE)
+        for query in (select(TurnRow.id), select(TurnRollupRow.start_ms), others):
+            if (await connection.execute(query.limit(1))).first() is not None:
+                raise InvalidRequest(
+                    "the database is not empty: sample data is never mixed with real data"
+                )
+        await identity.mark_sample(connection, now)
+        await connection.execute(insert(WorkspaceRow), workspaces)
+        await connection.execute(insert(ApiKeyRow), keys)
+
+
+async def fill(ledger: Ledger, records: Iterable[TurnRecord]) -> int:
+    """Insert made-up turns into a claimed database and sum them up. Return their number."""
+    total = 0
+    for rows in _batches(map(row_of, records)):
+        async with ledger.transaction() as connection:
+            if not await identity.is_sample(connection):
+                raise InvalidRequest("the database is not marked as one of sample data")
+            await connection.execute(insert(TurnRow), rows)
+        total += len(rows)
+    await rebuild(ledger)
+    await ledger.analyze()
+    return total
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while batch := list(islice(rows, _ROWS)):
+        yield batch

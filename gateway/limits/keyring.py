@@ -23,8 +23,16 @@ from gateway.base.errors import GatewayError, LedgerUnavailable, Overloaded
 from gateway.base.grants import DEFAULT_AUTO_CACHE, AutoCache, Limits
 from gateway.base.logs import get_logger
 from gateway.base.settings import Settings
-from gateway.ledger.keys import LOOKUP_SECONDS, ApiKey, Directory, Keys, KnownKey, digest_of
-from gateway.ledger.workspaces import DEFAULT_WORKSPACE, Workspace
+from gateway.ledger.access import (
+    DEFAULT_WORKSPACE,
+    LOOKUP_SECONDS,
+    ApiKey,
+    Directory,
+    Keys,
+    KnownKey,
+    Workspace,
+    digest_of,
+)
 from gateway.limits.lookups import Lookups
 from gateway.prompt.ask import Principal
 from gateway.prompt.plan_memory import PlanMemory

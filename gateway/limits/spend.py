@@ -10,7 +10,7 @@ from gateway.base.background import pause
 from gateway.base.clock import Clock
 from gateway.base.errors import GatewayError
 from gateway.base.logs import get_logger
-from gateway.ledger.workspaces import Workspace, Workspaces
+from gateway.ledger.access import Workspace, Workspaces
 from gateway.limits.admission import Admission, month_of
 
 POLL_SECONDS = 30.0

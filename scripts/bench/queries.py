@@ -24,8 +24,7 @@ from gateway.ledger.database import Ledger
 from gateway.ledger.reads import latency as queries_latency
 from gateway.ledger.reads import prefixes as queries_prefixes
 from gateway.ledger.reads import turns as queries_turns
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Queries
+from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.reads.turns import Cursor, TurnFilter
 from gateway.prices.book import PriceBook
 from scripts.bench.report import table

@@ -28,8 +28,8 @@ from gateway.advice.report import StreamAdvice
 from gateway.advice.stream import advise_stream
 from gateway.advice.words import BEFORE_ANSWER, LAST_BLOCK
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.reads.observed import observed
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
+from gateway.ledger.reads.turns import observed
 from gateway.prices.files import load_prices
 from scripts.setup.options import new_parser
 from tests.fuzz.houses import running_machines, serving

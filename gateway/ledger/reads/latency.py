@@ -8,18 +8,17 @@ import msgspec
 from sqlalchemy import func, select, text, union_all
 
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import Part, Range, parts_of, widen_to_days
-from gateway.ledger.reads.totals import bucket_seconds
-from gateway.ledger.schema import LatencyRollupRow, TurnRow
-from gateway.ledger.sums.horizon import horizon_ms
-from gateway.ledger.sums.rollups import (
+from gateway.ledger.reads.sums import Part, Range, bucket_seconds, parts_of, widen_to_days
+from gateway.ledger.rollups import (
     DAY_SECONDS,
     PROMPT_EDGES,
     TTFT_EDGES_SECONDS,
     has_read,
+    horizon_ms,
     prompt_bucket,
     ttft_bin,
 )
+from gateway.ledger.schema import LatencyRollupRow, TurnRow
 
 # Longer ranges have daily intervals, since the sums are kept by day.
 _MAX_RAW_SECONDS = 48 * 3600

@@ -9,7 +9,7 @@ from datetime import date
 
 import msgspec
 
-from gateway.ledger.reads.totals import Totals
+from gateway.ledger.reads.sums import Totals
 from gateway.prices.price import Price, TokenCounts, TokenPrices, cost_at
 from gateway.prices.sheets import PriceSheets
 

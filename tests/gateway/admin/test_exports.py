@@ -15,7 +15,7 @@ from gateway.base.errors import InvalidRequest
 from gateway.cli.migrate import migrate
 from gateway.ledger.database import Ledger
 from gateway.ledger.export import check_rows, usage_lines
-from gateway.ledger.reads.ranges import Range
+from gateway.ledger.reads.sums import Range
 from tests.gateway.admin_client import Admin
 from tests.gateway.bodies import body
 from tests.gateway.ledger.test_sums import at

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from gateway.base.clock import Clock
 from gateway.base.errors import LedgerUnavailable
 from gateway.base.settings import DatabaseSettings
+from gateway.ledger.access import Directory, Keys
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Directory, Keys
 from gateway.limits.keyring import KeyRing
 from tests.gateway.admin_client import Admin
 from tests.gateway.serving import API_KEY, eventually, migrate, serve_gateway, soon_after

@@ -15,8 +15,8 @@ from gateway.base.settings import Settings
 from gateway.cli.migrate import migrate
 from gateway.cli.recover import count_open_turns, recover_instance, recover_journal
 from gateway.journal.store import Journal
+from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
 from gateway.prices.book import PriceBook
 from gateway.prices.files import SHIPPED, load_prices

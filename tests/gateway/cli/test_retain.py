@@ -8,8 +8,8 @@ import pytest
 
 from gateway.base.record import TurnRecord
 from gateway.cli.main import main
+from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger
-from gateway.ledger.workspaces import Workspaces
 from tests.gateway.serving import make_settings, migrate
 
 DOLLAR = 10**9

@@ -11,8 +11,8 @@ from gateway.app import create_app
 from gateway.base.link import Link
 from gateway.cli.migrate import migrate
 from gateway.http.machine import Place
-from gateway.ledger.keys import Keys
-from gateway.ledger.pools import open_ledgers
+from gateway.ledger.access import Keys
+from gateway.ledger.database import open_ledgers
 from gateway.turn.room import Room, make_room
 from tests.gateway.serving import make_settings
 

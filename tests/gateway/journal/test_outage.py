@@ -18,8 +18,7 @@ from gateway.cli.migrate import migrate
 from gateway.journal.drain import Drain
 from gateway.journal.store import Journal
 from gateway.ledger.database import Ledger
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Queries
+from gateway.ledger.reads.sums import Queries, Range
 from tests.e2e.outage import data_directory, frozen_postgres, locked_sqlite, stopped_postgres
 from tests.gateway.bodies import body
 from tests.gateway.ledger.test_ledger import turn
@@ -150,7 +149,7 @@ def test_a_locked_file_does_not_hold_up_the_stop_and_the_next_start_drains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a deadline of an hour, so that nobody waits for it by chance."""
-    monkeypatch.setattr("gateway.ledger.pools.DEADLINE_SECONDS", 3600.0)
+    monkeypatch.setattr("gateway.ledger.database.DEADLINE_SECONDS", 3600.0)
     engine, outage, told = ScriptedEngine(), Outage("locked", tmp_path, ""), []
     with serve(engine) as engine_url:
         with ExitStack() as locked:

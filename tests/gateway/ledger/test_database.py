@@ -17,8 +17,8 @@ from gateway.base.clock import Clock
 from gateway.base.errors import LedgerNotMigrated, LedgerRefused
 from gateway.base.record import TurnRecord
 from gateway.cli.migrate import migrate
+from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys
 from gateway.limits.keyring import KeyRing
 from tests.gateway.ledger.test_sums import at
 from tests.gateway.serving import make_settings

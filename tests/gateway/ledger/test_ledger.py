@@ -9,12 +9,10 @@ from gateway.base.errors import LedgerUnavailable
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
+from gateway.ledger.access import Keys, Workspaces, digest_of
 from gateway.ledger.database import Ledger
-from gateway.ledger.keys import Keys, digest_of
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Queries, bucket_seconds
+from gateway.ledger.reads.sums import Queries, Range, bucket_seconds
 from gateway.ledger.reads.turns import TurnFilter, page
-from gateway.ledger.workspaces import Workspaces
 from tests.postgres import new_database
 
 ALL = Range(since_ms=0, until_ms=2**45)

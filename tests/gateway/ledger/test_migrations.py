@@ -12,10 +12,9 @@ from alembic.config import Config
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import ROOT, migrate
+from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.keys import Keys
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Queries
+from gateway.ledger.reads.sums import Queries, Range
 from scripts.stack import python, start
 from tests.faults.sizes import number
 from tests.postgres import new_database

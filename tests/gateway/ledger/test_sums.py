@@ -17,10 +17,11 @@ from sqlalchemy import delete, select
 from gateway.base.record import TurnRecord
 from gateway.base.settings import DatabaseSettings
 from gateway.cli.migrate import migrate
+from gateway.ledger.access import Workspaces
 from gateway.ledger.database import Ledger, with_ledger
 from gateway.ledger.reads.latency import latency
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Queries
+from gateway.ledger.reads.sums import Queries, Range
+from gateway.ledger.rollups import DIMENSIONS, neighbours
 from gateway.ledger.schema import (
     HorizonRow,
     LatencyRollupRow,
@@ -29,10 +30,7 @@ from gateway.ledger.schema import (
     TurnRollupRow,
     TurnRow,
 )
-from gateway.ledger.sums.gaps import neighbours
-from gateway.ledger.sums.rollups import DIMENSIONS
 from gateway.ledger.upkeep import rebuild, retain
-from gateway.ledger.workspaces import Workspaces
 from gateway.limits.admission import month_of
 from gateway.prices.price import PROMPT_BANDS
 from tests.postgres import new_database

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from gateway.ledger.writing_thread import WritingThread
+from gateway.ledger.database import WritingThread
 
 _LONG_SECONDS = 60.0
 

@@ -22,11 +22,10 @@ from gateway.base.settings import DatabaseSettings
 from gateway.cli.main import main
 from gateway.cli.migrate import migrate
 from gateway.cli.seed import fill_sample
+from gateway.ledger.access import Keys
 from gateway.ledger.database import Ledger, with_ledger
-from gateway.ledger.keys import Keys
-from gateway.ledger.reads import samples as queries_samples
-from gateway.ledger.reads.ranges import Range
-from gateway.ledger.reads.totals import Queries
+from gateway.ledger.reads import turns as queries_samples
+from gateway.ledger.reads.sums import Queries, Range
 from gateway.ledger.schema import ApiKeyRow, PrefixRow, TurnRow
 from gateway.ledger.upkeep import rebuild
 from gateway.prices.book import PriceBook

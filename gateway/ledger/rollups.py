@@ -1,51 +1,231 @@
-"""Sums over turns: what each counts, and how each turn is added exactly once.
+"""The moment before which turns may have been deleted; their sums are kept longer."""
 
-The drain's transaction that inserts turns also adds them to the sums. It adds only turns that it
-really inserted, so a repeated batch adds nothing. Every definition is one SQL expression over the
-turns. It is used for adding, for rebuilding, and for the parts of a range that no whole hour
-covers.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
-from typing import Any
+from itertools import groupby, pairwise
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    bindparam,
     case,
     cast,
     delete,
     func,
     literal,
+    literal_column,
     select,
     text,
+    tuple_,
     union_all,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
+from gateway.base.errors import LedgerRefused, SampleData
+from gateway.base.record import TurnRecord
+from gateway.ledger import identity
 from gateway.ledger.schema import (
     Base,
+    HorizonRow,
     LatencyRollupRow,
     PrefixRow,
     ReasonRollupRow,
     TurnRollupRow,
     TurnRow,
 )
-from gateway.ledger.sums.gaps import (
-    FIVE_MINUTES_MS,
-    HOUR_MS,
-    Changes,
-    add_gaps,
-    gaps_among_others,
-    gaps_in_order,
-)
-from gateway.ledger.sums.inserted import are_inserted, inserted, is_postgres
 from gateway.prices.price import PROMPT_BANDS
+
+
+async def horizon_ms(connection: AsyncConnection) -> int:
+    """The moment from which the turns are complete. 0 if none were deleted."""
+    found = (await connection.execute(select(HorizonRow.turns_ms))).scalar_one_or_none()
+    return found or 0
+
+
+_ROW: ColumnElement[int] = literal_column(f"{TurnRow.__tablename__}.rowid")
+_LAST = select(func.max(_ROW)).select_from(TurnRow)
+
+
+def is_postgres(connection: AsyncConnection | Connection) -> bool:
+    return connection.dialect.name == "postgresql"
+
+
+def are_inserted(*, on_postgres: bool) -> ColumnElement[bool]:
+    """Whether a turn is one of those that `inserted` was told."""
+    if on_postgres:
+        return TurnRow.id.in_(bindparam("turn_ids", expanding=True))
+    return _ROW.between(bindparam("first_row"), bindparam("last_row"))
+
+
+def inserted(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Any]:
+    """The parameters of `are_inserted`, for the turns that this transaction inserted last."""
+    if is_postgres(connection):
+        return {"turn_ids": turn_ids}
+    last = connection.execute(_LAST).scalar_one()
+    return {"first_row": last - len(turn_ids) + 1, "last_row": last}
+
+
+FIVE_MINUTES_MS = 300_000
+HOUR_MS = 3_600_000
+
+
+class _Added(NamedTuple):
+    """An inserted turn and the turns right before and after it, with the same prefix."""
+
+    id: str
+    workspace: str
+    prefix: str
+    opened_ms: int
+    before: str | None
+    after: str | None
+
+
+Changes = Counter[tuple[str, str, str]]
+"""By workspace, prefix and column, how much a sum grows."""
+
+
+def gaps_in_order(connection: Connection, values: Mapping[str, Any]) -> tuple[Changes, list[str]]:
+    """The gaps of turns that SQLite has just inserted in order, and the ids of the others.
+
+    A prefix whose first new turn is not older than its last one before gets no turn between two
+    others. This runs before the new turns are added to the prefixes. SQLite has a single writer, so
+    nobody else adds any meanwhile. `values` are those of `inserted`.
+    """
+    changes: Changes = Counter()
+    late: list[str] = []
+    found: Any = connection.execute(_with_last(), values)
+    for own, turns in groupby(found, key=lambda row: (row.workspace_id, row.prefix)):
+        inserted = list(turns)
+        moments = [turn.opened_ms for turn in inserted]
+        last = inserted[0].last_ms
+        if last is not None and moments[0] < last:
+            late += [turn.id for turn in inserted]
+            continue
+        for before, after in pairwise(moments if last is None else [last, *moments]):
+            _count(changes, own, after - before, 1)
+    return changes, late
+
+
+@cache
+def _with_last() -> Any:
+    """The query: each prefix's inserted turns in their order, with the moment of its last turn."""
+    is_own = (PrefixRow.workspace_id == TurnRow.workspace_id) & (PrefixRow.prefix == TurnRow.prefix)
+    return (
+        select(
+            TurnRow.id, TurnRow.workspace_id, TurnRow.prefix, TurnRow.opened_ms, PrefixRow.last_ms
+        )
+        .outerjoin(PrefixRow, is_own)
+        .where(TurnRow.prefix.is_not(None), are_inserted(on_postgres=False))
+        .order_by(TurnRow.workspace_id, TurnRow.prefix, TurnRow.opened_ms)
+    )
+
+
+def gaps_among_others(connection: Connection, turn_ids: Sequence[str]) -> Changes:
+    """The gaps of turns that this transaction has inserted. It has locked their prefixes."""
+    changes: Changes = Counter()
+    added = _added(connection, turn_ids)
+    opened = {turn.id: turn.opened_ms for turn in added.values()}
+    neighbours = {n for turn in added.values() for n in (turn.before, turn.after) if n is not None}
+    if others := neighbours - opened.keys():
+        query = select(TurnRow.id, TurnRow.opened_ms).where(TurnRow.id.in_(others))
+        opened |= {row.id: row.opened_ms for row in connection.execute(query)}
+    for turn in added.values():
+        own = (turn.workspace, turn.prefix)
+        _count_pair(changes, own, opened, (turn.before, turn.id), 1)
+        if turn.after is None or turn.after in added:
+            continue
+        # `after` was there already. Its gap was counted to the nearest earlier turn that was there.
+        earlier = turn.before
+        while earlier is not None and earlier in added:
+            earlier = added[earlier].before
+        _count_pair(changes, own, opened, (turn.id, turn.after), 1)
+        _count_pair(changes, own, opened, (earlier, turn.after), -1)
+    return changes
+
+
+@cache
+def neighbours() -> Any:
+    """The query. It is made once, since making it costs more than running it."""
+    other = aliased(TurnRow)
+    place = tuple_(TurnRow.opened_ms, TurnRow.id)
+    # By the prefix's index alone. Without statistics SQLite might take the workspace's, and look at
+    # each of its turns.
+    near = select(other.id).where(
+        func.coalesce(other.workspace_id, "") == TurnRow.workspace_id,
+        other.prefix == TurnRow.prefix,
+    )
+    there = tuple_(other.opened_ms, other.id)
+    before = near.where(there < place).order_by(other.opened_ms.desc(), other.id.desc()).limit(1)
+    after = near.where(there > place).order_by(other.opened_ms, other.id).limit(1)
+    return select(
+        TurnRow.id,
+        TurnRow.workspace_id,
+        TurnRow.prefix,
+        TurnRow.opened_ms,
+        before.scalar_subquery().label("before"),
+        after.scalar_subquery().label("after"),
+    ).where(TurnRow.id.in_(bindparam("turn_ids", expanding=True)), TurnRow.prefix.is_not(None))
+
+
+def _added(connection: Connection, turn_ids: Sequence[str]) -> dict[str, _Added]:
+    rows: Any = connection.execute(neighbours(), {"turn_ids": turn_ids})
+    return {row.id: _Added(*row) for row in rows}
+
+
+def _count_pair(
+    changes: Changes,
+    own: tuple[str, str],
+    opened: dict[str, int],
+    pair: tuple[str | None, str],
+    sign: int,
+) -> None:
+    first, second = pair
+    if first is not None:
+        _count(changes, own, opened[second] - opened[first], sign)
+
+
+def _count(changes: Changes, own: tuple[str, str], gap: int, sign: int) -> None:
+    if gap <= FIVE_MINUTES_MS:
+        changes[(*own, "gaps_5m")] += sign
+    elif gap <= HOUR_MS:
+        changes[(*own, "gaps_1h")] += sign
+
+
+def add_gaps(connection: Connection, changes: Changes) -> None:
+    """Add the gaps to their prefixes, whose rows are there."""
+    owners = sorted({(workspace, prefix) for workspace, prefix, _ in changes})
+    if not owners:
+        return
+    statement = (
+        update(PrefixRow)
+        .where(
+            PrefixRow.workspace_id == bindparam("of_workspace"),
+            PrefixRow.prefix == bindparam("of_prefix"),
+        )
+        .values(
+            gaps_5m=PrefixRow.gaps_5m + bindparam("more_5m"),
+            gaps_1h=PrefixRow.gaps_1h + bindparam("more_1h"),
+        )
+    )
+    rows = [
+        {
+            "of_workspace": workspace,
+            "of_prefix": prefix,
+            "more_5m": changes[(workspace, prefix, "gaps_5m")],
+            "more_1h": changes[(workspace, prefix, "gaps_1h")],
+        }
+        for workspace, prefix in owners
+    ]
+    connection.execute(statement, rows)
+
 
 HOUR_SECONDS = 3600
 DAY_SECONDS = 86_400
@@ -398,3 +578,90 @@ def days(since_ms: int, until_ms: int) -> Iterable[tuple[int, int]]:
     day = DAY_SECONDS * 1000
     starts = range(since_ms // day * day, until_ms + day, day)
     return (pair for pair in pairwise(starts) if pair[0] < until_ms)
+
+
+_INSERTS = {
+    kind.dialect.name: kind.insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
+    for kind in (postgresql, sqlite)
+}
+
+
+def insert_closed(connection: Connection, records: Sequence[TurnRecord]) -> None:
+    """Insert closed turns that are not there yet, and add them to the sums.
+
+    Raise LedgerRefused for a value that the database can't hold, and SampleData if it holds sample
+    data.
+    """
+    rows = {record.id: row_of(record) for record in reversed(records)}
+    ordered = [rows[turn_id] for turn_id in sorted(rows)]
+    try:
+        inserted = _insert(connection, ordered)
+    except (IntegrityError, OverflowError, ValueError) as error:
+        raise LedgerRefused from error
+    # The check comes after the insert, which waits for a command that fills the database with
+    # samples.
+    if identity.has_sample_mark(connection):
+        raise SampleData
+    add_turns(connection, inserted)
+
+
+def _insert(connection: Connection, rows: list[dict[str, Any]]) -> Sequence[str]:
+    """Insert the rows that are not there yet, and return their ids.
+
+    It is the first statement of its transaction. A batch that was inserted before is rare. So for
+    SQLite the rows go in by one prepared statement, which tells only their number. Where some were
+    there already the transaction begins again, with the statement that tells which were not.
+    """
+    if connection.dialect.name == "sqlite":
+        statement = _sqlite_insert()
+        done = connection.exec_driver_sql(statement.text, statement.values_of(rows))
+        if done.rowcount == len(rows):
+            return [row["id"] for row in rows]
+        connection.rollback()
+    return connection.execute(_INSERTS[connection.dialect.name], rows).scalars().all()
+
+
+class _RowInsert(NamedTuple):
+    """An insert of one row, and what makes a row's values those of the driver."""
+
+    text: str
+    names: list[str]
+    processors: Sequence[tuple[str, Callable[[Any], Any]]]
+
+    def values_of(self, rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        ordered = itemgetter(*self.names)
+        return [
+            ordered({**row, **{name: process(row[name]) for name, process in self.processors}})
+            for row in rows
+        ]
+
+
+@cache
+def _sqlite_insert() -> _RowInsert:
+    """SQLAlchemy would make the text of each batch anew, and SQLite parse it."""
+    dialect, columns = sqlite.dialect(), TurnRow.__table__.columns
+    compiled = sqlite.insert(TurnRow).on_conflict_do_nothing().compile(dialect=dialect)
+    found = {
+        column.name: column.type.dialect_impl(dialect).bind_processor(dialect) for column in columns
+    }
+    processors = [(name, process) for name, process in found.items() if process is not None]
+    return _RowInsert(str(compiled), list(compiled.positiontup or ()), processors)
+
+
+_RENAMED = {
+    "workspace_id": "workspace",
+    "cost_nano": "cost",
+    "cost_without_cache_nano": "cost_without_cache",
+}
+_FIELDS = [
+    (column.name, attrgetter(_RENAMED.get(column.name, column.name)))
+    for column in TurnRow.__table__.columns
+    if column.name != "opened_ms"
+]
+
+
+def row_of(record: TurnRecord) -> dict[str, Any]:
+    """The columns of a turn: the fields of its record, some under another name."""
+    row: dict[str, Any] = {name: field(record) for name, field in _FIELDS}
+    row["opened_ms"] = int(record.opened_at.timestamp() * 1000)
+    return row
