@@ -75,7 +75,7 @@ class Workspaces:
         check_workspace_id(workspace)
         _check_names(values)
         async with self._ledger.transaction() as connection:
-            await identity.advance(connection)
+            await identity.count_change(connection)
             if await find_workspace(connection, workspace) is not None:
                 raise InvalidRequest(f"id: there is a workspace `{workspace}` already")
             row = {"id": workspace, "created_at": now, **values}
@@ -89,7 +89,7 @@ class Workspaces:
         """
         _check_names(values)
         async with self._ledger.transaction() as connection:
-            await identity.advance(connection)
+            await identity.count_change(connection)
             await _get(connection, workspace)
             if values:
                 changed = update(WorkspaceRow).where(WorkspaceRow.id == workspace)
@@ -259,7 +259,7 @@ class Keys:
         """
         check_name("name", name, MAX_KEY_NAME)
         async with self._ledger.transaction() as connection:
-            await identity.advance(connection)
+            await identity.count_change(connection)
             await _ensure_workspace(connection, workspace, now)
             digest = digest_of(key)
             query = select(ApiKeyRow.id).where(ApiKeyRow.digest == digest)
@@ -278,7 +278,7 @@ class Keys:
         Raise NotFound, or InvalidRequest if the old key was replaced before.
         """
         async with self._ledger.transaction() as connection:
-            await identity.advance(connection)
+            await identity.count_change(connection)
             old = _first(await _select(connection, ApiKeyRow.id == key_id))
             if old is None or not old.works(now):
                 raise NotFound(f"key: no active key `{key_id}`")
@@ -309,13 +309,13 @@ class Keys:
             .returning(ApiKeyRow.id)
         )
         async with self._ledger.transaction() as connection:
-            await identity.advance(connection)
+            await identity.count_change(connection)
             return (await connection.execute(statement)).scalar_one_or_none() is not None
 
     async def change(self, key_id: str, values: Mapping[str, Any]) -> ApiKey:
         """Set columns by name. Raise NotFound where there is no such key."""
         async with self._ledger.transaction() as connection:
-            await identity.advance(connection)
+            await identity.count_change(connection)
             if values:
                 changed = update(ApiKeyRow).where(ApiKeyRow.id == key_id)
                 await connection.execute(changed.values(**values))
@@ -346,7 +346,7 @@ class Keys:
     async def version(self) -> int:
         """A number that grows with every change of keys and workspaces."""
         async with self._ledger.transaction(LOOKUP_SECONDS) as connection:
-            return await identity.read(connection)
+            return await identity.num_changes(connection)
 
     async def directory(self, limit: int, now: datetime, asked: list[str]) -> Directory:
         """The newest keys that work, of workspaces that are not archived.
@@ -355,7 +355,7 @@ class Keys:
         neither is. The event loop runs between any two pages of keys.
         """
         async with self._ledger.snapshot() as connection:
-            version = await identity.read(connection)
+            version = await identity.num_changes(connection)
             is_sample = await identity.is_sample(connection)
             rows = (await connection.execute(select(WorkspaceRow.__table__))).all()
             workspaces = {row.id: workspace_of(row) for row in rows}

@@ -73,7 +73,7 @@ class Batches:
         """Raise RateLimited where the workspace has no room for it."""
         async with self._ledger.transaction(_LONG_SECONDS) as connection:
             # The first statement takes the lock, so that no two count the same room.
-            await identity.advance(connection)
+            await identity.count_change(connection)
             await self._check_room(connection, batch)
             row = {**msgspec.structs.asdict(batch), "owner": "", "owned_until": batch.created_at}
             await connection.execute(insert(BatchRow).values(row))

@@ -59,7 +59,7 @@ class CachedContents:
         """Raise RateLimited where there is no room."""
         async with self._ledger.transaction() as connection:
             # The first statement takes the lock, so that no two count the same room.
-            await identity.advance(connection)
+            await identity.count_change(connection)
             created = content.created_at
             await self._check_room(connection, content.workspace_id, content.num_bytes, created)
             row = {**msgspec.structs.asdict(content), "body": body}

@@ -28,7 +28,7 @@ _MARKS = select(WatermarkRow.value).where(WatermarkRow.name == _SAMPLE)
 _STAMPS = select(WatermarkRow.value).where(WatermarkRow.name == _STAMP)
 
 
-async def advance_watermark(connection: AsyncConnection) -> None:
+async def count_change(connection: AsyncConnection) -> None:
     """Count one change, as the first statement of its transaction.
 
     The statement takes the lock. So changes are made one after another, and on SQLite no change has
@@ -38,7 +38,7 @@ async def advance_watermark(connection: AsyncConnection) -> None:
     await connection.execute(statement.values(value=WatermarkRow.value + 1))
 
 
-async def read_watermark(connection: AsyncConnection) -> int:
+async def num_changes(connection: AsyncConnection) -> int:
     query = select(WatermarkRow.value).where(WatermarkRow.name == _ACCESS)
     return int((await connection.execute(query)).scalar_one())
 

@@ -210,7 +210,7 @@ async def claim(
     Rows are columns by name. Raise InvalidRequest where the database is not empty.
     """
     async with ledger.transaction() as connection:
-        await identity.advance(connection)
+        await identity.count_change(connection)
         if ledger.is_postgres:
             # No other transaction inserts a turn until this one commits. Then it sees the mark.
             await connection.execute(text("LOCK TABLE turns IN SHARE ROW EXCLUSIVE MODE"))
